@@ -1,15 +1,16 @@
-"""Canonical forms of a tool definition: what is left of it when order alone means nothing.
+"""Canonical forms of a tool definition, in which order alone makes no difference.
 
-Many servers build parts of a definition from unordered sets, so that every start gives another
-order. Three forms, from strict to loose, decide what such a difference means:
+Many servers build parts of a definition from unordered sets, so every start gives another order. Three forms, from
+strict to loose, decide what such a difference means:
 
-- `Form.DEFINITION`: everything a server says. Members of sets (`required`, `enum`, …), items of a
-  list inside a text, the keys of objects and white space have no order. Equal forms: no change.
-- `Form.READING`: the same, and texts as bags of words. Equal forms: the words are the same ones.
-- `Form.VALIDATION`: only the keywords that a validator looks at. Equal forms: the same arguments
-  are accepted.
+- `Form.DEFINITION`: the complete definition. Members of sets (`required`, `enum`, …), items of a list inside a text,
+  the keys of objects and white space have no order. Equal forms: no change.
+- `Form.READING`: the same, and texts as bags of words. Equal forms: the same words.
+- `Form.VALIDATION`: only the keywords of validators. Equal forms: the same arguments are valid.
 
-Keywords: https://json-schema.org/draft/2020-12/json-schema-core and -validation.
+The forms are compared and digested, and never sent; RFC 8785 (canonical JSON) keeps the order of arrays, which this
+module removes. Keywords: https://json-schema.org/draft/2020-12/json-schema-core and
+https://json-schema.org/draft/2020-12/json-schema-validation.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _VALUE_SETS = frozenset({"required", "enum", "type", "examples"})
 _DEPENDENCIES = frozenset({"dependentRequired", "dependencies"})
 _TEXTS = frozenset({"description", "title", "$comment"})
 _ANNOTATIONS = frozenset({"default", "examples", "deprecated", "readOnly", "writeOnly"})
-"""Validate nothing: JSON Schema Validation 2020-12, section 9."""
+"""Annotations validate nothing: https://json-schema.org/draft/2020-12/json-schema-validation#section-9."""
 
 STEERING = frozenset(
     {
@@ -47,20 +48,20 @@ STEERING = frozenset(
         "isn't", "mustn't", "without", "except", "unless", "only", "always", "instead",
     }
 )  # fmt: skip
-"""Words that turn the meaning of the word after them: where they stand is more than order."""
+"""Words that change the meaning of the word after them: their position matters."""
 _SEQUENCE = frozenset({"if", "then", "else", "otherwise", "when", "before", "after", "first", "until", "because"})
-"""Words of a condition or a sequence: commas between such clauses separate no members of a set."""
+"""Words of a condition or a sequence: commas between such clauses do not separate members of a set."""
 _NEVER_IN_ITEMS = STEERING | _SEQUENCE
 _LONGEST_ITEM = 4
-"""Words in one item of a list; what is longer is prose, whose commas separate no items."""
+"""Words in one item of a list; longer items are prose, whose commas do not separate items."""
 _CLAUSE_ENDS = re.compile(r"([\n:;()\[\]{}<>]|[.!?](?=\s|$))")
 _ITEM_ENDS = re.compile(r"\s*[,|]\s*(?:(and|or)\s+)?|\s+(and|or)\s+")
 _WORD_ENDS = re.compile(r"[\s,;|]+")
 _EDGES = ".:!?()[]{}<>\"'`"
 _MARKS = frozenset(f"{_EDGES},;|")
 _DEEPEST = 64
-"""Levels that are looked into. Below, everything is compared as it stands: the depth that Python
-can recurse to differs from call to call, and a digest must not."""
+"""Levels that are made canonical; deeper ones are compared unchanged. Python's own recursion limit depends on the
+caller, and a digest must not."""
 _EXACT_FLOATS = 2.0**53
 
 
@@ -73,7 +74,7 @@ class Form(StrEnum):
 
 
 def canonical_definition(raw: JsonObject, form: Form = Form.DEFINITION) -> JsonObject:
-    """Give the canonical form of a whole tool definition."""
+    """Return the canonical form of a tool definition."""
     found: JsonObject = {}
     for name, value in raw.items():
         if name in {"inputSchema", "outputSchema"}:
@@ -88,15 +89,15 @@ def canonical_definition(raw: JsonObject, form: Form = Form.DEFINITION) -> JsonO
 
 
 def canonical_schema(schema: JsonValue, form: Form = Form.DEFINITION) -> JsonValue:
-    """Give the canonical form of a JSON Schema."""
+    """Return the canonical form of a JSON Schema."""
     return _schema(schema, form, 0)
 
 
 def canonical_digest(raw: JsonObject) -> str:
-    """Digest a definition so that a difference in order alone gives the same digest.
+    """Digest a definition; a difference in order alone gives the same digest.
 
     Raises:
-        NotJson: It holds what JSON cannot carry.
+        NotJson: It holds a value that JSON cannot carry.
     """
     text = compact_json(canonical_definition(raw), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
@@ -117,7 +118,7 @@ def _schema(schema: JsonValue, form: Form, depth: int) -> JsonValue:
         if form is Form.VALIDATION and _is_annotation(name, value):
             continue
         if form is Form.READING and name == "default" and value is None:
-            continue  # the same as no default: nothing is said of what happens without the argument
+            continue  # the same as no default
         found[name] = _keyword(name, value, form, depth)
     return found
 
@@ -134,25 +135,24 @@ def _keyword(name: str, value: JsonValue, form: Form, depth: int) -> JsonValue:
     if name in _SCHEMAS:
         return _schema(value, form, depth + 1)
     if name in _SCHEMA_SETS and isinstance(value, list):
-        return _unordered(_schema(one, form, depth + 1) for one in value)
+        return _sort(_schema(one, form, depth + 1) for one in value)
     if name in _VALUE_SETS and isinstance(value, list):
-        return _unordered(value)
+        return _sort(value)
     if name in _DEPENDENCIES and isinstance(value, dict):
         return {
-            key: _unordered(one) if isinstance(one, list) else _schema(one, form, depth + 1)
-            for key, one in value.items()
+            key: _sort(one) if isinstance(one, list) else _schema(one, form, depth + 1) for key, one in value.items()
         }
     if name == "default" and isinstance(value, str):
-        return _value_list(value)
+        return _sort_value_list(value)
     return value if name == "const" else _value(value)
 
 
-def _unordered(members: Iterable[JsonValue]) -> JsonValue:
+def _sort(members: Iterable[JsonValue]) -> JsonValue:
     return sorted(members, key=lambda one: compact_json(one, sort_keys=True))
 
 
 def _value(value: JsonValue, depth: int = 0) -> JsonValue:
-    """Give a value in which lists of different scalars have no order; `1.0` is `1`."""
+    """Return a value in which lists of distinct scalars are sorted; `1.0` is `1`."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOATS:
         return int(value)
     if depth > _DEEPEST:
@@ -164,7 +164,7 @@ def _value(value: JsonValue, depth: int = 0) -> JsonValue:
     found = [_value(one, depth + 1) for one in value]
     if any(isinstance(one, list | dict) for one in found):
         return found
-    return _unordered(found) if len({compact_json(one) for one in found}) == len(found) else found
+    return _sort(found) if len({compact_json(one) for one in found}) == len(found) else found
 
 
 # -- texts ------------------------------------------------------------------------------------
@@ -179,13 +179,13 @@ def _text(text: str, form: Form) -> str:
 
 
 def _with_sorted_lists(text: str) -> str:
-    """Sort the items of every list that is a whole clause; white space becomes one blank."""
+    """Sort the items of every list that is a complete clause; white space becomes one blank."""
     parts = _CLAUSE_ENDS.split(text)
-    parts[::2] = [_sorted_clause(part) for part in parts[::2]]
+    parts[::2] = [_sort_clause(part) for part in parts[::2]]
     return " ".join(" ".join(parts).split())
 
 
-def _sorted_clause(clause: str) -> str:
+def _sort_clause(clause: str) -> str:
     pieces = _ITEM_ENDS.split(clause.strip())
     items = [" ".join(item.split()) for item in pieces[::3]]
     if len(items) < 2 or not all(map(_is_item, items)):
@@ -200,10 +200,7 @@ def _is_item(item: str) -> bool:
 
 
 def _bag_of_words(text: str) -> str:
-    """Write the words of a text and its punctuation in sorted order.
-
-    Each steering word is followed by the word after it: moved elsewhere, it says something else.
-    """
+    """Sort the words of a text and its punctuation; steering words are listed with the word after them."""
     stripped = (word.strip(_EDGES) for word in _WORD_ENDS.split(text))
     words = [word for word in stripped if word]
     steered = [
@@ -215,8 +212,8 @@ def _bag_of_words(text: str) -> str:
     return "\n".join([*sorted(words), marks, *sorted(steered)])
 
 
-def _value_list(text: str) -> str:
-    """Sort a value that is a list of names with commas between them; others stay as they are."""
+def _sort_value_list(text: str) -> str:
+    """Sort a value that is a comma-separated list of names; other values stay as they are."""
     items = [item.strip() for item in text.split(",")]
     if len(items) < 2 or any(len(item.split()) != 1 for item in items):
         return text

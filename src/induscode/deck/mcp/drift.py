@@ -1,6 +1,6 @@
-"""How a definition differs from the one that was approved, and how much that matters.
+"""Drift: how a definition differs from the approved one, and how much that matters.
 
-One grade for everything that asks: the lock, the pins, `mcp diff`, and whether a tool is disabled.
+One grade serves the lock file, the pins, `indus mcp diff`, and the decision whether a tool is disabled.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 
 _READ_BY_MODELS = ("description", "title", "annotations", "inputSchema", "outputSchema")
-"""What decides when and how a model calls a tool, and what a person thinks it does."""
+"""The fields that decide when and how a model calls a tool, and what a person expects of it."""
 
 
 class DriftGrade(StrEnum):
     """How much a change matters, the worst first."""
 
     BREAKING = "breaking"
-    """Calls that were right may fail, or their answers have another shape."""
+    """Calls that were valid may fail, or their results have another shape."""
     ROUTING = "routing"
-    """The same calls are accepted, but a model may make them for other reasons."""
+    """The same calls are valid, but a model may make them for other reasons."""
     COSMETIC = "cosmetic"
     """Neither: the same words in another order, an icon, metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One tool that is not what it was."""
+    """One tool whose definition changed."""
 
     ref: RemoteToolRef
     grade: DriftGrade
     before: JsonObject | None
-    """None: there was no such tool, or its approved definition was not kept."""
+    """None: there was no such tool, or its approved definition was not stored."""
     after: JsonObject | None
-    """None: there is no such tool any more."""
+    """None: the tool is gone."""
 
     @property
     def fields(self) -> Sequence[str]:
@@ -55,12 +55,12 @@ class Drift:
 
     @property
     def disables(self) -> bool:
-        """Whether the tool may not be called until somebody approves the change."""
+        """Whether the tool is disabled until a person approves the change."""
         return self.grade is not DriftGrade.COSMETIC
 
     def diff(self) -> str:
-        """Show the change line by line."""
-        from difflib import unified_diff  # noqa: PLC0415 — only whoever looks at a change pays
+        """Format the change as a unified diff."""
+        from difflib import unified_diff  # noqa: PLC0415 — used only to show a change
 
         name = f"{self.ref.server}/{self.ref.name}"
         lines = unified_diff(pretty(self.before), pretty(self.after), f"{name} (approved)", f"{name} (now)", n=2)
@@ -82,7 +82,7 @@ class DisabledTool:
 
     @property
     def reason(self) -> str:
-        """Why it is disabled."""
+        """The reason."""
         changed = f"{self.grade} change of {', '.join(self.fields)}" if self.fields else self.grade
         if self.unsettled:
             return f"disabled: its definition keeps switching away from what was approved ({changed})"
@@ -100,16 +100,16 @@ class DisabledTool:
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """The commands that show and approve the change."""
         return f"look at the change: {self.diff_command}; approve it: {self.approve_command}"
 
     @property
     def note(self) -> Note:
-        """The reason and the remedy, for whoever reads notes."""
+        """The reason and the remedy as a note."""
         return Note(f"server {self.ref.server!r}, tool {self.ref.name!r}", self.reason, self.remedy)
 
     def as_json(self) -> JsonObject:
-        """Give the facts for programs."""
+        """Return the facts for `--json`."""
         return {
             "server": self.ref.server,
             "tool": self.ref.name,
@@ -122,18 +122,17 @@ class DisabledTool:
 
 
 def command_line(*words: str) -> str:
-    """Write a command for a shell: a hostile name stays one word of it, and no option."""
-    end = next((at for at, word in enumerate(words) if word.startswith("-")), None)
-    marked = words if end is None else (*words[:end], "--", *words[end:])
-    return shlex.join(marked)
+    """Format a command for a shell: a hostile name stays one word and never becomes an option."""
+    index = next((index for index, word in enumerate(words) if word.startswith("-")), None)
+    return shlex.join(words if index is None else (*words[:index], "--", *words[index:]))
 
 
 def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGrade:
-    """Tell how much it matters that one definition took the place of another.
+    """Grade the change from one definition to another.
 
-    A tool that is new breaks nothing; it is graded as routing, since a model may choose it. A
-    `default` validates nothing (JSON Schema Validation 2020-12, section 9.2): another one is
-    routing, and the same members in another order are no change.
+    A new tool is graded as routing, since a model may choose it. A `default` validates nothing
+    (https://json-schema.org/draft/2020-12/json-schema-validation#section-9.2): another one is routing, and the same
+    members in another order are no change.
     """
     if after is None:
         return DriftGrade.BREAKING
@@ -143,8 +142,8 @@ def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGra
         return DriftGrade.BREAKING
     if not _validates_the_same(before.get("outputSchema"), after.get("outputSchema")):
         return DriftGrade.BREAKING
-    one, other = (canonical_definition(raw, Form.READING) for raw in (before, after))
-    if any(not same_json(one.get(name), other.get(name)) for name in _READ_BY_MODELS):
+    old, new = (canonical_definition(raw, Form.READING) for raw in (before, after))
+    if any(not same_json(old.get(name), new.get(name)) for name in _READ_BY_MODELS):
         return DriftGrade.ROUTING
     return DriftGrade.COSMETIC
 
@@ -152,45 +151,45 @@ def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGra
 def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonObject) -> Drift:
     """Compare a definition with every approved one; the mildest difference is the drift."""
     worst_first = [*DriftGrade]
-    found = [Drift(ref, grade_drift(before, raw), before, raw) for before in approved]
-    if not found:
+    drifts = [Drift(ref, grade_drift(before, raw), before, raw) for before in approved]
+    if not drifts:
         return Drift(ref, DriftGrade.ROUTING, None, raw)
-    # The last of equals: what was approved last is what people remember.
-    return max(reversed(found), key=lambda one: worst_first.index(one.grade))
+    # The last of equals: people remember what they approved last.
+    return max(reversed(drifts), key=lambda drift: worst_first.index(drift.grade))
 
 
 def is_same_definition(one: JsonObject, other: JsonObject) -> bool:
-    """Tell whether two definitions differ in order alone, or not at all."""
+    """Tell whether two definitions are equal, order aside."""
     return same_json(canonical_definition(one), canonical_definition(other))
 
 
 def differ_in_order_alone(one: JsonObject, other: JsonObject) -> bool:
-    """Tell whether two definitions have the same words and members, in whatever order."""
+    """Tell whether two definitions have the same words and members in any order."""
     return same_json(canonical_definition(one, Form.READING), canonical_definition(other, Form.READING))
 
 
 def compare_definitions(
     before: Mapping[RemoteToolRef, JsonObject], after: Mapping[RemoteToolRef, JsonObject]
 ) -> Sequence[Drift]:
-    """List every tool that differs, those that are gone last."""
-    found: list[Drift] = []
+    """List every tool that differs; removed tools come last."""
+    drifts: list[Drift] = []
     for ref, raw in after.items():
         known = before.get(ref)
         if known is None or not is_same_definition(known, raw):
-            found.append(Drift(ref, grade_drift(known, raw), known, raw))
-    gone = (ref for ref in before if ref not in after)
-    found.extend(Drift(ref, DriftGrade.BREAKING, before[ref], None) for ref in gone)
-    return tuple(found)
+            drifts.append(Drift(ref, grade_drift(known, raw), known, raw))
+    removed = (ref for ref in before if ref not in after)
+    drifts.extend(Drift(ref, DriftGrade.BREAKING, before[ref], None) for ref in removed)
+    return tuple(drifts)
 
 
 def same_json(one: JsonValue, other: JsonValue) -> bool:
-    """Compare two values as JSON: the order of keys makes no difference, `1` is not `true`."""
+    """Compare two values as JSON: the order of keys makes no difference, and `1` differs from `true`."""
     return compact_json(one, sort_keys=True) == compact_json(other, sort_keys=True)
 
 
 def pretty(value: JsonObject | None) -> list[str]:
-    """Write a definition over several lines, keys in order, so that a change is a changed line."""
-    import json  # noqa: PLC0415 — only whoever shows or writes definitions pays for it
+    """Format a definition over several lines with sorted keys, so that a change is a changed line."""
+    import json  # noqa: PLC0415 — used only to show or write definitions
 
     if value is None:
         return []
@@ -201,9 +200,9 @@ def pretty(value: JsonObject | None) -> list[str]:
 def _accepts_the_same(before: JsonValue, after: JsonValue) -> bool:
     """Tell whether two schemas accept the same calls, apart from a new optional property.
 
-    Whatever else differs counts as breaking: what it means for callers is not for us to guess.
+    Any other difference counts as breaking: its effect on callers is unknown.
     """
-    old, new = (canonical_schema(one, Form.VALIDATION) for one in (before, after))
+    old, new = (canonical_schema(schema, Form.VALIDATION) for schema in (before, after))
     if same_json(old, new):
         return True
     if not is_json_object(old) or not is_json_object(new):

@@ -1,6 +1,6 @@
-"""The lock file: the definitions a project has agreed to, to be committed and compared.
+"""The lock file: the tool definitions a project has agreed to, to be committed and compared.
 
-It holds whole definitions rather than digests, so that a change can be read in a review.
+It holds complete definitions instead of digests, so that a review shows what changed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LARGEST_BYTES = 64 * 1024 * 1024
 def lock_text(
     capabilities: Iterable[BridgeCapability], before: Mapping[RemoteToolRef, JsonObject] | None = None
 ) -> str:
-    """Write the lock of these tools: the same tools, the same text.
+    """Format the lock of these tools; the same tools give the same text.
 
-    A tool that differs in order alone from what it was `before` is written as it was.
+    A tool that differs from `before` in order alone keeps its text.
     """
     servers: dict[str, JsonValue] = {}
-    for capability in sorted(capabilities, key=lambda one: (one.ref.server, one.ref.name)):
+    for capability in sorted(capabilities, key=lambda capability: (capability.ref.server, capability.ref.name)):
         tools = servers.setdefault(capability.ref.server, {})
         assert isinstance(tools, dict)
         known = (before or {}).get(capability.ref)
@@ -51,13 +51,13 @@ def lock_text(
 
 
 def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
-    """Put the lock of these tools in the place of the one there is, in one step.
+    """Replace the lock file by one of these tools, atomically.
 
     Raises:
         OSError: It cannot be written.
     """
     before: Mapping[RemoteToolRef, JsonObject] = {}
-    with suppress(BridgeFault):  # there is none, or it is to be written anew
+    with suppress(BridgeFault):  # absent, or to be replaced
         before = read_lock(path)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{new_ulid()}.tmp"
@@ -72,10 +72,10 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
 
 
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
-    """Read the definitions of a lock.
+    """Read the definitions of a lock file.
 
     Raises:
-        BridgeFault: There is none, or it cannot be read, or somebody has changed it by hand.
+        BridgeFault: It is absent, unreadable, or was changed by hand.
     """
     try:
         lock: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES))
@@ -83,7 +83,7 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
         raise BridgeFault(f"{path} cannot be read: {describe_error(exc)}") from exc
     servers = lock.get("servers") if is_json_object(lock) else None
     if not is_json_object(lock) or lock.get("version") != _VERSION or not is_json_object(servers):
-        raise BridgeFault(f"{path} is no lock of version {_VERSION}: write it anew")
+        raise BridgeFault(f"{path} is not a lock file of version {_VERSION}: write it again")
     return dict(_definitions(path, servers))
 
 
@@ -99,10 +99,10 @@ def _definitions(path: str, servers: JsonObject) -> Iterable[tuple[RemoteToolRef
 
 
 def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[Drift]:
-    """Compare the tools there are with those of a lock; nothing is in step.
+    """Compare tools with a lock file; an empty list means that they are equal.
 
     Raises:
-        BridgeFault: The lock cannot be read.
+        BridgeFault: The lock file cannot be read.
     """
-    present = {one.ref: one.raw for one in capabilities}
+    present = {capability.ref: capability.raw for capability in capabilities}
     return compare_definitions(read_lock(path), present)

@@ -1,8 +1,8 @@
-"""Keeps secrets out of what is written down.
+"""Redaction: removes secrets from what is stored.
 
-Secrets are known in two ways: as the very values that the configuration gives to servers, and by
-their shape. A text loses both kinds; a definition that holds such a value is not kept at all, since
-a part of it would not be what the server said.
+Secrets are known in two ways: as the values that the configuration gives to servers, and by their shape. Both are
+replaced in texts; a definition that holds such a value is not stored at all, since a changed definition would not be
+the server's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
 REDACTED = "…"
-"""What stands in the place of a value that is hidden."""
+"""Replaces a secret."""
 _SHORTEST = 4
-"""Shorter values stand in any text by chance; what they say can be guessed anyway."""
+"""Shorter values occur in any text by chance, and can be guessed."""
 _LONG = 16
-"""A value of this length is taken for a secret whatever it is called, unless it is a path or has
-spaces: servers do name folders in their definitions."""
+"""A value of this length counts as a secret whatever its name, unless it has a slash or spaces: servers name
+folders in their definitions."""
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE", re.I)
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)")
 _SHAPES = re.compile(
@@ -40,7 +40,7 @@ _SHAPES = re.compile(
 
 
 class Redaction:
-    """Knows the values that some servers are given."""
+    """Knows the values in the configurations of servers."""
 
     def __init__(self, servers: Iterable[ServerConfig] = ()) -> None:
         self._values: list[str] = []
@@ -48,31 +48,31 @@ class Redaction:
         self.learn(servers)
 
     def learn(self, servers: Iterable[ServerConfig]) -> None:
-        """Get to know the values of further servers."""
+        """Add the values of further servers."""
         values = set(self._values)
         for name, value in (pair for config in servers for pair in _values(config)):
             if len(value) < _SHORTEST:
                 continue
             values.add(value)
             if _is_secret(name, value):
-                # As it is, and as it stands inside a JSON text.
+                # As it is, and as JSON encodes it.
                 self._secrets |= {value, json.dumps(value, ensure_ascii=False)[1:-1]}
-        # The longest first: one may be a part of another.
-        self._values = sorted(values, key=lambda one: (-len(one), one))
+        # The longest first: one value may be a part of another.
+        self._values = sorted(values, key=lambda value: (-len(value), value))
 
     def holds_secret(self, text: str) -> bool:
-        """Tell whether a text has a value in it that must be taken for a secret."""
+        """Tell whether a text holds a value that counts as a secret."""
         return any(value in text for value in self._secrets)
 
     def clean(self, text: str) -> str:
-        """Take out every known value, what looks like a secret, and what addresses may carry."""
+        """Replace every known value, secrets of known shapes, and credentials and queries of URLs."""
         for value in self._values:
             text = text.replace(value, REDACTED)
-        return hide_shapes(_URL.sub(_bare_url, text))
+        return hide_shapes(_URL.sub(_strip_url, text))
 
 
 def hide_shapes(text: str) -> str:
-    """Hide what has the shape of a secret: keys, tokens, credentials of well-known kinds."""
+    """Replace secrets of well-known shapes: keys, tokens, credentials."""
     return _SHAPES.sub(REDACTED, text)
 
 
@@ -83,21 +83,21 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
-    """Give what a server is given, each with the name it goes by."""
+    """Yield the values of a configuration, each with its name."""
     if isinstance(config, StdioServerConfig):
         yield from config.env.items()
         yield from _values_of_args(config.args)
         return
     for name, value in config.headers.items():
         yield name, value
-        # "Bearer abc": the second word is the secret, and may turn up alone.
+        # "Bearer abc": the second word is the secret, and may occur alone.
         yield name, value.rpartition(" ")[2]
     for url in filter(None, (config.url, config.proxy)):
         yield from _values_of_url(url)
 
 
 def _values_of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Give the arguments that are called a secret: `--token=x`, and `--token x`."""
+    """Yield the arguments whose option names a secret: `--token=x` and `--token x`."""
     flag = ""
     for arg in args:
         name, _, value = arg.partition("=")
@@ -113,7 +113,7 @@ def _values_of_url(url: str) -> Iterator[tuple[str, str]]:
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query)
-    except ValueError:  # no address at all: nothing was ever sent to it
+    except ValueError:  # an invalid URL: nothing was ever sent to it
         return
     for piece in parts.netloc.rpartition("@")[0].split(":"):
         yield "password", piece
@@ -121,13 +121,13 @@ def _values_of_url(url: str) -> Iterator[tuple[str, str]]:
     yield from pairs
 
 
-def _bare_url(found: re.Match[str]) -> str:
-    """Leave of an address where it leads, and nothing that it says there."""
-    rest = found["rest"]
+def _strip_url(match: re.Match[str]) -> str:
+    """Keep the scheme, host and path of a URL; replace user information and query (RFC 3986 §3)."""
+    rest = match["rest"]
     authority, slash, path = rest.partition("/")
     before, _, query = path.partition("?")
     authority, _, bare_query = authority.partition("?")
     user, at, host = authority.rpartition("@")
     shown = f"{REDACTED}@{host}" if at and user else host
-    asked = f"?{REDACTED}" if query or bare_query else ""
-    return f"{found['scheme']}{shown}{slash}{before.partition('#')[0]}{asked}"
+    hidden = f"?{REDACTED}" if query or bare_query else ""
+    return f"{match['scheme']}{shown}{slash}{before.partition('#')[0]}{hidden}"
