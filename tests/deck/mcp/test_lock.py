@@ -126,8 +126,8 @@ def test_a_lock_tells_what_drifted(tmp_path: Path) -> None:
     ("before", "after", "reason"),
     [
         ("}\n", "", "cannot be read"),
-        ('"servers"', '"else"', "no lock of version"),
-        ('"version": 1', '"version": 2', "no lock of version"),
+        ('"servers"', '"else"', "not a lock file of version"),
+        ('"version": 1', '"version": 2', "not a lock file of version"),
         ("A tool.", "Another.", "does not fit its pin"),
         ('"definition"', '"else"', "has no definition"),
     ],
