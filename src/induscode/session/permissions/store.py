@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.app_dirs import read_small_file, state_dir
 from indusagi.core.clock import iso_utc, now_ms
-from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.private_json import PrivateJsonFile
 from induscode.session.permissions.rules import (
     Effect,
     Rule,
@@ -30,7 +29,7 @@ from induscode.session.permissions.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
 
@@ -84,7 +83,6 @@ def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequ
 class _Content:
     rows: list[JsonObject] = field(default_factory=list["JsonObject"])
     unsandboxed: list[str] = field(default_factory=list[str])
-    damaged: bool = False
 
 
 class RuleStore:
@@ -102,16 +100,19 @@ class RuleStore:
         """
         return self._path or rules_path()
 
+    def _file(self) -> PrivateJsonFile[_Content]:
+        return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_content, _dump_content)
+
     def load(self) -> tuple[Sequence[Rule], Sequence[Note]]:
         """Load the rules; an unreadable row or file asks about everything."""
         try:
             path = self.path
         except OSError:
             return (), ()
-        content = _read(path)
+        content, damaged = self._file().read()
         rules: list[Rule] = []
         notes: list[Note] = []
-        if content.damaged:
+        if damaged:
             notes.append(Note(path, "it cannot be read", "it is set aside at the next change"))
             rules.append(ask_about_everything(RuleOrigin.USER, path))
         for row in content.rows:
@@ -128,7 +129,7 @@ class RuleStore:
         Raises:
             OSError: The file cannot be written.
         """
-        with _changing(self.path) as content:
+        with self._file().change() as content:
             for rule in rules:
                 row: JsonObject = {
                     "effect": rule.effect.value,
@@ -147,7 +148,7 @@ class RuleStore:
         Raises:
             OSError: The file cannot be written.
         """
-        with _changing(self.path) as content:
+        with self._file().change() as content:
             rows = [row for row in content.rows if row.get("rule") != text or row.get("workspace") != workspace]
             count = len(content.rows) - len(rows)
             content.rows[:] = rows
@@ -156,7 +157,7 @@ class RuleStore:
     def allows_unsandboxed(self, workspace: str) -> bool:
         """Tell whether rules may allow commands in a workspace although there is no sandbox."""
         try:
-            return workspace in _read(self.path).unsandboxed
+            return workspace in self._file().read()[0].unsandboxed
         except OSError:
             return False
 
@@ -166,7 +167,7 @@ class RuleStore:
         Raises:
             OSError: The file cannot be written.
         """
-        with _changing(self.path) as content:
+        with self._file().change() as content:
             if workspace not in content.unsandboxed:
                 content.unsandboxed.append(workspace)
 
@@ -187,30 +188,14 @@ def _parse_row(row: JsonObject, path: str) -> Rule | Note:
     return replace(rule, **scope)
 
 
-def _read(path: str) -> _Content:
-    try:
-        value: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES, follow=False))
-    except FileNotFoundError:
-        return _Content()
-    except (OSError, ValueError, RecursionError):
-        return _Content(damaged=True)
-    rows = value.get("rules") if is_json_object(value) else None
-    workspaces = value.get("unsandboxed", []) if is_json_object(value) else None
+def _parse_content(document: JsonValue) -> tuple[_Content, bool]:
+    rows = document.get("rules") if is_json_object(document) else None
+    workspaces = document.get("unsandboxed", []) if is_json_object(document) else None
     if not isinstance(rows, list) or not isinstance(workspaces, list):
-        return _Content(damaged=True)
+        return _Content(), True
     objects = [row for row in rows if is_json_object(row)]
-    return _Content(objects, [name for name in workspaces if isinstance(name, str)], damaged=len(objects) != len(rows))
+    return _Content(objects, [name for name in workspaces if isinstance(name, str)]), len(objects) != len(rows)
 
 
-@contextmanager
-def _changing(path: str) -> Generator[_Content]:
-    """Read the file, let the caller change its content, and write it, under a lock between processes."""
-    folder = make_private_dir(os.path.dirname(path))
-    with locked_directory(folder):
-        content = _read(path)
-        if content.damaged:
-            os.replace(path, f"{path}.corrupt-{new_ulid()}")
-        yield content
-        rows: list[JsonValue] = [*content.rows]
-        text = json.dumps({"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1)
-        replace_private_file(path, text.encode("utf-8"))
+def _dump_content(content: _Content) -> JsonValue:
+    return {"version": _VERSION, "rules": [*content.rows], "unsandboxed": [*content.unsandboxed]}

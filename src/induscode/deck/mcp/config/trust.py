@@ -1,26 +1,23 @@
-"""Consent to servers that a project brings along.
+"""Consent to servers that a project configures.
 
-A project's file can name any command. So nothing of it is started before a person has said yes to
-exactly this: this file, this server, this command with these arguments and variables, this address.
-What they said yes to is kept outside of every project. A server that was changed since is one that
-nobody has consented to.
+A project's file can name any command, so nothing of it is started before a person has agreed to exactly this file,
+server, command with arguments and variables, or address. The agreement is stored outside every project. A server that
+has changed since needs a new one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.clock import iso_utc, now_ms
-from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.private_json import PrivateJsonFile
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import ServerRow
@@ -42,11 +39,11 @@ _CODE_FLAGS = {
     "bash": ("-c",),
     "deno": ("eval",),
 }
-"""With these a harmless-looking launcher runs whatever the arguments say."""
+"""Options with which a harmless-looking launcher runs code from its arguments."""
 
 
 def server_facts(config: ServerConfig) -> JsonObject:
-    """Give what a server is made from, the values of its variables included."""
+    """Return the facts of a configuration, including the values of its variables."""
     if isinstance(config, StdioServerConfig):
         return {
             "id": config.id,
@@ -60,20 +57,19 @@ def server_facts(config: ServerConfig) -> JsonObject:
 
 
 def consent_facts(row: ServerRow) -> JsonObject:
-    """Give everything about a row that consent is given to: what it is, and what it refers to.
+    """Return the facts that consent covers: the configuration and its references.
 
-    A literal header that is renewed makes no difference; a reference in one does, and so does a
-    change of the file that turns a literal text into a reference.
+    The literal value of a header may change; a reference in it may not, and a literal text may not become a reference.
     """
     facts = server_facts(row.config)
-    references: list[JsonValue] = [[one.place, one.written] for one in find_references(row)]
+    references: list[JsonValue] = [[reference.place, reference.written] for reference in find_references(row)]
     return {**facts, "references": references} if references else facts
 
 
 def server_identity(config: ServerConfig) -> str:
-    """Digest what a server is, whichever file names it: pins belong to this.
+    """Digest the identity of a server, whichever file configures it: pins belong to this.
 
-    Values of variables are left out: a token that was renewed makes no other server.
+    Values of variables are left out: a renewed token leaves the server the same.
     """
     facts = server_facts(config)
     if isinstance(config, StdioServerConfig):
@@ -86,40 +82,40 @@ def _digest(value: JsonValue, salt: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConsentQuestion:
-    """What a person is asked before a server is started for the first time."""
+    """What a person must see before a server is started for the first time."""
 
     server: str
     file: str
     lines: tuple[str, ...]
-    """Every fact, whole, one a line, with nothing in it that a terminal would obey."""
+    """Every fact in full, one per line, without terminal control characters."""
     warnings: tuple[str, ...]
     changed: tuple[str, ...]
-    """What is not as it was when somebody consented; empty for a server that is new."""
+    """What has changed since the consent; empty for a new server."""
 
 
 class TrustStore:
-    """What was consented to, in one private file."""
+    """The consents of this user, in one private file outside every project."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
 
     @property
     def path(self) -> str:
-        """Where it is kept; never inside a project.
+        """The path of the file.
 
         Raises:
             OSError: There is no home directory.
         """
         return self._path or os.path.join(state_dir(), "trust.json")
 
-    def consent(self, row: ServerRow) -> Consent:
-        """Tell whether a person has said yes to this server of this file, as it is now.
+    def _file(self) -> PrivateJsonFile[_Consents]:
+        return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_consents, _dump_consents)
 
-        A store that cannot be read has no consent in it.
-        """
-        store = _read(self.path)
+    def consent(self, row: ServerRow) -> Consent:
+        """Look up the consent to this server of this file, as it is now; a damaged store has none."""
+        store, _ = self._file().read()
         known = store.rows.get(_row_key(row.origin.file, row.id))
         if known is None:
             return "unknown"
@@ -127,14 +123,14 @@ class TrustStore:
         return "trusted" if same else "changed"
 
     def approve(self, row: ServerRow) -> None:
-        """Say yes to a server as it is now.
+        """Store the consent to a server as it is now.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The file cannot be written.
         """
         file = row.origin.file
         facts = consent_facts(row)
-        with _changing(self.path) as store:
+        with self._file().change() as store:
             parts: JsonObject = {name: _digest(value, store.salt) for name, value in facts.items() if name != "id"}
             store.rows[_row_key(file, row.id)] = {
                 "file": os.path.realpath(file),
@@ -145,17 +141,17 @@ class TrustStore:
             }
 
     def revoke(self, file: str, server: str) -> bool:
-        """Take the consent back, and tell whether there was any.
+        """Remove a consent, and tell whether there was one.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The file cannot be written.
         """
-        with _changing(self.path) as store:
+        with self._file().change() as store:
             return store.rows.pop(_row_key(file, server), None) is not None
 
     def question(self, row: ServerRow) -> ConsentQuestion:
-        """Put together what a person must see before they say yes."""
-        store = _read(self.path)
+        """Build the question about a server."""
+        store, _ = self._file().read()
         facts = consent_facts(row)
         known = store.rows.get(_row_key(row.origin.file, row.id))
         parts = known.get("parts") if known is not None else None
@@ -179,10 +175,10 @@ def _lines(row: ServerRow) -> list[str]:
         return f"{kind}: {quote(name)} " + ("(a value is set)" if shown is None else quote(shown))
 
     if isinstance(config, StdioServerConfig):
-        argv = [f"argument: {quote(one)}" for one in config.args]
+        argv = [f"argument: {quote(argument)}" for argument in config.args]
         cwd = [f"directory: {quote(config.cwd)}"] if config.cwd else []
         env = [line("variable", name, value) for name, value in config.env.items()]
-        env += [f"variable: {quote(one)} (handed on from your environment)" for one in row.secrets]
+        env += [f"variable: {quote(name)} (handed on from your environment)" for name in row.secrets]
         return [f"command: {quote(config.command)}", *argv, *cwd, *env]
     headers = [line("header", name, value) for name, value in config.headers.items()]
     proxy = [f"proxy: {quote(show_url(config.proxy, rule))}"] if config.proxy else []
@@ -191,18 +187,18 @@ def _lines(row: ServerRow) -> list[str]:
 
 def _warnings(row: ServerRow) -> tuple[str, ...]:
     config = row.config
-    secrets_given = [one.warning for one in find_references(row) if one.looks_secret]
+    disclosed = [reference.warning for reference in find_references(row) if reference.looks_secret]
     if not isinstance(config, StdioServerConfig):
         encrypted = config.url.lower().startswith("https://")
-        return (*secrets_given, *([] if encrypted else ["The address is not encrypted."]))
-    said = [*secrets_given, *_code_warnings(config)]
+        return (*disclosed, *([] if encrypted else ["The address is not encrypted."]))
+    warnings = [*disclosed, *_code_warnings(config)]
     if os.sep in config.command and not os.path.isabs(config.command):
-        said.append("The command is a file of the project itself.")
-    return tuple(said)
+        warnings.append("The command is a file of the project itself.")
+    return tuple(warnings)
 
 
 def _code_warnings(config: StdioServerConfig) -> list[str]:
-    said = [
+    warnings = [
         f"The variable {name} can change which code runs."
         for name in config.env
         if name.upper().startswith(_CODE_PREFIXES) or name.upper() in _CODE_VARIABLES
@@ -210,53 +206,30 @@ def _code_warnings(config: StdioServerConfig) -> list[str]:
     launcher = os.path.basename(config.command)
     flags = [flag for flag in _CODE_FLAGS.get(launcher, ()) if flag in config.args]
     if flags:
-        said.append(f"{launcher} {flags[0]} runs whatever its arguments say.")
-    return said
+        warnings.append(f"{launcher} {flags[0]} runs whatever its arguments say.")
+    return warnings
 
 
 # -- the file ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Store:
+class _Consents:
     salt: str
     rows: dict[str, JsonObject]
-    damaged: bool = False
+
+
+def _parse_consents(document: JsonValue) -> tuple[_Consents, bool]:
+    salt = document.get("salt") if is_json_object(document) else None
+    rows = document.get("approved") if is_json_object(document) else None
+    if not isinstance(salt, str) or not is_json_object(rows):
+        return _Consents(secrets.token_hex(16), {}), True
+    return _Consents(salt, {key: row for key, row in rows.items() if is_json_object(row)}), False
+
+
+def _dump_consents(consents: _Consents) -> JsonValue:
+    return {"version": _VERSION, "salt": consents.salt, "approved": dict(sorted(consents.rows.items()))}
 
 
 def _row_key(file: str, server: str) -> str:
     return _digest([os.path.realpath(file), server], "")
-
-
-def _read(path: str) -> _Store:
-    found: JsonValue = None
-    there = True
-    try:
-        found = json.loads(read_small_file(path, _LARGEST_BYTES, follow=False))
-    except FileNotFoundError:
-        there = False
-    except (OSError, ValueError, RecursionError):
-        pass  # told as damaged: consent that cannot be read is none
-    salt = found.get("salt") if is_json_object(found) else None
-    rows = found.get("approved") if is_json_object(found) else None
-    if not isinstance(salt, str) or not is_json_object(rows):
-        return _Store(secrets.token_hex(16), {}, damaged=there)
-    return _Store(salt, {key: row for key, row in rows.items() if is_json_object(row)})
-
-
-@contextmanager
-def _changing(path: str) -> Generator[_Store]:
-    """Read, let the caller change, and write in one step; two processes wait for each other."""
-    folder = make_private_dir(os.path.dirname(path))
-    with locked_directory(folder):
-        store = _read(path)
-        if store.damaged:
-            os.replace(path, f"{path}.corrupt-{new_ulid()}")
-        yield store
-        _write(path, store)
-
-
-def _write(path: str, store: _Store) -> None:
-    rows: JsonObject = dict(sorted(store.rows.items()))
-    text = json.dumps({"version": _VERSION, "salt": store.salt, "approved": rows}, indent=1)
-    replace_private_file(path, text.encode("utf-8"))
