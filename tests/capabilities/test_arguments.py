@@ -42,7 +42,7 @@ CHECKER = ArgumentChecker(
 )
 
 
-def test_arguments_that_fit_raise_no_problem() -> None:
+def test_fitting_arguments_have_no_problems() -> None:
     assert CHECKER.problems({"path": "a", "limit": 3, "edits": [{"oldText": ""}]}) == []
 
 
@@ -78,16 +78,16 @@ def test_arguments_that_fit_raise_no_problem() -> None:
         ("path", 'the arguments must be an object, got "path"'),
     ],
 )
-def test_a_problem_names_the_field_what_was_given_and_what_is_accepted(arguments: JsonValue, problem: str) -> None:
+def test_problem_names_field_value_and_requirement(arguments: JsonValue, problem: str) -> None:
     assert problem in CHECKER.problems(arguments)
 
 
-def test_every_missing_key_is_named_once() -> None:
+def test_every_missing_key_is_reported_once() -> None:
     checker = ArgumentChecker({"type": "object", "required": ["a", "b", "c"]})
     assert checker.problems({"b": 1}) == ["'a' is missing and required", "'c' is missing and required"]
 
 
-def test_a_tool_that_accepts_nothing_says_so() -> None:
+def test_schema_without_properties_accepts_none() -> None:
     checker = ArgumentChecker({"type": "object", "additionalProperties": False})
     assert checker.problems({"x": 1}) == ["'x' is not accepted; Accepted: none"]
 
@@ -110,28 +110,28 @@ def problems_of(schema: JsonLike, value: JsonValue) -> list[str]:
         ({"anyOf": [{"type": "string"}, {"pattern": "x", "type": "null"}]}, 5, "string or null"),
     ],
 )
-def test_of_a_union_the_branch_that_was_meant_is_told(schema: JsonLike, value: JsonValue, problem: str) -> None:
+def test_closest_branch_of_a_union_is_reported(schema: JsonLike, value: JsonValue, problem: str) -> None:
     (said,) = problems_of(schema, value)
     assert problem in said
 
 
-def test_a_key_that_fits_a_pattern_is_not_called_a_stranger() -> None:
+def test_key_that_matches_a_pattern_is_accepted() -> None:
     checker = ArgumentChecker({"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False})
     assert checker.problems({"x-one": 1, "other": 2}) == ["'other' is not accepted; Accepted: none"]
 
 
-def test_problems_are_told_in_the_order_of_their_places() -> None:
+def test_problems_are_sorted_by_path() -> None:
     problems = CHECKER.problems({"size": 1.5, "limit": "3", "path": 3})
     assert [problem.split()[0] for problem in problems] == ["'limit'", "'path'", "'size'"]
 
 
-def test_exactly_as_many_problems_as_are_shown_are_not_cut() -> None:
+def test_limit_of_problems_is_not_cut() -> None:
     problems = CHECKER.problems({"path": "a", **{f"strange{n}": n for n in range(8)}})
     assert len(problems) == 8
     assert "more" not in problems[-1]
 
 
-def test_many_misspelt_keys_are_told_without_comparing_each_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_of_misspelt_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
     def counted(name: str, names: object) -> None:
@@ -144,18 +144,18 @@ def test_many_misspelt_keys_are_told_without_comparing_each_with_each(monkeypatc
     assert len(compared) == 8
 
 
-def test_a_long_value_is_not_repeated_in_full() -> None:
+def test_long_value_is_clipped_in_a_problem() -> None:
     (problem,) = CHECKER.problems({"path": ["x" * 10_000]})
     assert len(problem) < 200
 
 
-def test_a_long_list_of_problems_is_cut_and_counted() -> None:
+def test_long_list_of_problems_is_cut_and_counted() -> None:
     problems = CHECKER.problems({"path": "a", **{f"strange{n}": n for n in range(20)}})
     assert len(problems) == 9
     assert problems[-1] == "and 12 more"
 
 
-def test_a_remote_reference_is_never_fetched() -> None:
+def test_remote_reference_is_never_fetched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
@@ -167,7 +167,7 @@ def test_a_remote_reference_is_never_fetched() -> None:
 
 
 @given(json_values)
-def test_any_value_is_either_accepted_or_told_what_is_wrong(value: JsonValue) -> None:
+def test_any_value_is_accepted_or_explained(value: JsonValue) -> None:
     problems = CHECKER.problems(value)
     assert problems or (isinstance(value, dict) and "path" in value)
 
@@ -175,7 +175,7 @@ def test_any_value_is_either_accepted_or_told_what_is_wrong(value: JsonValue) ->
 @pytest.mark.parametrize(
     ("given_name", "meant"), [("file_path", "filePath"), ("Old-Text", "oldText"), ("pattren", "pattern"), ("xyz", None)]
 )
-def test_the_name_that_was_probably_meant_is_found(given_name: str, meant: str | None) -> None:
+def test_similar_name_is_found(given_name: str, meant: str | None) -> None:
     assert find_similar_name(given_name, ["filePath", "oldText", "pattern"]) == meant
 
 
@@ -183,9 +183,7 @@ LONG = "x" * 1_000_000
 
 
 @pytest.mark.parametrize("given_long", [{"path": LONG}, {"edits": [{"oldText": LONG}]}])
-async def test_a_long_text_is_not_written_out_to_be_weighed(
-    given_long: JsonObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_string_is_not_encoded_for_its_size(given_long: JsonObject, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
 
     def weighing(value: JsonValue) -> str:
@@ -198,7 +196,7 @@ async def test_a_long_text_is_not_written_out_to_be_weighed(
     assert max(written) < 100
 
 
-async def test_what_is_no_json_is_found_beside_a_long_text() -> None:
+async def test_invalid_json_is_found_beside_a_long_string() -> None:
     bad = {"text": LONG, "list": [{1: "a"}]}
     with pytest.raises(NotJson):
         await ArgumentChecker({"type": "object"}).check(cast("JsonObject", bad))

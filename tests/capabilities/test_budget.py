@@ -25,7 +25,7 @@ class InOneGo(str):
         raise AssertionError("encoded in one go")
 
 
-def test_a_long_text_is_encoded_in_pieces() -> None:
+def test_long_text_is_encoded_in_pieces() -> None:
     text = InOneGo("é\n" * 700_000)
     assert not standard_budget().admits(text)
     assert UNLIMITED.admits(text)
@@ -35,23 +35,23 @@ def test_a_long_text_is_encoded_in_pieces() -> None:
 
 
 @given(texts, st.integers(1, 9))
-def test_pieces_are_the_whole_text(text: str, piece: int) -> None:
+def test_pieces_join_to_the_whole_text(text: str, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(budget_module, "_PIECE", piece)
         assert b"".join(encode_pieces(text)) == text.encode()
 
 
-def test_the_standard_budget_is_50_kib_and_2000_lines() -> None:
+def test_standard_budget_is_50_kib_and_2000_lines() -> None:
     assert standard_budget() == OutputBudget(51_200, 2_000)
 
 
 @pytest.mark.parametrize(("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("\n\n", 2)])
-def test_lines_are_counted_as_an_editor_counts_them(text: str, lines: int) -> None:
+def test_lines_are_counted_as_in_an_editor(text: str, lines: int) -> None:
     assert count_lines(text) == lines == len(text.splitlines())
 
 
 @given(texts, budgets, st.sampled_from(Keep))
-def test_what_is_shown_keeps_to_the_budget_and_comes_from_the_ends(text: str, budget: OutputBudget, keep: Keep) -> None:
+def test_kept_parts_fit_the_budget_and_are_the_ends(text: str, budget: OutputBudget, keep: Keep) -> None:
     cut = clip(text, budget, keep)
     assert size(cut.head) + size(cut.tail) <= budget.max_bytes
     assert count_lines(cut.head) + count_lines(cut.tail) <= budget.max_lines
@@ -62,14 +62,14 @@ def test_what_is_shown_keeps_to_the_budget_and_comes_from_the_ends(text: str, bu
 
 
 @given(texts, budgets)
-def test_a_text_within_its_budget_is_shown_whole(text: str, budget: OutputBudget) -> None:
+def test_text_within_the_budget_is_kept_whole(text: str, budget: OutputBudget) -> None:
     if budget.admits(text):
         assert clip(text, budget, Keep.HEAD).head == text
         assert clip(text, budget, Keep.TAIL).tail == text
 
 
 @given(texts, budgets)
-def test_the_head_is_cut_after_a_whole_line_unless_the_first_one_is_too_long(text: str, budget: OutputBudget) -> None:
+def test_head_ends_with_a_complete_line(text: str, budget: OutputBudget) -> None:
     head = clip(text, budget, Keep.HEAD).head
     first_line = text.partition("\n")[0] + "\n"
     if head and head != text and size(first_line) <= budget.max_bytes:
@@ -77,37 +77,37 @@ def test_the_head_is_cut_after_a_whole_line_unless_the_first_one_is_too_long(tex
 
 
 @given(texts, budgets)
-def test_the_tail_starts_with_a_whole_line_unless_the_last_one_is_too_long(text: str, budget: OutputBudget) -> None:
+def test_tail_starts_with_a_complete_line(text: str, budget: OutputBudget) -> None:
     tail = clip(text, budget, Keep.TAIL).tail
     last_line = text.removesuffix("\n").rpartition("\n")[2]
     if tail and tail != text and size(last_line) + 1 <= budget.max_bytes:
         assert text[: -len(tail)].endswith("\n")
 
 
-def test_the_head_holds_as_many_lines_as_fit() -> None:
+def test_head_has_as_many_lines_as_fit() -> None:
     text = "".join(f"line {n}\n" for n in range(100))
     cut = clip(text, OutputBudget(10_000, 3), Keep.HEAD)
     assert (cut.head, cut.next_line) == ("line 0\nline 1\nline 2\n", 4)
 
 
-def test_the_tail_holds_as_many_lines_as_fit() -> None:
+def test_tail_has_as_many_lines_as_fit() -> None:
     text = "".join(f"line {n}\n" for n in range(100))
     assert clip(text, OutputBudget(10_000, 2), Keep.TAIL).tail == "line 98\nline 99\n"
 
 
-def test_both_ends_share_the_budget_and_the_tail_gets_more() -> None:
+def test_tail_gets_the_larger_share_of_both_ends() -> None:
     text = "".join(f"line {n:02}\n" for n in range(100))
     cut = clip(text, OutputBudget(80, 100), Keep.ENDS)
     assert (count_lines(cut.head), count_lines(cut.tail)) == (2, 8)
 
 
 @pytest.mark.parametrize("keep", list(Keep))
-def test_one_endless_line_is_cut_between_characters(keep: Keep) -> None:
+def test_single_long_line_is_cut_between_characters(keep: Keep) -> None:
     cut = clip("🙂" * 100, OutputBudget(50, 10), keep)
     assert 40 <= size(cut.head) + size(cut.tail) <= 50
 
 
-def test_the_notice_stands_where_the_text_was_cut() -> None:
+def test_notice_is_placed_at_the_cut() -> None:
     text = "".join(f"{n}\n" for n in range(10))
     budget = OutputBudget(1_000, 5)
     assert clip(text, budget, Keep.ENDS).render(lambda _: "[…]") == "0\n[…]\n6\n7\n8\n9\n"
@@ -115,11 +115,11 @@ def test_the_notice_stands_where_the_text_was_cut() -> None:
     assert clip(text, budget, Keep.TAIL).render(lambda _: "[…]").startswith("[…]\n5\n")
 
 
-def test_a_text_of_exactly_the_budget_fits() -> None:
+def test_text_of_exactly_the_budget_fits() -> None:
     assert OutputBudget(3, 2).admits("a\nb")
     assert not OutputBudget(2, 2).admits("a\nb")
     assert not OutputBudget(3, 1).admits("a\nb")
 
 
-def test_the_end_of_one_long_last_line_is_shown() -> None:
+def test_end_of_a_long_last_line_is_kept() -> None:
     assert clip("x" * 100 + "\n", OutputBudget(10, 5), Keep.TAIL).tail == "x" * 9 + "\n"

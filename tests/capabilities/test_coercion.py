@@ -57,7 +57,7 @@ PREPARE = coerce_to(SCHEMA, {"file_path": "path", "max": "limit", "all": "path"}
         ({"max": None, "all": None}, {}),
     ],
 )
-def test_what_can_only_be_meant_in_one_way_is_understood(given: JsonValue, meant: JsonValue) -> None:
+def test_unambiguous_arguments_are_corrected(given: JsonValue, meant: JsonValue) -> None:
     assert PREPARE(given) == meant
 
 
@@ -86,27 +86,27 @@ def test_what_can_only_be_meant_in_one_way_is_understood(given: JsonValue, meant
         [1],
     ],
 )
-def test_whatever_could_be_meant_otherwise_is_left_to_the_check(given: JsonValue) -> None:
+def test_ambiguous_arguments_are_left_to_the_check(given: JsonValue) -> None:
     assert PREPARE(given) == given
 
 
-def test_a_name_of_the_schema_is_never_taken_for_an_alias() -> None:
+def test_parameter_name_is_never_taken_for_an_alias() -> None:
     assert PREPARE({"all": True}) == {"all": True}
 
 
-def test_a_schema_without_properties_changes_nothing() -> None:
+def test_schema_without_properties_changes_nothing() -> None:
     assert coerce_to({"type": "object"}, {})({"a": "1"}) == {"a": "1"}
 
 
 @given(json_values)
-def test_arguments_are_never_changed_in_place_and_a_second_time_changes_nothing(arguments: JsonValue) -> None:
+def test_coercion_copies_and_is_idempotent(arguments: JsonValue) -> None:
     before = repr(arguments)
     once = PREPARE(arguments)
     assert repr(arguments) == before
     assert PREPARE(once) == once
 
 
-async def test_a_tool_is_run_with_the_arguments_that_were_meant(tmp_path: Path) -> None:
+async def test_tool_runs_with_corrected_arguments(tmp_path: Path) -> None:
     async def echo(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
         return arguments
 

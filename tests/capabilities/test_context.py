@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def test_a_local_context_works_in_an_absolute_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_context_has_an_absolute_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert make_local_context(".").cwd == os.path.abspath(tmp_path)
     assert make_local_context(tmp_path / "sub").cwd == str(tmp_path / "sub")
 
 
-def test_doors_and_handles_can_be_injected(tmp_path: Path) -> None:
+def test_ports_and_handles_can_be_injected(tmp_path: Path) -> None:
     fs, shell, state = LocalFs("/"), LocalShell("/"), ReadState()
     ctx = make_local_context(str(tmp_path), fs, shell, Framework(read_state=state))
     assert (ctx.fs, ctx.shell, ctx.framework.read_state) == (fs, shell, state)
     assert make_local_context(tmp_path).framework.read_state is not None
 
 
-def test_a_context_for_one_call_keeps_the_identity(tmp_path: Path) -> None:
+def test_context_of_a_call_keeps_the_identity(tmp_path: Path) -> None:
     ctx = context(tmp_path)
     token = CancelToken()
     derived = ctx.with_cancel(token)
@@ -44,11 +44,11 @@ def test_a_context_for_one_call_keeps_the_identity(tmp_path: Path) -> None:
     assert (derived.cancel, ctx.cancel is token) == (token, False)
 
 
-def test_two_contexts_are_never_the_same(tmp_path: Path) -> None:
+def test_contexts_have_different_identities(tmp_path: Path) -> None:
     assert context(tmp_path).context_id != context(tmp_path).context_id
 
 
-async def test_calls_on_one_box_share_one_store_and_no_other_box_sees_it(tmp_path: Path) -> None:
+async def test_store_is_shared_within_a_toolbox_only(tmp_path: Path) -> None:
     stores: PerContext[list[str]] = PerContext(list)
 
     async def remember(arguments: object, ctx: ToolContext) -> str:
@@ -65,7 +65,7 @@ async def test_calls_on_one_box_share_one_store_and_no_other_box_sees_it(tmp_pat
     assert outputs == ["1", "2", "1"]
 
 
-def test_a_store_is_freed_with_the_last_context_that_has_its_identity(tmp_path: Path) -> None:
+def test_store_is_freed_with_the_last_context(tmp_path: Path) -> None:
     stores: PerContext[list[str]] = PerContext(list)
     ctx = context(tmp_path)
     stores.of(ctx)
@@ -78,7 +78,7 @@ def test_a_store_is_freed_with_the_last_context_that_has_its_identity(tmp_path: 
     assert len(stores) == 0
 
 
-async def test_progress_reaches_whoever_follows_the_call(tmp_path: Path) -> None:
+async def test_progress_reaches_the_sink_of_the_call(tmp_path: Path) -> None:
     async def run(arguments: object, ctx: ToolContext) -> str:
         ctx.report(ToolProgress(1, 2, "half"))
         return "done"
@@ -90,7 +90,7 @@ async def test_progress_reaches_whoever_follows_the_call(tmp_path: Path) -> None
     assert (followed.output, alone.output, heard) == ("done", "done", [ToolProgress(1, 2, "half")])
 
 
-async def test_what_tools_leave_running_ends_with_the_context_the_last_first(tmp_path: Path) -> None:
+async def test_closers_run_in_reverse_order(tmp_path: Path) -> None:
     ended: list[str] = []
 
     async def end(name: str) -> None:
@@ -105,7 +105,7 @@ async def test_what_tools_leave_running_ends_with_the_context_the_last_first(tmp
     assert ended == ["second", "first"]
 
 
-async def test_a_closer_that_fails_does_not_keep_the_others_from_closing(tmp_path: Path) -> None:
+async def test_failing_closer_does_not_stop_the_others(tmp_path: Path) -> None:
     ended: list[str] = []
 
     async def end() -> None:

@@ -35,14 +35,14 @@ def spilled(outcome: ToolOutcome) -> Path:
     return Path(path)
 
 
-async def test_an_answer_within_the_budget_is_not_touched(tmp_path: Path) -> None:
+async def test_result_within_the_budget_is_unchanged(tmp_path: Path) -> None:
     answer = ToolResult.text("short")
     outcome = await outcome_of(tmp_path, answer)
     assert outcome.result is answer
     assert os.listdir(os.environ["HOME"]) == []
 
 
-async def test_a_long_answer_is_cut_and_says_where_the_whole_is_and_how_to_page(tmp_path: Path) -> None:
+async def test_long_result_is_cut_and_names_the_file_with_the_whole(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, LONG)
     path = spilled(outcome)
     assert path.read_text(encoding="utf-8") == LONG
@@ -54,7 +54,7 @@ async def test_a_long_answer_is_cut_and_says_where_the_whole_is_and_how_to_page(
     assert not outcome.is_error
 
 
-async def test_the_whole_is_kept_where_only_its_owner_can_read_it(tmp_path: Path) -> None:
+async def test_whole_result_is_kept_in_a_private_file(tmp_path: Path) -> None:
     path = spilled(await outcome_of(tmp_path, LONG))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     folder = path.parent
@@ -63,7 +63,7 @@ async def test_the_whole_is_kept_where_only_its_owner_can_read_it(tmp_path: Path
         folder = folder.parent
 
 
-async def test_a_tool_can_ask_for_the_end_or_for_both_ends(tmp_path: Path) -> None:
+async def test_tool_chooses_which_end_is_kept(tmp_path: Path) -> None:
     tail = await outcome_of(tmp_path, replace(ToolResult.text(LONG), keep=Keep.TAIL))
     both = await outcome_of(tmp_path, replace(ToolResult.text(LONG), keep=Keep.ENDS))
     assert str(tail.output).startswith("[Cut here. 100 lines, 792 bytes: the end is shown.")
@@ -72,7 +72,7 @@ async def test_a_tool_can_ask_for_the_end_or_for_both_ends(tmp_path: Path) -> No
     assert str(both.output).endswith("line 97\nline 98\nline 99\nline 100\n")
 
 
-async def test_pictures_pass_uncut_beside_a_cut_text(tmp_path: Path) -> None:
+async def test_images_are_kept_beside_a_cut_text(tmp_path: Path) -> None:
     image = JsonContentBlock({"type": "image", "data": "A" * 500, "mimeType": "image/png"})
     blob = JsonContentBlock({"type": "resource", "resource": {"uri": "x", "blob": "B" * 500}})
     outcome = await outcome_of(tmp_path, ToolResult((image, TextContentBlock(LONG), blob)))
@@ -80,12 +80,12 @@ async def test_pictures_pass_uncut_beside_a_cut_text(tmp_path: Path) -> None:
     assert spilled(outcome).read_text(encoding="utf-8") == LONG
 
 
-async def test_pictures_alone_are_never_too_long(tmp_path: Path) -> None:
+async def test_images_are_not_counted(tmp_path: Path) -> None:
     result = ToolResult((JsonContentBlock({"type": "audio", "data": "A" * 500}),))
     assert (await outcome_of(tmp_path, result)).result is result
 
 
-async def test_a_long_json_answer_is_kept_as_json(tmp_path: Path) -> None:
+async def test_long_json_result_is_kept_as_json(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, {"rows": list(range(100))})
     assert str(outcome.output).startswith('{"rows":[0,1,2,')
     assert spilled(outcome).read_text(encoding="utf-8").endswith(",98,99]}")
@@ -97,20 +97,18 @@ async def test_several_blocks_are_counted_together(tmp_path: Path) -> None:
     assert spilled(outcome).read_text(encoding="utf-8") == "x" * 60 + "\n" + '{"y":"' + "y" * 60 + '"}'
 
 
-async def test_an_error_is_still_an_error_when_it_is_cut(tmp_path: Path) -> None:
+async def test_cut_error_is_still_an_error(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, ToolResult.error(LONG, code="failed"))
     assert outcome.is_error
     assert outcome.details["code"] == "failed"
 
 
-async def test_a_box_without_a_budget_cuts_nothing(tmp_path: Path) -> None:
+async def test_unlimited_budget_cuts_nothing(tmp_path: Path) -> None:
     box = box_of(context(tmp_path, UNLIMITED), returning(LONG * 1000))
     assert (await call(box, "probe")).output == LONG * 1000
 
 
-async def test_when_the_whole_cannot_be_kept_the_answer_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_result_says_when_the_whole_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "blocked").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "blocked"))
     outcome = await outcome_of(tmp_path, LONG)
@@ -119,7 +117,7 @@ async def test_when_the_whole_cannot_be_kept_the_answer_says_so(
     assert str(tmp_path / "blocked") in str(outcome.output)
 
 
-def test_a_full_disk_leaves_no_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = SessionDir(str(tmp_path / "session"))
     monkeypatch.setattr(spill, "create_private_file", _unwritable)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -133,15 +131,13 @@ def _unwritable(path: str) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-async def test_what_is_past_the_limit_of_one_file_is_cut_off_and_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_file_past_its_limit_is_cut_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "SPILL_LIMIT_BYTES", 300)
     outcome = await outcome_of(tmp_path, LONG)
     assert spilled(outcome).stat().st_size == 300
     assert "The whole (its first 300 bytes) is in" in str(outcome.output)
 
 
-async def test_half_a_surrogate_pair_is_kept_as_an_escape(tmp_path: Path) -> None:
+async def test_lone_surrogate_is_kept_as_an_escape(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, "\ud800" + LONG)
     assert spilled(outcome).read_text(encoding="utf-8").startswith("\\ud800line 1\n")

@@ -83,7 +83,7 @@ async def crash_in(folder: Path) -> Receipt:
     return receipt
 
 
-async def test_what_a_crash_leaves_running_is_found_and_ended(tmp_path: Path) -> None:
+async def test_command_left_by_a_crash_is_found_and_ended(tmp_path: Path) -> None:
     receipt = await crash_in(tmp_path)
     assert receipt.command.endswith("exec sleep 600")
     assert receipt.cwd == str(tmp_path)
@@ -145,7 +145,7 @@ async def test_who_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pyt
     assert await to_thread.run_sync(end_leftover, receipt)
 
 
-async def test_a_stranger_with_the_same_number_is_left_alone(tmp_path: Path) -> None:
+async def test_other_process_with_the_pid_of_a_receipt_is_left_alone(tmp_path: Path) -> None:
     """Whoever does not carry the mark is not signalled, whatever its number."""
     stranger = await anyio.open_process(["sleep", "600"])
     try:
@@ -159,7 +159,7 @@ async def test_a_stranger_with_the_same_number_is_left_alone(tmp_path: Path) -> 
         await stranger.aclose()
 
 
-async def test_a_job_of_a_session_that_runs_is_not_left_over(tmp_path: Path) -> None:
+async def test_job_of_a_running_session_is_not_a_leftover(tmp_path: Path) -> None:
     async with context_in(tmp_path) as ctx:
         job = await jobs_of(ctx).start(ctx, "exec sleep 600", str(tmp_path))
         assert len(os.listdir(receipts_dir())) == 1
@@ -171,7 +171,7 @@ async def test_a_job_of_a_session_that_runs_is_not_left_over(tmp_path: Path) -> 
     assert os.listdir(receipts_dir()) == []
 
 
-async def test_what_is_no_receipt_is_passed_over(tmp_path: Path) -> None:
+async def test_invalid_receipts_are_skipped(tmp_path: Path) -> None:
     await to_thread.run_sync(find_leftover_jobs)
     for name, content in {
         "notes.txt": "mine",
@@ -185,7 +185,7 @@ async def test_what_is_no_receipt_is_passed_over(tmp_path: Path) -> None:
     assert await to_thread.run_sync(find_leftover_jobs) == []
 
 
-async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> None:
+async def test_reused_pid_is_another_owner(tmp_path: Path) -> None:
     async with context_in(tmp_path) as ctx:
         # Who is just becoming another program shows no environment meanwhile.
         job = await jobs_of(ctx).start(ctx, "echo up; read -r word", str(tmp_path))
@@ -199,7 +199,7 @@ async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> 
         await job.stop()
 
 
-async def test_a_job_without_a_receipt_runs_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_runs_without_a_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
     async with context_in(tmp_path) as ctx:
         box = box_of(ctx, process_tool())
@@ -210,11 +210,11 @@ async def test_a_job_without_a_receipt_runs_all_the_same(tmp_path: Path, monkeyp
         assert "job-1 running" in str((await box.runner.run(poll)).output)
 
 
-def test_where_there_are_no_start_times_there_are_no_receipts(tmp_path: Path) -> None:
+def test_receipt_needs_start_times(tmp_path: Path) -> None:
     assert write_receipt(new_ulid(), 2**22 + 1, "gone", str(tmp_path)) is None
 
 
-def test_a_receipt_is_removed_once(tmp_path: Path) -> None:
+def test_receipt_can_be_removed_twice(tmp_path: Path) -> None:
     (tmp_path / "receipt").touch()
     (tmp_path / "other").touch()
     for _ in range(2):
@@ -222,14 +222,14 @@ def test_a_receipt_is_removed_once(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["other"]
 
 
-def test_of_processes_that_are_gone_nothing_is_known() -> None:
+def test_ended_process_has_no_usage() -> None:
     gone = 2**22 + 1
     assert measure_usage([gone]).rss_bytes == 0
     assert read_start_time(gone) is None
     assert not reads_terminal([gone])
 
 
-def test_of_this_process_something_is_known() -> None:
+def test_running_process_has_usage() -> None:
     facts = measure_usage([os.getpid()])
     assert facts.rss_bytes > 1024 * 1024
     assert facts.cpu_s > 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_last_registration_of_a_name_wins_and_a_note_says_so(tmp_path: Path) -> None:
+async def test_last_registration_of_a_name_wins_with_a_note(tmp_path: Path) -> None:
     registry = ToolRegistry()
     registry.register_all([returning("old", name="a"), returning("b", name="b")])
     registry.register(returning("new", name="a"))
@@ -32,13 +32,13 @@ async def test_the_last_registration_of_a_name_wins_and_a_note_says_so(tmp_path:
     assert (await call(registry.to_tool_box(context(tmp_path)), "a")).output == "new"
 
 
-def test_registering_the_same_tool_again_is_no_news() -> None:
+def test_registering_the_same_tool_twice_leaves_no_note() -> None:
     registry, same = ToolRegistry(), returning("x")
     registry.register_all([same, same])
     assert registry.notes == ()
 
 
-def test_a_tool_is_found_by_its_name_or_not_at_all() -> None:
+def test_tool_is_found_by_its_name() -> None:
     registry, known = ToolRegistry(), returning("x", name="known")
     registry.register(known)
     assert registry.get("known") is known
@@ -46,7 +46,7 @@ def test_a_tool_is_found_by_its_name_or_not_at_all() -> None:
     assert (registry.has("known"), registry.has("unknown")) == (True, False)
 
 
-def test_a_box_is_not_changed_by_later_registrations(tmp_path: Path) -> None:
+def test_toolbox_is_not_changed_by_later_registrations(tmp_path: Path) -> None:
     registry = ToolRegistry()
     registry.register(returning("x", name="early"))
     box = registry.to_tool_box(context(tmp_path))
@@ -64,12 +64,12 @@ def test_a_box_is_not_changed_by_later_registrations(tmp_path: Path) -> None:
         ("", "There is no tool named ''."),
     ],
 )
-async def test_an_unknown_tool_is_an_error_outcome(tmp_path: Path, name: str, message: str) -> None:
+async def test_unknown_tool_is_an_error_outcome(tmp_path: Path, name: str, message: str) -> None:
     outcome = await call(box_of(context(tmp_path), returning("x", name="read")), name)
     assert (outcome.id, outcome.result) == ("call-1", ToolResult.error(message, code="unknown_tool"))
 
 
-async def test_a_block_that_is_no_json_is_an_error_outcome(tmp_path: Path) -> None:
+async def test_block_that_is_not_json_is_an_error_outcome(tmp_path: Path) -> None:
     broken = ToolResult([JsonContentBlock({"raw": b"x"})])  # type: ignore[dict-item]
     outcome = await call(box_of(context(tmp_path), returning(broken)), "probe")
     assert outcome.result == ToolResult.error(
@@ -77,20 +77,20 @@ async def test_a_block_that_is_no_json_is_an_error_outcome(tmp_path: Path) -> No
     )
 
 
-async def test_an_answer_that_is_a_schema_itself_is_passed_on(tmp_path: Path) -> None:
+async def test_result_that_looks_like_a_schema_is_passed_on(tmp_path: Path) -> None:
     schema: JsonValue = {"type": ["string", "null"], "resource": "x"}
     outcome = await call(box_of(context(tmp_path), returning(schema)), "probe")
     assert (outcome.is_error, outcome.output) == (False, schema)
 
 
 @pytest.mark.parametrize("where", ["structured", "details"])
-async def test_facts_that_are_no_json_are_an_error_outcome(tmp_path: Path, where: str) -> None:
+async def test_details_that_are_not_json_are_an_error_outcome(tmp_path: Path, where: str) -> None:
     facts: Any = {"structured": math.nan} if where == "structured" else {"details": {"x": {1}}}
     outcome = await call(box_of(context(tmp_path), returning(ToolResult((), **facts))), "probe")
     assert outcome.details["code"] == "bad_result"
 
 
-async def test_the_end_of_the_session_ends_a_call_that_has_a_token_of_its_own(tmp_path: Path) -> None:
+async def test_session_token_ends_a_call_with_its_own_token(tmp_path: Path) -> None:
     async def wait(arguments: JsonObject, ctx: ToolContext) -> None:
         ctx_of_box.cancel.cancel("the session is over")
         await anyio.sleep_forever()
@@ -101,7 +101,7 @@ async def test_the_end_of_the_session_ends_a_call_that_has_a_token_of_its_own(tm
     assert outcome.output == "probe was stopped: the session is over"
 
 
-async def test_a_progress_listener_of_the_context_hears_calls_that_have_none(tmp_path: Path) -> None:
+async def test_progress_sink_of_the_context_is_the_default(tmp_path: Path) -> None:
     async def report(arguments: JsonObject, ctx: ToolContext) -> str:
         ctx.report(ToolProgress(1))
         return "done"
@@ -112,7 +112,7 @@ async def test_a_progress_listener_of_the_context_hears_calls_that_have_none(tmp
     assert heard == [ToolProgress(1)]
 
 
-async def test_a_progress_listener_that_fails_does_not_fail_the_tool(tmp_path: Path) -> None:
+async def test_failing_progress_sink_does_not_fail_the_tool(tmp_path: Path) -> None:
     async def report(arguments: JsonObject, ctx: ToolContext) -> str:
         ctx.report(ToolProgress(1))
         return "done"

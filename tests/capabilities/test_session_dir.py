@@ -46,14 +46,14 @@ def session(days: float = OLD, *, name: str | None = None) -> Path:
     return folder
 
 
-def test_sessions_older_than_a_week_are_swept_out_and_younger_ones_stay() -> None:
+def test_sessions_older_than_a_week_are_removed() -> None:
     old, young = session(OLD), session(YOUNG)
     SessionDir().make()
     assert (old.exists(), young.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("inner", [".", "tool-output", "tool-output/a.txt"])
-def test_a_session_that_wrote_lately_stays_however_old_the_rest_of_it_is(inner: str) -> None:
+def test_session_with_a_recent_file_stays(inner: str) -> None:
     folder = session(OLD)
     age(folder / inner, YOUNG)
     SessionDir().make()
@@ -61,7 +61,7 @@ def test_a_session_that_wrote_lately_stays_however_old_the_rest_of_it_is(inner: 
 
 
 @pytest.mark.parametrize("name", ["old", "backup-2024", "0" * 25, "0" * 25 + "u"])
-def test_what_does_not_bear_the_name_of_a_session_is_not_touched(name: str) -> None:
+def test_other_names_are_not_removed(name: str) -> None:
     folder = session(OLD, name=name)
     SessionDir().make()
     assert (folder / "tool-output" / "a.txt").exists()
@@ -83,7 +83,7 @@ def test_links_are_neither_followed_nor_removed(tmp_path: Path, monkeypatch: pyt
     assert (link.is_symlink(), (tmp_path / "data").exists(), listed) == (True, True, [])
 
 
-def test_a_link_inside_a_session_counts_as_itself(tmp_path: Path) -> None:
+def test_link_inside_a_session_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "young").touch()
     old = session(OLD)
     for target in ("young", "."):
@@ -94,7 +94,7 @@ def test_a_link_inside_a_session_counts_as_itself(tmp_path: Path) -> None:
     assert (old.exists(), (tmp_path / "young").exists()) == (False, True)
 
 
-def test_a_file_with_the_name_of_a_session_is_not_touched() -> None:
+def test_file_with_the_name_of_a_session_is_not_removed() -> None:
     file = sessions() / new_ulid()
     file.touch()
     age(file)
@@ -102,7 +102,7 @@ def test_a_file_with_the_name_of_a_session_is_not_touched() -> None:
     assert file.exists()
 
 
-def test_a_session_that_goes_while_it_is_looked_at_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_removed_meanwhile_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = session(OLD)
     really = os.scandir
 
@@ -122,7 +122,7 @@ def once(first: Callable[[str], object], then: Callable[[str], object]) -> Calla
     return lambda path: next(turns, then)(path)
 
 
-def test_folders_that_cannot_be_read_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_directories_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = session(OLD)
 
     def refuse(path: str) -> object:
@@ -136,7 +136,7 @@ def test_folders_that_cannot_be_read_are_no_failure(monkeypatch: pytest.MonkeyPa
     assert folder.exists()
 
 
-def test_a_session_that_cannot_be_removed_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_cannot_be_removed_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may write into a read-only directory: what refuses here is the removal itself.
     folder = session(OLD)
 
@@ -150,13 +150,13 @@ def test_a_session_that_cannot_be_removed_is_no_failure(monkeypatch: pytest.Monk
     assert (folder.exists(), os.path.isdir(made)) == (True, True)
 
 
-def test_one_session_keeps_to_one_directory() -> None:
+def test_session_has_one_directory() -> None:
     own = SessionDir()
     assert own.make() == own.make()
     assert Path(own.save("a", "x")).parent == Path(own.save("b", "y")).parent
 
 
-def test_long_answers_saved_at_once_share_one_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_saves_share_one_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = threading.Barrier(2)
 
     def wait_for_another_thread(path: str) -> None:
@@ -174,7 +174,7 @@ def test_long_answers_saved_at_once_share_one_directory(monkeypatch: pytest.Monk
     assert len(os.listdir(sessions())) == 1
 
 
-def test_a_session_stays_where_it_is_when_the_working_directory_changes(
+def test_session_directory_is_independent_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -185,9 +185,7 @@ def test_a_session_stays_where_it_is_when_the_working_directory_changes(
     assert (own.make(), made) == (made, str(tmp_path / "session"))
 
 
-def test_without_a_home_nothing_is_made_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_home_nothing_is_made_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for home in ("", "~"):
         monkeypatch.setenv("HOME", home)

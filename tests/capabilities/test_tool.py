@@ -28,13 +28,13 @@ async def nothing(arguments: JsonObject, ctx: ToolContext) -> None:
 
 
 @pytest.mark.parametrize("name", [None, 7, "", "a b", "a.b", "é", "x" * 65, "a\n"])
-def test_a_name_that_a_provider_would_reject_is_refused(name: Any) -> None:
+def test_invalid_tool_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidTool, match="cannot be the name of a tool: use 1 to 64"):
         tool(nothing, name=name)
 
 
 @pytest.mark.parametrize("name", ["a", "bg-process", "github__create_issue", "x" * 64])
-def test_names_that_every_provider_accepts_are_accepted(name: str) -> None:
+def test_valid_tool_names_are_accepted(name: str) -> None:
     assert tool(nothing, name=name).name == name
 
 
@@ -48,18 +48,18 @@ def test_names_that_every_provider_accepts_are_accepted(name: str) -> None:
         ({"type": "object", "x": {1}}, r"the parameters of 'probe': not JSON: \$.x is of type set"),
     ],
 )
-def test_parameters_that_describe_no_object_are_refused(schema: Any, message: str) -> None:
+def test_parameters_must_describe_an_object(schema: Any, message: str) -> None:
     with pytest.raises(InvalidTool, match=message):
         tool(nothing, parameters=schema)
 
 
-def test_an_output_schema_that_is_no_object_is_refused() -> None:
+def test_output_schema_must_be_an_object() -> None:
     spec = ToolSpec("probe", "", NOTHING, nothing, output_schema="text")  # type: ignore[arg-type]
     with pytest.raises(InvalidTool, match="the output schema of 'probe'"):
         define_tool(spec)
 
 
-def test_the_descriptor_tells_a_model_everything_about_the_tool() -> None:
+def test_descriptor_describes_the_tool_completely() -> None:
     spec = ToolSpec(
         "probe",
         "Looks.",
@@ -77,7 +77,7 @@ def test_the_descriptor_tells_a_model_everything_about_the_tool() -> None:
     assert descriptor.annotations == {"openWorldHint": False, "readOnlyHint": True}
 
 
-def test_a_tool_without_a_title_is_labelled_by_its_name() -> None:
+def test_tool_without_a_title_is_labelled_by_its_name() -> None:
     assert repr(tool(nothing)) == "DefinedTool('probe')"
     assert tool(nothing).label == "probe"
 
@@ -85,20 +85,18 @@ def test_a_tool_without_a_title_is_labelled_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("answer", "output"), [("text", "text"), ({"a": [1]}, {"a": [1]}), (3, 3), (None, []), (ToolResult.json(1), 1)]
 )
-async def test_a_tool_may_answer_with_a_result_or_with_a_plain_value(
-    tmp_path: Path, answer: Any, output: JsonValue
-) -> None:
+async def test_tool_may_return_a_result_or_a_plain_value(tmp_path: Path, answer: Any, output: JsonValue) -> None:
     outcome = await returning(answer).invoke(ToolCall("7", "probe", {}), context(tmp_path))
     assert (outcome.id, outcome.output, outcome.is_error) == ("7", output, False)
 
 
-async def test_run_and_execute_give_the_result_with_its_blocks(tmp_path: Path) -> None:
+async def test_run_and_execute_return_the_result(tmp_path: Path) -> None:
     made = returning({"a": 1})
     assert (await made.run({}, context(tmp_path))).content == (JsonContentBlock({"a": 1}),)
     assert await made.execute({}, context(tmp_path)) == await made.run({}, context(tmp_path))
 
 
-async def test_a_tool_is_not_run_with_arguments_that_do_not_fit(tmp_path: Path) -> None:
+async def test_tool_does_not_run_with_invalid_arguments(tmp_path: Path) -> None:
     ran: list[JsonObject] = []
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
@@ -113,14 +111,14 @@ async def test_a_tool_is_not_run_with_arguments_that_do_not_fit(tmp_path: Path) 
     )
 
 
-async def test_no_arguments_at_all_are_an_empty_object(tmp_path: Path) -> None:
+async def test_null_arguments_are_an_empty_object(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
         return arguments
 
     assert (await tool(run).run(None, context(tmp_path))).content == (JsonContentBlock({}),)
 
 
-async def test_a_tool_cannot_change_the_arguments_of_its_caller(tmp_path: Path) -> None:
+async def test_tool_cannot_change_the_arguments_of_its_caller(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         inner = arguments["a"]
         assert isinstance(inner, dict)
@@ -159,9 +157,7 @@ class Own(BaseException):
         (ExceptionGroup("two", [ValueError("a"), OSError("b")]), "probe failed: ValueError: a; b"),
     ],
 )
-async def test_whatever_a_tool_raises_comes_back_as_an_error(
-    tmp_path: Path, error: BaseException, message: str
-) -> None:
+async def test_exception_of_a_tool_is_an_error_result(tmp_path: Path, error: BaseException, message: str) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         raise error
 
@@ -170,7 +166,7 @@ async def test_whatever_a_tool_raises_comes_back_as_an_error(
 
 
 @pytest.mark.parametrize("answer", [{"when": object()}, math.nan, ("a", "b")])
-async def test_an_answer_that_is_no_json_is_an_error(tmp_path: Path, answer: Any) -> None:
+async def test_return_value_that_is_not_json_is_an_error_result(tmp_path: Path, answer: Any) -> None:
     result = await returning(answer).run({}, context(tmp_path))
     assert result.details["code"] == "bad_result"
     assert "not JSON: $" in str(result.content)
@@ -186,18 +182,18 @@ async def test_an_answer_that_is_no_json_is_an_error(tmp_path: Path, answer: Any
         lambda: ToolResult((), details=None),  # type: ignore[arg-type]
     ],
 )
-async def test_a_result_that_is_none_is_the_tools_failure(tmp_path: Path, make: Callable[[], ToolResult]) -> None:
+async def test_invalid_result_is_the_failure_of_the_tool(tmp_path: Path, make: Callable[[], ToolResult]) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return make()
 
     assert (await tool(run).run({}, context(tmp_path))).details["code"] == "failed"
 
 
-def test_which_part_to_keep_may_be_said_as_text() -> None:
+def test_keep_may_be_a_string() -> None:
     assert ToolResult((), keep="tail").keep is Keep.TAIL  # type: ignore[arg-type]
 
 
-async def test_a_task_of_its_own_that_was_cancelled_is_the_tools_failure(tmp_path: Path) -> None:
+async def test_cancelled_task_of_the_tool_is_its_failure(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         own = asyncio.get_running_loop().create_task(anyio.sleep_forever())
         own.cancel()
@@ -208,13 +204,13 @@ async def test_a_task_of_its_own_that_was_cancelled_is_the_tools_failure(tmp_pat
 
 
 @pytest.mark.parametrize("arguments", [{"a": math.nan}, {1: 2}, {"a": {1, 2}}])
-async def test_arguments_that_are_no_json_are_told_so(tmp_path: Path, arguments: Any) -> None:
+async def test_arguments_that_are_not_json_are_refused(tmp_path: Path, arguments: Any) -> None:
     result = await tool(nothing).run(arguments, context(tmp_path))
     assert result.details["code"] == "invalid_arguments"
     assert "the arguments are not JSON: $" in str(result.content)
 
 
-async def test_large_arguments_are_checked_beside_the_event_loop(tmp_path: Path) -> None:
+async def test_large_arguments_are_checked_in_a_thread(tmp_path: Path) -> None:
     schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array", "uniqueItems": True}}}
     rows: list[JsonValue] = [{"n": n} for n in range(300)]
     ticks: list[int] = []
@@ -231,25 +227,25 @@ async def test_large_arguments_are_checked_beside_the_event_loop(tmp_path: Path)
     assert len(ticks) > 2
 
 
-async def test_a_tool_whose_arguments_somebody_else_checks_gets_any_object(tmp_path: Path) -> None:
+async def test_unchecked_tool_receives_any_object(tmp_path: Path) -> None:
     spec = ToolSpec("probe", "", {"type": "object", "required": ["a"]}, nothing, check_arguments=False)
     assert not (await define_tool(spec).run({"b": 1}, context(tmp_path))).is_error
     assert (await define_tool(spec).run("x", context(tmp_path))).is_error
 
 
-async def test_a_function_that_is_not_async_is_told_so(tmp_path: Path) -> None:
+async def test_function_that_is_not_async_is_reported(tmp_path: Path) -> None:
     made = tool(lambda arguments, ctx: "x")  # type: ignore[arg-type, return-value]
     result = await made.run({}, context(tmp_path))
     assert result == ToolResult.error("probe failed: its run function is not async", code="failed")
 
 
-async def test_a_schema_the_validator_cannot_use_is_told_without_running(tmp_path: Path) -> None:
+async def test_unusable_schema_is_reported_without_running(tmp_path: Path) -> None:
     made = tool(nothing, parameters={"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}})
     result = await made.run({"a": 1}, context(tmp_path))
     assert result.details == {"code": "bad_schema"}
 
 
-async def test_a_cancelled_token_ends_the_tool_and_comes_back_as_a_result(tmp_path: Path) -> None:
+async def test_cancelled_token_ends_the_tool_with_a_result(tmp_path: Path) -> None:
     cleaned: list[str] = []
     started = anyio.Event()
 
@@ -274,7 +270,7 @@ async def test_a_cancelled_token_ends_the_tool_and_comes_back_as_a_result(tmp_pa
     assert results == [ToolResult.error("probe was stopped: Ctrl-C", code="cancelled")]
 
 
-async def test_a_token_cancelled_beforehand_stops_the_tool_at_its_first_wait(tmp_path: Path) -> None:
+async def test_token_cancelled_beforehand_stops_the_tool_at_its_first_await(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         await anyio.sleep_forever()
 
@@ -284,7 +280,7 @@ async def test_a_token_cancelled_beforehand_stops_the_tool_at_its_first_wait(tmp
     assert result.details == {"code": "cancelled"}
 
 
-async def test_a_tool_that_finishes_although_it_was_cancelled_is_believed(tmp_path: Path) -> None:
+async def test_tool_that_finishes_despite_cancellation_keeps_its_result(tmp_path: Path) -> None:
     token = CancelToken()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
@@ -295,7 +291,7 @@ async def test_a_tool_that_finishes_although_it_was_cancelled_is_believed(tmp_pa
     assert result == ToolResult.text("done")
 
 
-async def test_the_cancellation_of_the_running_task_passes_through(tmp_path: Path) -> None:
+async def test_cancellation_of_the_running_task_passes_through(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         await anyio.sleep_forever()
 
@@ -306,7 +302,7 @@ async def test_the_cancellation_of_the_running_task_passes_through(tmp_path: Pat
     assert returned == []
 
 
-async def test_an_interrupt_from_the_keyboard_passes_through(tmp_path: Path) -> None:
+async def test_keyboard_interrupt_passes_through(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         raise KeyboardInterrupt
 

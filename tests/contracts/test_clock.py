@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("make", [SystemClock, ManualClock])
-def test_the_time_is_told_in_whole_milliseconds_and_does_not_run_backwards_by_itself(make: Callable[[], Clock]) -> None:
+def test_clock_returns_whole_milliseconds_and_does_not_go_back(make: Callable[[], Clock]) -> None:
     clock = make()
     told = [clock.now_ms() for _ in range(100)]
     assert all(isinstance(ms, int) for ms in told)
     assert told == sorted(told)
 
 
-def test_a_manual_clock_moves_when_told_and_only_then() -> None:
+def test_manual_clock_moves_only_by_advance() -> None:
     clock = ManualClock(1_000)
     clock.advance(500)
     clock.advance(-200)

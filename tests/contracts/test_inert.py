@@ -43,24 +43,24 @@ SHELL_CALLS: dict[str, Callable[[Shell], Awaitable[object]]] = {
 }
 
 
-def test_every_method_of_the_doors_is_tried_here() -> None:
+def test_every_method_of_the_ports_is_tested() -> None:
     assert FS_CALLS.keys() == methods_of(Fs)
     assert SHELL_CALLS.keys() == methods_of(Shell)
 
 
 @pytest.mark.parametrize("name", list(FS_CALLS))
-async def test_a_file_is_refused_when_it_is_asked_for(name: str) -> None:
+async def test_unavailable_files_refuse_every_operation(name: str) -> None:
     with pytest.raises(OSError, match="a remote tool has no files or commands of this machine"):
         await FS_CALLS[name](FS)
 
 
 @pytest.mark.parametrize("name", list(SHELL_CALLS))
-async def test_a_command_is_refused_when_it_is_asked_for(name: str) -> None:
+async def test_unavailable_shell_refuses_every_operation(name: str) -> None:
     with pytest.raises(OSError, match="a remote tool has no files or commands of this machine"):
         await SHELL_CALLS[name](SHELL)
 
 
-def test_a_context_without_doors_can_be_made_and_has_no_budget_of_its_own() -> None:
+def test_context_without_ports_has_an_unlimited_budget() -> None:
     context = make_inert_context()
     assert isinstance(context.fs, UnavailableFs)
     assert isinstance(context.shell, UnavailableShell)

@@ -21,19 +21,19 @@ def state(request: pytest.FixtureRequest) -> ReadStateHandle:
     return make()
 
 
-def test_a_file_that_was_never_read_is_unknown(state: ReadStateHandle) -> None:
+def test_unread_file_is_unknown(state: ReadStateHandle) -> None:
     assert state.digest("/a") is None
     assert list(state.list_shown_lines("/a")) == []
 
 
-def test_the_last_digest_recorded_for_a_path_is_the_one_known(state: ReadStateHandle) -> None:
+def test_last_recorded_digest_is_returned(state: ReadStateHandle) -> None:
     state.record("/a", "one")
     state.record("/a", "two")
     state.record("/b", "other")
     assert (state.digest("/a"), state.digest("/b")) == ("two", "other")
 
 
-def test_a_forgotten_file_is_unknown_again(state: ReadStateHandle) -> None:
+def test_forgotten_file_is_unknown(state: ReadStateHandle) -> None:
     state.record("/a", "one", (1, 2))
     state.forget("/a")
     state.forget("/a")
@@ -41,19 +41,19 @@ def test_a_forgotten_file_is_unknown_again(state: ReadStateHandle) -> None:
     assert list(state.list_shown_lines("/a")) == []
 
 
-def test_lines_that_were_shown_add_up(state: ReadStateHandle) -> None:
+def test_shown_ranges_are_merged(state: ReadStateHandle) -> None:
     for lines in ((10, 20), (1, 3), (4, 5), (18, 30), (40, 40), (12, 13)):
         state.record("/a", "one", lines)
     assert list(state.list_shown_lines("/a")) == [(1, 5), (10, 30), (40, 40)]
 
 
-def test_a_record_without_lines_leaves_those_that_were_shown(state: ReadStateHandle) -> None:
+def test_record_without_lines_keeps_shown_ranges(state: ReadStateHandle) -> None:
     state.record("/a", "one", (1, 3))
     state.record("/a", "one")
     assert list(state.list_shown_lines("/a")) == [(1, 3)]
 
 
-def test_of_other_content_nothing_was_shown_yet(state: ReadStateHandle) -> None:
+def test_new_content_has_no_shown_ranges(state: ReadStateHandle) -> None:
     state.record("/a", "one", (1, 3))
     state.record("/a", "two")
     assert list(state.list_shown_lines("/a")) == []
@@ -62,7 +62,7 @@ def test_of_other_content_nothing_was_shown_yet(state: ReadStateHandle) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6))))
-def test_the_ranges_hold_every_line_that_was_shown_and_no_other(shown: list[tuple[int, int]]) -> None:
+def test_ranges_hold_exactly_the_shown_lines(shown: list[tuple[int, int]]) -> None:
     state, lines = ReadState(), set[int]()
     for first, more in shown:
         state.record("/a", "one", (first, first + more))

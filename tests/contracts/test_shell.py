@@ -54,17 +54,17 @@ async def started(shell: Shell, command: str, *, output_path: str | None = None)
         await process.aclose()
 
 
-async def test_a_command_gives_its_output_and_exit_code(shell: Shell) -> None:
+async def test_exec_returns_output_and_exit_code(shell: Shell) -> None:
     result = await shell.exec("echo out; echo err >&2; exit 3")
     assert (result.ended, result.exit_code) == (Ended.EXITED, 3)
     assert (result.output, result.output_bytes) == (b"out\nerr\n", 8)
 
 
-async def test_a_command_ended_by_a_signal_has_a_negative_exit_code(shell: Shell) -> None:
+async def test_signal_is_a_negative_exit_code(shell: Shell) -> None:
     assert (await shell.exec("kill -USR1 $$")).exit_code == -signal.SIGUSR1
 
 
-async def test_a_command_starts_in_the_shells_directory_or_in_the_one_given(shell: Shell, tmp_path: Path) -> None:
+async def test_command_starts_in_the_workspace_or_in_cwd(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     assert (await shell.exec("ls -d sub")).output == b"sub\n"
     assert (await shell.exec("basename $(pwd)", cwd="sub")).output == b"sub\n"
@@ -80,7 +80,7 @@ async def test_standard_input_is_empty(shell: Shell) -> None:
     assert (await shell.exec("cat; echo end", timeout_ms=5_000)).output == b"end\n"
 
 
-async def test_the_standard_input_of_the_program_is_not_for_its_commands(shell: Shell, tmp_path: Path) -> None:
+async def test_commands_do_not_read_our_standard_input(shell: Shell, tmp_path: Path) -> None:
     kind = type(shell)
     code = f"""
 import asyncio
@@ -91,7 +91,7 @@ print(asyncio.run(Kind({str(tmp_path)!r}).exec("cat; echo end")).output)
     assert done.stdout == b"b'end\\n'\n"
 
 
-async def test_a_directory_that_is_not_there_is_an_os_error(shell: Shell) -> None:
+async def test_absent_directory_is_an_os_error(shell: Shell) -> None:
     with pytest.raises(FileNotFoundError):
         await shell.exec("true", cwd="nowhere")
 
@@ -113,47 +113,45 @@ async def test_a_directory_that_is_not_there_is_an_os_error(shell: Shell) -> Non
         ("true", {"output_path": "\ud800"}, "the path of an output file cannot hold half"),
     ],
 )
-async def test_what_the_system_cannot_be_given_is_an_os_error(
-    shell: Shell, command: str, options: dict[str, Any], said: str
-) -> None:
+async def test_invalid_strings_are_an_os_error(shell: Shell, command: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(OSError, match=said) as caught:
         await shell.spawn(command, **options)
     assert caught.value.errno == errno.EINVAL
 
 
-async def test_a_directory_whose_name_is_no_text_can_be_worked_in(shell: Shell, tmp_path: Path) -> None:
+async def test_directory_with_a_name_that_is_not_utf_8_is_usable(shell: Shell, tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     (tmp_path / name).mkdir()
     assert (await shell.exec("basename $(pwd)", cwd=name)).output == b"caf\xe9\n"
 
 
-async def test_r46_a_command_is_over_when_it_exits_and_its_background_child_is_ended(shell: Shell) -> None:
+async def test_r46_command_is_over_at_its_exit_and_background_child_is_ended(shell: Shell) -> None:
     result = await shell.exec("sleep 600 & echo $!", timeout_ms=20_000)
     assert result.ended is Ended.EXITED
     assert not is_alive(int(result.output))
 
 
-async def test_a_command_past_its_time_is_ended_and_what_it_wrote_is_kept(shell: Shell) -> None:
+async def test_command_past_its_time_limit_is_ended_with_its_output(shell: Shell) -> None:
     result = await shell.exec("echo before; sleep 600", timeout_ms=500)
     assert (result.ended, result.output) == (Ended.TIMEOUT, b"before\n")
     assert result.exit_code == -signal.SIGTERM
 
 
-async def test_a_command_that_ignores_sigterm_is_killed(shell: Shell) -> None:
+async def test_command_that_ignores_sigterm_is_killed(shell: Shell) -> None:
     async with started(shell, "trap '' TERM; echo ready; sleep 600 & wait; wait") as process:
         await until(lambda: b"ready" in process.read_output())
         assert await process.stop(grace_ms=100) == -signal.SIGKILL
         assert await process.stop() == -signal.SIGKILL
 
 
-async def test_a_cancelled_command_is_ended(shell: Shell) -> None:
+async def test_cancelled_command_is_ended(shell: Shell) -> None:
     token = CancelToken()
     token.cancel()
     result = await shell.exec("sleep 600", cancel=token)
     assert result.ended is Ended.CANCELLED
 
 
-async def test_the_cancellation_of_the_task_ends_the_command_and_passes(shell: Shell, tmp_path: Path) -> None:
+async def test_cancelled_task_ends_the_command(shell: Shell, tmp_path: Path) -> None:
     async def run() -> None:
         await shell.exec("echo $$ > pid; exec sleep 600")
 
@@ -164,7 +162,7 @@ async def test_the_cancellation_of_the_task_ends_the_command_and_passes(shell: S
     assert not is_alive(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
-async def test_long_output_is_shown_by_its_ends_and_counted_in_full(shell: Shell) -> None:
+async def test_long_output_is_cut_in_the_middle_and_counted(shell: Shell) -> None:
     result = await shell.exec("yes | head -c 1000000")
     assert result.output_bytes == 1_000_000
     assert len(result.output) < 300_000
@@ -177,7 +175,7 @@ async def test_endless_output_is_ended_before_it_fills_the_disk(shell: Shell, mo
     assert result.ended is Ended.OUTPUT_LIMIT
 
 
-async def test_a_started_command_runs_until_it_is_stopped(shell: Shell) -> None:
+async def test_spawned_command_runs_until_stopped(shell: Shell) -> None:
     async with started(shell, "echo ready; exec sleep 600") as process:
         await until(lambda: b"ready" in process.read_output())
         assert process.exit_code is None
@@ -186,7 +184,7 @@ async def test_a_started_command_runs_until_it_is_stopped(shell: Shell) -> None:
         assert process.exit_code == -signal.SIGTERM
 
 
-async def test_a_started_command_can_be_waited_for_and_its_output_read_in_parts(shell: Shell) -> None:
+async def test_output_of_a_spawned_command_is_read_in_parts(shell: Shell) -> None:
     async with started(shell, "printf 0123456789; exit 4") as process:
         assert await process.wait() == 4
         assert process.output_size() == 10
@@ -195,7 +193,7 @@ async def test_a_started_command_can_be_waited_for_and_its_output_read_in_parts(
         assert process.read_output(99) == b""
 
 
-async def test_the_output_of_a_started_command_can_go_to_a_private_file(shell: Shell, tmp_path: Path) -> None:
+async def test_output_of_a_spawned_command_can_go_to_a_private_file(shell: Shell, tmp_path: Path) -> None:
     async with started(shell, "echo kept", output_path="out.txt") as process:
         await process.wait()
         assert process.read_output() == b"kept\n"
@@ -203,14 +201,14 @@ async def test_the_output_of_a_started_command_can_go_to_a_private_file(shell: S
     assert stat.S_IMODE((tmp_path / "out.txt").stat().st_mode) == 0o600
 
 
-async def test_an_output_file_that_is_there_already_is_not_overwritten(shell: Shell, tmp_path: Path) -> None:
+async def test_existing_output_file_is_not_overwritten(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
         await shell.spawn("echo x", output_path="out.txt")
     assert (tmp_path / "out.txt").read_bytes() == b"precious"
 
 
-async def test_closing_ends_the_whole_group_and_can_be_done_twice(shell: Shell) -> None:
+async def test_aclose_ends_the_group_and_can_be_repeated(shell: Shell) -> None:
     process = await shell.spawn("sleep 600 & echo $!; wait")
     await until(lambda: b"\n" in process.read_output())
     child = int(process.read_output())
@@ -220,7 +218,7 @@ async def test_closing_ends_the_whole_group_and_can_be_done_twice(shell: Shell) 
     assert not is_alive(process.pid)
 
 
-async def test_many_commands_run_side_by_side(shell: Shell) -> None:
+async def test_many_commands_run_concurrently(shell: Shell) -> None:
     outputs: dict[int, bytes] = {}
 
     async def run(n: int) -> None:
@@ -244,19 +242,17 @@ async def test_many_commands_run_side_by_side(shell: Shell) -> None:
         ("echo a; truncate -s 10G /proc/self/fd/1 2> /dev/null; echo b", b"a\nb\n"),
     ],
 )
-async def test_a_command_that_opens_its_own_output_again_loses_nothing(
-    shell: Shell, command: str, output: bytes
-) -> None:
+async def test_command_that_reopens_its_output_loses_nothing(shell: Shell, command: str, output: bytes) -> None:
     result = await shell.exec(command)
     assert (result.ended, result.output) == (Ended.EXITED, output)
 
 
-async def test_all_that_was_written_before_the_exit_is_there_after_it(shell: Shell) -> None:
+async def test_output_written_before_the_exit_is_complete(shell: Shell) -> None:
     result = await shell.exec("head -c 3000000 /dev/zero; sleep 600 &", timeout_ms=20_000)
     assert (result.ended, result.output_bytes) == (Ended.EXITED, 3_000_000)
 
 
-async def test_what_a_background_child_writes_later_is_taken_too(shell: Shell) -> None:
+async def test_later_output_of_a_background_child_is_captured(shell: Shell) -> None:
     command = "(until [ -e go ]; do sleep 0.01; done; echo late) & echo now"
     async with started(shell, command) as process:
         assert await process.wait() == 0
@@ -266,7 +262,7 @@ async def test_what_a_background_child_writes_later_is_taken_too(shell: Shell) -
         await until(lambda: process.read_output() == b"now\nlate\n")
 
 
-async def test_what_is_written_on_sigterm_is_kept(shell: Shell) -> None:
+async def test_output_on_sigterm_is_kept(shell: Shell) -> None:
     command = "trap 'sleep 0.2; echo tidied; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
     async with started(shell, command) as process:
         await until(lambda: b"ready" in process.read_output())
@@ -274,9 +270,7 @@ async def test_what_is_written_on_sigterm_is_kept(shell: Shell) -> None:
         assert process.read_output().endswith(b"tidied\n")
 
 
-async def test_output_over_the_cap_is_not_kept_while_the_command_tidies_up(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_over_the_cap_is_dropped_during_the_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_shell, "OUTPUT_CAP_BYTES", 100_000)
     result = await shell.exec("trap 'head -c 5000000 /dev/zero; exit 7' TERM; while :; do echo; done")
     assert (result.ended, result.exit_code) == (Ended.OUTPUT_LIMIT, 7)
@@ -300,7 +294,7 @@ class SlowDisk:
         self._append(file, data)
 
 
-async def test_what_a_slow_disk_keeps_waiting_is_not_lost(
+async def test_output_waiting_for_a_slow_disk_is_kept(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     disk = SlowDisk(monkeypatch)
@@ -317,7 +311,7 @@ async def test_what_a_slow_disk_keeps_waiting_is_not_lost(
         assert it.read_output() == b"first\nlast\n"
 
 
-async def test_waiting_for_a_command_is_waiting_for_its_output(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_includes_the_output(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     async with started(shell, "echo word") as process:
         asyncio.get_running_loop().call_later(0.5, disk.going.set)
@@ -325,7 +319,7 @@ async def test_waiting_for_a_command_is_waiting_for_its_output(shell: Shell, mon
         assert process.read_output() == b"word\n"
 
 
-async def test_a_command_has_to_wait_for_a_slow_disk_instead_of_filling_the_memory(
+async def test_slow_disk_blocks_the_command_instead_of_filling_memory(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
@@ -335,7 +329,7 @@ async def test_a_command_has_to_wait_for_a_slow_disk_instead_of_filling_the_memo
     assert disk.largest <= 1024 * 1024
 
 
-async def test_a_helper_that_is_a_little_late_is_waited_for(
+async def test_late_output_of_a_helper_is_awaited(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(local_shell, "_DRAIN_S", 20)
@@ -347,9 +341,7 @@ async def test_a_helper_that_is_a_little_late_is_waited_for(
         assert process.read_output() == b"now\nlate\n"
 
 
-async def test_an_output_that_is_given_up_is_closed_after_the_last_write(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_capture_is_closed_after_the_last_write(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     process = await shell.spawn("echo first")
     await until(disk.asked.is_set)
@@ -359,7 +351,7 @@ async def test_an_output_that_is_given_up_is_closed_after_the_last_write(
     disk.going.set()  # whether the file is closed now is seen by the check for leaks
 
 
-async def test_a_limit_that_is_passed_already_is_told_at_once(shell: Shell) -> None:
+async def test_limit_already_exceeded_is_reported_at_once(shell: Shell) -> None:
     async with started(shell, "echo word; exec sleep 600") as process:
         assert isinstance(process, LocalProcess)
         await until(lambda: process.output_size() == 5)
@@ -408,7 +400,7 @@ PROBE = "PROBE_OF_THIS_TEST"
         "setsid setsid sh -c 'sleep 600 & sleep 600' & exec sleep 600",
     ],
 )
-async def test_whoever_the_command_has_started_is_ended_with_it(shell: Shell, command: str, tmp_path: Path) -> None:
+async def test_descendants_are_ended_with_the_command(shell: Shell, command: str, tmp_path: Path) -> None:
     probe = f"{PROBE}={tmp_path}"
     process = await shell.spawn(f"{command} #", env={PROBE: str(tmp_path)})
     await until(lambda: len(carriers(probe)) > 1)
@@ -420,16 +412,14 @@ async def test_whoever_the_command_has_started_is_ended_with_it(shell: Shell, co
 @pytest.mark.parametrize(
     "command", ["set -m; sleep 600 > /dev/null 2>&1 &", "setsid sleep 600 &", "setsid sleep 600 &> /dev/null &"]
 )
-async def test_whoever_a_command_leaves_when_it_exits_is_ended(shell: Shell, command: str, tmp_path: Path) -> None:
+async def test_descendants_left_at_the_exit_are_ended(shell: Shell, command: str, tmp_path: Path) -> None:
     result = await shell.exec(command, env={PROBE: str(tmp_path)})
     assert (result.ended, result.exit_code) == (Ended.EXITED, 0)
     assert carriers(f"{PROBE}={tmp_path}") == []
 
 
 @pytest.mark.parametrize("step_s", [0, 0.0005])
-async def test_a_start_that_is_cancelled_at_any_step_leaves_nothing(
-    shell: Shell, step_s: float, tmp_path: Path
-) -> None:
+async def test_start_cancelled_at_any_step_leaves_nothing(shell: Shell, step_s: float, tmp_path: Path) -> None:
     await shell.exec("true")
     before = len(os.listdir("/proc/self/fd"))
     for steps in range(41):
@@ -446,7 +436,7 @@ async def test_a_start_that_is_cancelled_at_any_step_leaves_nothing(
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
-async def test_a_task_that_is_cancelled_again_and_again_still_ends_the_command(shell: Shell, tmp_path: Path) -> None:
+async def test_repeatedly_cancelled_task_still_ends_the_command(shell: Shell, tmp_path: Path) -> None:
     command = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     process = await shell.spawn(command, env={PROBE: str(tmp_path)})
     await until(lambda: b"ready" in process.read_output())
@@ -460,7 +450,7 @@ async def test_a_task_that_is_cancelled_again_and_again_still_ends_the_command(s
     await process.aclose()
 
 
-async def test_a_cancelled_scope_does_not_cut_the_end_of_a_command_short(shell: Shell, tmp_path: Path) -> None:
+async def test_cancelled_scope_does_not_interrupt_the_end(shell: Shell, tmp_path: Path) -> None:
     command = "trap 'sleep 0.2; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
     process = await shell.spawn(command)
     await until(lambda: b"ready" in process.read_output())
@@ -473,9 +463,7 @@ async def test_a_cancelled_scope_does_not_cut_the_end_of_a_command_short(shell: 
 
 
 @pytest.mark.parametrize("first", ["", "set -m; "])
-async def test_stopping_waits_for_all_that_was_started_not_for_the_command_alone(
-    shell: Shell, first: str, tmp_path: Path
-) -> None:
+async def test_stop_waits_for_all_descendants(shell: Shell, first: str, tmp_path: Path) -> None:
     slow = "trap 'sleep 0.3; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
     async with started(shell, f"{first}({slow}) & exec sleep 600") as process:
         await until(lambda: b"ready" in process.read_output())
@@ -483,7 +471,7 @@ async def test_stopping_waits_for_all_that_was_started_not_for_the_command_alone
         assert (tmp_path / "tidied").exists()
 
 
-def test_the_times_are_those_that_are_documented() -> None:
+def test_timeouts_are_the_documented_ones() -> None:
     assert STOP_GRACE_MS == 3_000
     assert local_shell.DEFAULT_TIMEOUT_MS == 120_000
     assert local_shell.OUTPUT_CAP_BYTES == 64 * 1024 * 1024
@@ -501,14 +489,14 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
-async def test_when_nobody_is_left_nobody_is_signalled(shell: Shell, signals: list[int]) -> None:
+async def test_ended_tree_is_not_signalled(shell: Shell, signals: list[int]) -> None:
     async with started(shell, "exit 3") as process:
         assert await process.wait() == 3
         assert await process.stop() == 3
     assert signals == []
 
 
-async def test_after_the_end_nobody_is_signalled(shell: Shell, request: pytest.FixtureRequest) -> None:
+async def test_stop_after_the_end_signals_nothing(shell: Shell, request: pytest.FixtureRequest) -> None:
     process = await shell.spawn("sleep 600 & wait")
     await process.stop()
     signals: list[int] = request.getfixturevalue("signals")
@@ -517,7 +505,7 @@ async def test_after_the_end_nobody_is_signalled(shell: Shell, request: pytest.F
     assert signals == []
 
 
-async def test_a_deadline_holds_against_what_may_not_be_signalled(
+async def test_deadline_holds_for_processes_that_cannot_be_signalled(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root one may signal everybody, so the refusal of the system is played here."""
@@ -540,7 +528,7 @@ async def test_a_deadline_holds_against_what_may_not_be_signalled(
 # -- input, followers, survivors, the last directory ----------------------------------------------
 
 
-async def test_a_command_started_with_an_input_can_be_written_to(shell: Shell) -> None:
+async def test_command_with_input_can_be_written_to(shell: Shell) -> None:
     process = await shell.spawn("while read -r line; do echo got $line; done", with_input=True)
     await process.write_input(b"one\n")
     await until(lambda: process.read_output() == b"got one\n")
@@ -552,13 +540,13 @@ async def test_a_command_started_with_an_input_can_be_written_to(shell: Shell) -
     await process.aclose()
 
 
-async def test_a_command_without_an_input_cannot_be_written_to(shell: Shell) -> None:
+async def test_command_without_input_cannot_be_written_to(shell: Shell) -> None:
     async with started(shell, "exec sleep 600") as process:
         with pytest.raises(BrokenPipeError, match="its standard input is closed"):
             await process.write_input(b"x")
 
 
-async def test_a_large_input_is_read_at_the_pace_of_the_command(shell: Shell) -> None:
+async def test_large_input_is_written_with_backpressure(shell: Shell) -> None:
     process = await shell.spawn("wc -c", with_input=True)
     await process.write_input(b"x" * 3_000_000, close=True)
     assert await process.wait() == 0
@@ -567,7 +555,7 @@ async def test_a_large_input_is_read_at_the_pace_of_the_command(shell: Shell) ->
 
 
 @pytest.mark.parametrize("closed", [True, False])
-async def test_a_server_that_heeds_no_end_of_input_is_asked_to_end_at_once(shell: Shell, closed: bool) -> None:
+async def test_stop_sends_sigterm_without_waiting_for_end_of_input(shell: Shell, closed: bool) -> None:
     process = await shell.spawn(
         "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", with_input=True
     )
@@ -580,7 +568,7 @@ async def test_a_server_that_heeds_no_end_of_input_is_asked_to_end_at_once(shell
     await process.aclose()
 
 
-async def test_a_stop_that_is_cancelled_ends_a_command_with_an_input(shell: Shell) -> None:
+async def test_cancelled_stop_ends_a_command_with_input(shell: Shell) -> None:
     process = await shell.spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done", with_input=True)
     await until(lambda: b"ready" in process.read_output())
     task = asyncio.create_task(process.stop(grace_ms=200))  # noqa: TID251 — as a stranger would
@@ -592,7 +580,7 @@ async def test_a_stop_that_is_cancelled_ends_a_command_with_an_input(shell: Shel
     await process.aclose()
 
 
-async def test_a_follower_hears_everything_from_the_first_byte_on(shell: Shell) -> None:
+async def test_sink_receives_all_output_from_the_first_byte(shell: Shell) -> None:
     async with started(shell, "echo first; until [ -e go ]; do sleep 0.01; done; seq 1 9999") as it:
         await until(lambda: it.output_size() == 6)
         heard: list[bytes] = []
@@ -609,9 +597,7 @@ async def test_a_follower_hears_everything_from_the_first_byte_on(shell: Shell) 
         assert threading.get_ident() not in threads
 
 
-async def test_a_follower_that_comes_while_a_piece_is_written_hears_that_piece(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sink_added_during_a_write_receives_that_piece(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     async with started(shell, "echo word") as process:
         await until(disk.asked.is_set)
@@ -622,7 +608,7 @@ async def test_a_follower_that_comes_while_a_piece_is_written_hears_that_piece(
         assert heard == [b"word\n"]
 
 
-async def test_whom_a_command_has_left_can_be_listed(shell: Shell) -> None:
+async def test_survivors_are_listed(shell: Shell) -> None:
     async with started(shell, "sleep 600 & setsid sleep 600 & echo $!") as process:
         await process.wait()
         left = await anyio.to_thread.run_sync(process.survivors)
@@ -633,13 +619,13 @@ async def test_whom_a_command_has_left_can_be_listed(shell: Shell) -> None:
     assert not any(map(is_alive, left))
 
 
-async def test_nobody_is_left_of_a_command_that_has_left_nobody(shell: Shell) -> None:
+async def test_command_without_descendants_has_no_survivors(shell: Shell) -> None:
     async with started(shell, "true") as process:
         await process.wait()
         assert await anyio.to_thread.run_sync(process.survivors) == []
 
 
-async def test_the_directory_in_which_the_shell_ended_is_known(shell: Shell, tmp_path: Path) -> None:
+async def test_final_directory_of_the_shell_is_known(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     async with started(shell, "cd sub; exit 1") as process:
         await process.wait()
@@ -651,7 +637,7 @@ async def test_the_directory_in_which_the_shell_ended_is_known(shell: Shell, tmp
 
 
 @pytest.mark.parametrize("planted", ["ln -sf /etc/passwd", "rm -f x; mkfifo", "mkdir", "printf 'a\\0b' >"])
-async def test_what_a_command_puts_in_the_place_of_the_note_is_not_believed(shell: Shell, planted: str) -> None:
+async def test_forged_final_directory_is_ignored(shell: Shell, planted: str) -> None:
     command = f"{planted} $__indus_cwd_file; kill -9 $$"
     async with started(shell, command) as process:
         await process.wait()
@@ -669,7 +655,7 @@ def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_files")
-async def test_of_a_very_long_output_the_first_part_and_the_last_are_kept(shell: Shell, tmp_path: Path) -> None:
+async def test_first_and_last_part_of_a_very_long_output_are_kept(shell: Shell, tmp_path: Path) -> None:
     async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
         await process.wait()
         whole = b"".join(b"%05d\n" % n for n in range(1, 100_000))
@@ -687,7 +673,7 @@ async def test_of_a_very_long_output_the_first_part_and_the_last_are_kept(shell:
 
 
 @pytest.mark.usefixtures("_small_files")
-async def test_a_file_that_cannot_be_put_in_order_stays_as_it_is(shell: Shell, tmp_path: Path) -> None:
+async def test_output_file_that_cannot_be_reordered_stays(shell: Shell, tmp_path: Path) -> None:
     async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
         await process.wait()
         (tmp_path / "out.txt.ordered").mkdir()
@@ -695,7 +681,7 @@ async def test_a_file_that_cannot_be_put_in_order_stays_as_it_is(shell: Shell, t
 
 
 @pytest.mark.usefixtures("_small_files")
-async def test_a_disk_that_is_full_at_the_end_leaves_no_second_file(
+async def test_full_disk_at_the_end_leaves_no_second_file(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(source: str, target: str) -> None:

@@ -48,25 +48,25 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> ToolBox:
     return make(tmp_path, tools)
 
 
-def test_tools_are_listed_in_the_order_they_were_given_every_time(box: ToolBox) -> None:
+def test_tools_are_listed_in_a_stable_order(box: ToolBox) -> None:
     names = [descriptor.name for descriptor in box.descriptors()]
     assert names == ["zebra", "apple", "waits", "fails"]
     assert list(box.descriptors()) == list(box.descriptors())
 
 
-async def test_a_call_is_answered_under_its_id(box: ToolBox) -> None:
+async def test_outcome_has_the_id_of_its_call(box: ToolBox) -> None:
     outcome = await box.runner.run(ToolCall("call-7", "apple", {}), CancelToken())
     assert (outcome.id, outcome.output, outcome.is_error) == ("call-7", {"a": 1}, False)
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("fails", {}), ("missing", {}), ("zebra", "no object"), ("zebra", [])])
-async def test_whatever_goes_wrong_is_an_error_outcome(box: ToolBox, name: str, arguments: JsonValue) -> None:
+async def test_failures_are_error_outcomes(box: ToolBox, name: str, arguments: JsonValue) -> None:
     outcome = await box.runner.run(ToolCall("1", name, arguments))
     assert outcome.is_error
     assert isinstance(outcome.output, str)
 
 
-async def test_a_cancelled_token_ends_the_call_with_an_error_outcome(box: ToolBox) -> None:
+async def test_cancelled_token_ends_the_call_with_an_error_outcome(box: ToolBox) -> None:
     token = CancelToken()
     token.cancel("enough")
     with anyio.fail_after(5):
@@ -81,7 +81,7 @@ async def test_the_cancellation_of_the_task_passes_through(box: ToolBox) -> None
     assert scope.cancelled_caught
 
 
-async def test_a_call_that_was_cancelled_leaves_the_next_one_alone(box: ToolBox) -> None:
+async def test_cancelled_call_does_not_affect_the_next(box: ToolBox) -> None:
     token = CancelToken()
     token.cancel()
     await box.runner.run(ToolCall("1", "waits", {}), token)

@@ -26,29 +26,29 @@ def mode(path: str | Path) -> int:
     return stat.S_IMODE(os.lstat(path).st_mode)
 
 
-def test_state_lives_below_the_home_directory_by_default() -> None:
+def test_state_directory_is_in_the_home_directory_by_default() -> None:
     assert state_dir() == str(Path.home() / ".local" / "state" / "indus")
 
 
-def test_xdg_state_home_moves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_xdg_state_home_moves_the_state_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert state_dir() == str(tmp_path / "indus")
 
 
 @pytest.mark.parametrize("value", ["", "relative/path", "."])
-def test_a_relative_xdg_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_relative_xdg_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", value)
     assert state_dir() == str(Path.home() / ".local" / "state" / "indus")
 
 
 @pytest.mark.parametrize("home", ["", "relative", "~", "."])
-def test_a_home_that_is_no_full_path_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+def test_relative_home_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
     with pytest.raises(OSError, match="set HOME or XDG_STATE_HOME to a full path"):
         state_dir()
 
 
-def test_without_home_the_list_of_users_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_comes_from_the_password_database_without_home_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(uid: int) -> pwd.struct_passwd:
         return pwd.struct_passwd(("me", "x", uid, uid, "", "/home/me", "/bin/sh"))
 
@@ -57,7 +57,7 @@ def test_without_home_the_list_of_users_tells_it(monkeypatch: pytest.MonkeyPatch
     assert state_dir() == "/home/me/.local/state/indus"
 
 
-def test_a_user_without_home_and_unknown_to_the_system_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_user_without_home_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
 
@@ -73,13 +73,13 @@ def test_xdg_state_home_needs_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert state_dir() == str(tmp_path / "indus")
 
 
-def test_a_private_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_private_directory_is_closed_to_other_users(tmp_path: Path) -> None:
     path = make_private_dir(str(tmp_path / "a" / "b"))
     assert mode(path) == 0o700
     assert make_private_dir(path) == path
 
 
-def test_the_directories_made_above_it_are_private_and_those_that_were_there_stay(tmp_path: Path) -> None:
+def test_new_parents_are_private_and_existing_ones_stay(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o755)
     former = os.umask(0)
@@ -92,13 +92,13 @@ def test_the_directories_made_above_it_are_private_and_those_that_were_there_sta
     assert mode(tmp_path / "there") == 0o755
 
 
-def test_a_relative_path_starts_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_starts_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert make_private_dir("x") == str(tmp_path / "x")
     assert mode(tmp_path / "x") == 0o700
 
 
-def test_no_path_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -106,7 +106,7 @@ def test_no_path_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert mode(tmp_path) == 0o755
 
 
-def test_a_directory_that_others_could_enter_is_closed_to_them(tmp_path: Path) -> None:
+def test_existing_directory_is_closed_to_other_users(tmp_path: Path) -> None:
     path = tmp_path / "open"
     path.mkdir()
     path.chmod(0o777)
@@ -114,7 +114,7 @@ def test_a_directory_that_others_could_enter_is_closed_to_them(tmp_path: Path) -
     assert mode(path) == 0o700
 
 
-def test_c14_a_link_prepared_by_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_c14_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("link", "link/", "link//", "link/."):
@@ -122,7 +122,7 @@ def test_c14_a_link_prepared_by_somebody_else_is_refused(tmp_path: Path) -> None
             make_private_dir(f"{tmp_path}/{name}")
 
 
-def test_c14_a_directory_of_somebody_else_is_refused_and_not_changed(tmp_path: Path) -> None:
+def test_c14_directory_of_another_user_is_refused_unchanged(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs" if os.geteuid() == 0 else Path("/")
     if os.geteuid() == 0:
         theirs.mkdir()
@@ -134,25 +134,25 @@ def test_c14_a_directory_of_somebody_else_is_refused_and_not_changed(tmp_path: P
     assert mode(theirs) == before
 
 
-def test_c14_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+def test_c14_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PermissionError, match="not a directory of this user"):
         make_private_dir(str(tmp_path / "file"))
 
 
-def test_c14_a_private_file_never_goes_through_a_link(tmp_path: Path) -> None:
+def test_c14_private_file_is_not_created_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(FileExistsError):
         create_private_file(str(tmp_path / "link"))
     assert not (tmp_path / "target").exists()
 
 
-def test_a_private_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+def test_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     os.close(create_private_file(str(tmp_path / "file")))
     assert mode(tmp_path / "file") == 0o600
 
 
-def test_directories_can_be_nested_deeper_than_the_stack_is(tmp_path: Path) -> None:
+def test_directories_can_be_nested_deeper_than_the_stack(tmp_path: Path) -> None:
     deep = os.path.join(tmp_path, *["d"] * 200)
     former = sys.getrecursionlimit()
     # Lowered, because a thousand directories take seconds.
@@ -164,19 +164,19 @@ def test_directories_can_be_nested_deeper_than_the_stack_is(tmp_path: Path) -> N
     assert os.path.isdir(deep)
 
 
-def test_a_file_in_the_place_of_a_directory_stops_the_making(tmp_path: Path) -> None:
+def test_file_in_place_of_a_parent_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(FileExistsError):
             make_dirs(str(path))
 
 
-def test_a_directory_that_comes_about_meanwhile_is_fine(tmp_path: Path) -> None:
+def test_directory_made_by_another_process_meanwhile_is_fine(tmp_path: Path) -> None:
     make_dirs(f"{tmp_path}/a/../b")  # once there is an a, there is its parent too
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-def test_nothing_is_made_where_no_path_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_path_makes_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_dirs("a/b")
     make_dirs("")

@@ -20,7 +20,7 @@ def tree(error: type[CoreError]) -> set[str]:
 
 
 @pytest.mark.timeout(120)  # everything there is is loaded, on a machine that may be busy
-def test_the_drawing_of_the_error_tree_shows_every_error_there_is() -> None:
+def test_drawing_of_the_error_tree_shows_every_error() -> None:
     for package in (indusagi, induscode):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
@@ -44,7 +44,7 @@ def test_finding_a11_every_exception_without_words_is_described(kind: type[Excep
     assert kind.__name__ in describe_error(kind())
 
 
-def test_a_cause_speaks_for_an_exception_without_words() -> None:
+def test_exception_without_message_is_described_by_its_cause() -> None:
     error = RuntimeError()
     error.__cause__ = middle = ValueError()
     middle.__cause__ = OSError("disk full")
@@ -53,6 +53,6 @@ def test_a_cause_speaks_for_an_exception_without_words() -> None:
     assert describe_error(error) == "RuntimeError"
 
 
-def test_several_errors_are_described_once_each() -> None:
+def test_errors_of_a_group_are_described_once_each() -> None:
     group = ExceptionGroup("g", [OSError("a"), OSError("a"), ExceptionGroup("h", [EOFError()])])
     assert describe_error(group) == "a; the data ended early (EOFError)"

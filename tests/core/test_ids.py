@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-def test_an_id_is_a_ulid_to_an_outside_reader() -> None:
+def test_id_is_a_ulid_for_another_library() -> None:
     before = now_ms()
     made = new_ulid()
     read = ULID.from_str(made)
@@ -28,7 +28,7 @@ def test_an_id_is_a_ulid_to_an_outside_reader() -> None:
 
 
 @given(st.lists(st.integers(-5_000, 5_000), min_size=1, max_size=50))
-def test_ids_rise_whatever_the_clock_does(steps: list[int]) -> None:
+def test_ids_rise_when_the_clock_is_set_back(steps: list[int]) -> None:
     clock = ManualClock(1_000_000)
     mint = UlidMint(clock)
     made = [mint.mint()]
@@ -67,7 +67,7 @@ class Interrupted:
         return time
 
 
-def test_a_signal_handler_can_make_an_id_while_one_is_made() -> None:
+def test_signal_handler_can_make_an_id_while_one_is_made() -> None:
     clock = Interrupted()
     mint = UlidMint(clock)
     inner: list[str] = []
@@ -94,7 +94,7 @@ class Switching(int):
         return int(self) + other
 
 
-def test_no_thread_takes_the_last_id_while_another_one_adds_to_it() -> None:
+def test_threads_never_share_an_id() -> None:
     mint = UlidMint(ManualClock(-1))  # so that every id is the last one and one more
     made: list[str] = []
     thread = threading.Thread(target=lambda: made.append(mint.mint()))
@@ -124,9 +124,9 @@ def test_no_thread_takes_the_last_id_while_another_one_adds_to_it() -> None:
         "0" * 25 + "\uff11",
     ],
 )
-def test_what_is_not_written_as_an_id_is_none(text: str) -> None:
+def test_other_text_is_not_a_ulid(text: str) -> None:
     assert not is_ulid(text)
 
 
-def test_the_smallest_the_largest_and_a_new_id_are_ids() -> None:
+def test_smallest_largest_and_new_ids_are_ulids() -> None:
     assert all(is_ulid(text) for text in ("0" * 26, "7" + "Z" * 25, new_ulid()))

@@ -26,9 +26,7 @@ def depth_of(value: object) -> int:
 
 
 @given(hidden_json, MODES)
-def test_no_string_of_a_cleaned_value_holds_what_cannot_be_seen(
-    value: JsonValue, clean: Callable[[str], tuple[str, int]]
-) -> None:
+def test_cleaned_value_has_no_invisible_characters(value: JsonValue, clean: Callable[[str], tuple[str, int]]) -> None:
     cleaned, found = clean_json(value, clean)
     for text in iter_strings(cleaned):
         assert clean_text(text.replace("\r", "")) == (text.replace("\r", ""), 0)
@@ -36,7 +34,7 @@ def test_no_string_of_a_cleaned_value_holds_what_cannot_be_seen(
 
 
 @given(hidden_json, MODES)
-def test_a_value_keeps_its_shape_and_every_member(value: JsonValue, clean: Callable[[str], tuple[str, int]]) -> None:
+def test_cleaned_value_keeps_its_structure(value: JsonValue, clean: Callable[[str], tuple[str, int]]) -> None:
     def shape(inner: Any) -> Any:
         if isinstance(inner, dict):
             return [shape(one) for one in inner.values()]  # pyright: ignore[reportUnknownVariableType]
@@ -49,7 +47,7 @@ def test_a_value_keeps_its_shape_and_every_member(value: JsonValue, clean: Calla
 
 
 @given(st.lists(hidden_text, unique=True))
-def test_names_stay_apart_and_clean_names_stay_as_they_are(names: list[str]) -> None:
+def test_cleaned_keys_stay_distinct(names: list[str]) -> None:
     shown = clean_names(names)
     assert list(shown) == names
     assert len({*shown.values()}) == len(names)
@@ -67,11 +65,11 @@ def test_names_stay_apart_and_clean_names_stay_as_they_are(names: list[str]) -> 
         (["<U+E0041>", "\U000e0041"], ["<U+E0041>", "<U+E0041> (2)"]),
     ],
 )
-def test_a_name_that_would_be_taken_or_empty_is_written_out(names: list[str], shown: list[str]) -> None:
+def test_key_that_would_collide_or_be_empty_is_escaped(names: list[str], shown: list[str]) -> None:
     assert [*clean_names(names).values()] == shown
 
 
-def test_a_value_of_any_depth_is_cleaned() -> None:
+def test_deeply_nested_value_is_cleaned() -> None:
     value: JsonValue = "a\u202eb"
     for _ in range(50_000):
         value = [value]
@@ -85,7 +83,7 @@ def test_a_value_of_any_depth_is_cleaned() -> None:
         cleaned = cleaned.pop()
 
 
-def test_a_value_that_holds_itself_ends_and_keys_that_are_no_strings_stay() -> None:
+def test_cyclic_value_and_other_keys_are_handled() -> None:
     loop: Any = {"a\u200b": 1, 5: 2}
     loop["self"] = loop
     cleaned, found = clean_json(loop)

@@ -19,7 +19,7 @@ NAMES = st.lists(st.sampled_from(["a", "ab", "a-b", ".git", "é"]), max_size=4)
 
 
 @given(NAMES, NAMES)
-def test_a_path_is_within_what_its_components_begin_with(above: list[str], path: list[str]) -> None:
+def test_path_is_within_its_leading_components(above: list[str], path: list[str]) -> None:
     folder, whole = "/" + "/".join(above), "/" + "/".join(path)
     within = path[: len(above)] == above
     assert is_within(whole, folder) == within
@@ -34,7 +34,7 @@ def program(folder: Path) -> str:
     return str(folder)
 
 
-def test_default_14_a_program_of_the_workspace_is_not_run(tmp_path: Path) -> None:
+def test_default_14_program_of_the_workspace_is_not_run(tmp_path: Path) -> None:
     inside, honest = program(tmp_path / "work"), program(tmp_path / "honest")
     linked = tmp_path / "linked"
     linked.mkdir()

@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 @pytest.mark.parametrize("number", ENDING)
-async def test_a_signal_cancels_the_token_and_is_its_reason(number: signal.Signals) -> None:
+async def test_signal_cancels_the_token_with_its_name(number: signal.Signals) -> None:
     async with ending_signals() as token:
         os.kill(os.getpid(), number)
         with anyio.fail_after(5):
             assert await token == number.name
 
 
-async def test_after_the_block_the_signals_do_what_they_did_before() -> None:
+async def test_signal_handlers_are_restored_after_the_block() -> None:
     async with ending_signals():
         pass
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -36,9 +36,7 @@ async def test_after_the_block_the_signals_do_what_they_did_before() -> None:
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_program_that_is_told_to_end_takes_its_servers_and_their_children_along(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_terminated_program_ends_its_servers_and_their_children(tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "log"
     script = f"""
 import asyncio

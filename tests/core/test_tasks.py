@@ -33,14 +33,14 @@ class Job:
         self.undone.append(result)
 
 
-async def test_work_gives_its_result() -> None:
+async def test_shielded_work_returns_its_result() -> None:
     job = Job()
     job.go.set()
     assert await run_shielded(job.work(), "job", job.undo) == "made"
     assert job.undone == []
 
 
-async def test_work_gives_its_error() -> None:
+async def test_shielded_work_raises_its_error() -> None:
     job = Job(OSError("broken"))
     job.go.set()
     with pytest.raises(OSError, match="broken"):
@@ -48,7 +48,7 @@ async def test_work_gives_its_error() -> None:
 
 
 @pytest.mark.parametrize("error", [None, OSError("broken")])
-async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(error: Exception | None) -> None:
+async def test_cancelled_caller_waits_for_the_end_and_the_result_is_undone(error: Exception | None) -> None:
     job = Job(error)
     task = asyncio.create_task(run_shielded(job.work(), "job", job.undo))  # noqa: TID251 — to cancel
     for _ in range(3):
@@ -62,9 +62,7 @@ async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(err
     assert job.undone == ([] if error else ["made"])
 
 
-async def test_a_cancelled_scope_waits_for_the_end_without_turning_the_loop_hot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_cancelled_scope_waits_without_busy_looping(monkeypatch: pytest.MonkeyPatch) -> None:
     job, owner, rounds = Job(), BackgroundTask("job"), 0
     wait = asyncio.wait
 

@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.malformed import DIRTY
 
-from indusagi.core.text import clean_text, cut_text, escape_invisible, find_invisible_kinds, make_visible
+from indusagi.core import text as text_module
+from indusagi.core.text import (
+    clean_text,
+    common_end,
+    common_start,
+    cut_text,
+    escape_invisible,
+    find_invisible_kinds,
+    make_visible,
+)
 
 UNSEEN = [
     (0x00, 0x08),
@@ -50,7 +60,7 @@ joined_text = st.text(
 hostile_text = st.text(st.sampled_from("\x1b[]P\\\x07;0m A\n\x9b\u202e"))
 
 
-def test_exactly_the_characters_that_cannot_be_seen_are_taken_out() -> None:
+def test_exactly_the_invisible_characters_are_removed() -> None:
     expected = {chr(code) for first, last in UNSEEN for code in range(first, last + 1)}
     # Parted by a letter: a hieroglyph control belongs to the hieroglyph before it.
     everything = "a".join(map(chr, range(sys.maxunicode + 1))).replace("\x1b", "")
@@ -83,11 +93,11 @@ def test_exactly_the_characters_that_cannot_be_seen_are_taken_out() -> None:
         ("", ""),
     ],
 )
-def test_escape_sequences_go_whole_and_the_rest_stays(text: str, cleaned: str) -> None:
+def test_escape_sequences_are_removed_completely(text: str, cleaned: str) -> None:
     assert clean_text(text) == (cleaned, len(text) - len(cleaned))
 
 
-def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
+def test_r42_text_of_the_malformed_server_is_cleaned() -> None:
     cleaned, removed = clean_text(DIRTY)
     assert removed > 0
     assert all(letter.isprintable() for letter in cleaned)
@@ -115,7 +125,7 @@ def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
         "0\ufe00 \u228a\ufe00",
     ],
 )
-def test_what_makes_one_sign_of_two_is_a_part_of_it(text: str) -> None:
+def test_joiners_of_one_glyph_are_kept(text: str) -> None:
     assert clean_text(text) == (text, 0)
     assert escape_invisible(text) == (text, 0)
 
@@ -127,7 +137,7 @@ KHMER = "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\
     ("text", "visible", "count"),
     [("Donau\u00addampf\u00ad", "Donaudampf<U+00AD>", 1), (KHMER, KHMER.replace("\u200b", ""), 0)],
 )
-def test_hints_for_line_breaks_are_removed_and_not_written_out(text: str, visible: str, count: int) -> None:
+def test_line_break_hints_are_removed_and_not_escaped(text: str, visible: str, count: int) -> None:
     assert make_visible(text) == (visible, count + text.count("\u00ad", 0, -1) + text.count("\u200b"))
     assert len([*find_invisible_kinds(text)]) == count
     assert "\u00ad" not in clean_text(text)[0]
@@ -137,24 +147,24 @@ def test_hints_for_line_breaks_are_removed_and_not_written_out(text: str, visibl
 
 
 @pytest.mark.parametrize("text", ["\U0001f600\u200da", "\U0001f600\u200c\U0001f600", "1\ufe0f2", "a\ufe0f", "x\ufe00"])
-def test_a_joiner_or_selector_that_joins_nothing_is_removed(text: str) -> None:
+def test_joiner_or_selector_without_a_glyph_is_removed(text: str) -> None:
     assert clean_text(text)[1] == 1
 
 
-def test_the_ends_of_lines_are_not_written_out() -> None:
+def test_line_endings_are_not_escaped() -> None:
     assert escape_invisible("a\r\nb\r\n") == ("a\r\nb\r\n", 0)
     assert escape_invisible("safe\rrm") == ("safe<U+000D>rm", 1)
 
 
 @given(any_text | hostile_text | joined_text)
-def test_cleaning_twice_is_cleaning_once(text: str) -> None:
+def test_cleaning_is_idempotent(text: str) -> None:
     cleaned, removed = clean_text(text)
     assert clean_text(cleaned) == (cleaned, 0)
     assert removed == len(text) - len(cleaned)
 
 
 @given(hostile_text)
-def test_no_control_character_outlives_its_escape(text: str) -> None:
+def test_no_control_character_remains(text: str) -> None:
     cleaned, _ = clean_text(text)
     assert all(letter == "\n" or unicodedata.category(letter) != "Cc" for letter in cleaned)
 
@@ -165,14 +175,14 @@ def test_letters_are_never_changed(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["\x1b]", "\x1b[", "\x1b[0", "\x1b ", "\x1bP\x1b", "\x1b]\x1b\\", "\x1b", "\x1b[;;;;"])
-def test_hostile_text_is_cleaned_in_no_time(part: str) -> None:
+def test_hostile_text_is_cleaned_in_linear_time(part: str) -> None:
     cleaned, removed = clean_text(part * 100_000)
     assert len(cleaned) + removed == len(part) * 100_000
     assert "\x1b" not in cleaned
 
 
 @given(st.text(), st.integers(0, 50))
-def test_a_cut_text_keeps_its_beginning_and_counts_the_rest(text: str, limit: int) -> None:
+def test_cut_text_keeps_its_start_and_counts_the_rest(text: str, limit: int) -> None:
     cut = cut_text(text, limit)
     if len(text) <= limit:
         assert cut == text
@@ -180,5 +190,29 @@ def test_a_cut_text_keeps_its_beginning_and_counts_the_rest(text: str, limit: in
         assert cut == f"{text[:limit]}… [{len(text) - limit} more characters]"
 
 
-def test_large_numbers_are_written_for_people() -> None:
+def test_large_numbers_have_separators() -> None:
     assert cut_text("x" * 5_001, 1) == "x… [5,000 more characters]"
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 64])
+@given(st.text("ab", max_size=12), st.text("ab", max_size=12))
+def test_common_ends_are_as_long_as_possible(chunk: int, one: str, other: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(text_module, "_CHUNK", chunk)
+        start = common_start(one, other)
+        end = common_end(one, other, start)
+    assert start == _alike(one, other)
+    assert end == _alike(one[start:][::-1], other[start:][::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    pairs = zip(one, other, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def test_long_texts_are_compared_to_the_end() -> None:
+    text = b"x" * 200_000
+    assert common_start(text, text) == 200_000
+    assert common_start(text + b"a", text + b"b") == 200_000
+    assert common_end(b"a" + text, b"b" + text, 0) == 200_000
+    assert common_end(text, text + text, 50_000) == 150_000

@@ -16,19 +16,19 @@ blocks = st.builds(TextContentBlock, st.text()) | st.builds(JsonContentBlock, js
 IMAGE: JsonValue = {"type": "image", "data": "aGk=", "mimeType": "image/png", "_meta": {"x": None}}
 
 
-def test_a_lone_text_is_its_string() -> None:
+def test_single_text_block_is_its_string() -> None:
     assert project_content([TextContentBlock("hello")]) == "hello"
 
 
-def test_a_lone_json_block_is_its_value() -> None:
+def test_single_json_block_is_its_value() -> None:
     assert project_content([JsonContentBlock({"a": [1, None]})]) == {"a": [1, None]}
 
 
-def test_no_content_is_an_empty_array() -> None:
+def test_empty_content_is_an_empty_array() -> None:
     assert project_content([]) == []
 
 
-def test_several_blocks_are_tagged_fragments_and_a_protocol_block_stays_as_it_was() -> None:
+def test_several_blocks_are_tagged_objects() -> None:
     assert project_content([TextContentBlock("look"), JsonContentBlock(IMAGE)]) == [
         {"type": "text", "text": "look"},
         {"type": "json", "value": IMAGE},
@@ -36,7 +36,7 @@ def test_several_blocks_are_tagged_fragments_and_a_protocol_block_stays_as_it_wa
 
 
 @given(st.lists(blocks, min_size=2, max_size=6))
-def test_nothing_is_dropped_from_several_blocks(content: list[ToolContentBlock]) -> None:
+def test_several_blocks_are_kept_completely(content: list[ToolContentBlock]) -> None:
     projected = project_content(content)
     assert isinstance(projected, list)
     back = [

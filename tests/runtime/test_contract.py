@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from indusagi.runtime.content import ToolContentBlock
 
 
-def test_a_result_does_not_change_with_the_list_it_was_made_from() -> None:
+def test_result_is_independent_of_the_caller_list() -> None:
     content: list[ToolContentBlock] = [TextContentBlock("a")]
     result = ToolResult(content)
     content.append(TextContentBlock("b"))
     assert result.content == (TextContentBlock("a"),)
 
 
-def test_a_result_cannot_be_changed() -> None:
+def test_result_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         ToolResult(()).is_error = True  # type: ignore[misc]
 
 
-def test_an_outcome_shows_the_blocks_and_the_facts_of_its_result() -> None:
+def test_outcome_exposes_blocks_and_details_of_its_result() -> None:
     result = ToolResult((TextContentBlock("a"), JsonContentBlock(1)), structured={"n": 1}, details={"k": "v"})
     outcome = ToolOutcome("call-1", result)
     assert outcome.content == result.content
@@ -36,17 +36,17 @@ def test_an_outcome_shows_the_blocks_and_the_facts_of_its_result() -> None:
 
 
 @given(json_values)
-def test_an_outcome_made_from_a_value_gives_that_value_back(value: JsonValue) -> None:
+def test_outcome_of_a_plain_value_returns_that_value(value: JsonValue) -> None:
     assert ToolOutcome.from_output("c", value, is_error=True).output == value
 
 
-def test_text_and_json_and_errors_have_short_forms() -> None:
+def test_results_have_short_constructors() -> None:
     assert ToolResult.text("a", lines=1).details == {"lines": 1}
     assert ToolResult.json({"a": 1}).content == (JsonContentBlock({"a": 1}),)
     error = ToolResult.error("no such file", code="not_found", path="x")
     assert (error.is_error, error.details) == (True, {"code": "not_found", "path": "x"})
 
 
-def test_a_descriptor_needs_only_what_a_model_needs() -> None:
+def test_descriptor_needs_name_description_and_parameters() -> None:
     descriptor = ToolDescriptor("echo", "Say it again.", {"type": "object"})
     assert (descriptor.title, descriptor.annotations, descriptor.output_schema) == (None, None, None)

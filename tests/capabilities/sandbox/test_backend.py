@@ -115,7 +115,7 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("way", list(OUTSIDE))
-async def test_r47_nothing_is_written_outside_of_the_workspace(way: str, mechanism: Mechanism, place: Path) -> None:
+async def test_r47_paths_outside_the_workspace_are_not_writable(way: str, mechanism: Mechanism, place: Path) -> None:
     root, outside = place, place.parent
     before = {name: data for name, data in tree(outside).items() if not name.startswith("work")}
     command = OUTSIDE[way].format(
@@ -127,7 +127,7 @@ async def test_r47_nothing_is_written_outside_of_the_workspace(way: str, mechani
     assert after == before
 
 
-async def test_the_workspace_and_temporary_files_can_be_written(mechanism: Mechanism, root: Path) -> None:
+async def test_workspace_and_temporary_files_are_writable(mechanism: Mechanism, root: Path) -> None:
     command = (
         "set -e; mkdir a b; echo x > a/f; mv a/f b/g; ln b/g h; rm h; : > b/g; echo y > /dev/null;"
         "echo z > /dev/stderr; mktemp; echo q > $TMPDIR/t; (echo bg > bg) & wait; git add -A;"
@@ -138,9 +138,7 @@ async def test_the_workspace_and_temporary_files_can_be_written(mechanism: Mecha
     assert result.output.endswith(b"first\n")
 
 
-async def test_temporary_files_stay_for_the_next_command_and_go_with_the_shell(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_temporary_files_last_as_long_as_the_shell(mechanism: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         await shell.exec("echo kept > $TMPDIR/file")
         assert (await shell.exec("cat $TMPDIR/file")).output == b"kept\n"
@@ -157,7 +155,7 @@ async def test_further_paths_can_be_made_writable(mechanism: Mechanism, root: Pa
     assert (tmp_path / "more" / "file").read_text() == "x\n"
 
 
-async def test_a_workspace_can_be_closed_to_writing(mechanism: Mechanism, root: Path) -> None:
+async def test_workspace_can_be_read_only(mechanism: Mechanism, root: Path) -> None:
     before = tree(root)
     sandbox = Sandbox(mechanisms=(mechanism,), read_only=True)
     result = await run(root, "echo x > file; echo y > $TMPDIR/f && cat $TMPDIR/f", sandbox)
@@ -186,9 +184,7 @@ PROTECTED = {
 
 
 @pytest.mark.parametrize("way", list(PROTECTED))
-async def test_r47_c13_what_is_protected_stays_as_it_was_and_nothing_is_left_behind(
-    way: str, bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_r47_c13_protected_paths_stay_unchanged(way: str, bubblewrapped: Mechanism, root: Path) -> None:
     before = tree(root)
     command = PROTECTED[way].format(python=PYTHON)
     result = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
@@ -198,7 +194,7 @@ async def test_r47_c13_what_is_protected_stays_as_it_was_and_nothing_is_left_beh
     assert not (root / ".indusvx").exists()
 
 
-async def test_a_repository_whose_hooks_are_guarded_can_be_worked_with(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_repository_with_protected_hooks_is_usable(bubblewrapped: Mechanism, root: Path) -> None:
     who = "git -c user.name=a -c user.email=b"
     command = (
         f"set -e; echo x > file; git add file; {who} commit -qm one; echo y > file; {who} stash -q;"
@@ -210,7 +206,7 @@ async def test_a_repository_whose_hooks_are_guarded_can_be_worked_with(bubblewra
     assert (root / "file").read_text() == "y\n"
 
 
-async def test_c13_two_commands_at_once_cover_what_is_missing_until_the_last_is_over(
+async def test_c13_absent_protected_path_stays_covered_until_the_last_command_ends(
     bubblewrapped: Mechanism, root: Path
 ) -> None:
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
@@ -232,7 +228,7 @@ async def test_c13_two_commands_at_once_cover_what_is_missing_until_the_last_is_
     assert MASKS._users == {}
 
 
-async def test_what_is_protected_can_be_read(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_protected_paths_are_readable(bubblewrapped: Mechanism, root: Path) -> None:
     (root / ".indusvx").mkdir()
     (root / ".indusvx" / "settings").write_text("ours\n")
     sandbox = Sandbox(mechanisms=(bubblewrapped,))
@@ -241,7 +237,7 @@ async def test_what_is_protected_can_be_read(bubblewrapped: Mechanism, root: Pat
     assert (root / ".indusvx" / "settings").exists()
 
 
-async def test_the_hooks_of_a_linked_worktree_are_protected(bubblewrapped: Mechanism, tmp_path: Path) -> None:
+async def test_hooks_of_a_linked_worktree_are_protected(bubblewrapped: Mechanism, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     for command in (
@@ -267,7 +263,7 @@ async def test_the_hooks_of_a_linked_worktree_are_protected(bubblewrapped: Mecha
     assert (work / "real" / "worktrees" / "linked" / "commondir").read_text() == "../..\n"
 
 
-async def test_the_settings_of_one_worktree_are_protected(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_settings_of_a_worktree_are_protected(bubblewrapped: Mechanism, root: Path) -> None:
     settings = "git config extensions.worktreeConfig true && git config --worktree a.b c"
     await anyio.run_process(settings, cwd=root, check=True)
     sandbox = Sandbox(mechanisms=(bubblewrapped,))
@@ -276,9 +272,7 @@ async def test_the_settings_of_one_worktree_are_protected(bubblewrapped: Mechani
     assert b"config.worktree" in result.output
 
 
-async def test_what_is_protected_and_a_link_is_told_because_a_link_can_be_replaced(
-    bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_protected_link_is_reported_as_unguarded(bubblewrapped: Mechanism, root: Path) -> None:
     (root / ".git").rename(root / "real")
     (root / ".git").symlink_to("real")
     shutil.move(root / "real" / "hooks", root / "hooks")
@@ -288,9 +282,7 @@ async def test_what_is_protected_and_a_link_is_told_because_a_link_can_be_replac
     assert state.lacks[1:] == ("guard of .git, which is a link", "guard of real/hooks, which is a link")
 
 
-async def test_a_mechanism_says_that_it_does_not_guard_sockets_of_the_file_system(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_mechanism_reports_unguarded_sockets(mechanism: Mechanism, root: Path) -> None:
     with TemporaryDirectory(dir="/var/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/socket")
         server.listen()
@@ -303,7 +295,7 @@ async def test_a_mechanism_says_that_it_does_not_guard_sockets_of_the_file_syste
     assert "guard of local sockets" in state.lacks
 
 
-async def test_landlock_says_that_modes_of_files_can_be_changed(root: Path) -> None:
+async def test_landlock_reports_unguarded_modes(root: Path) -> None:
     if not HAVE["landlock"]:
         pytest.skip("landlock does not work here")
     neighbour = root.parent / "neighbour"
@@ -314,7 +306,7 @@ async def test_landlock_says_that_modes_of_files_can_be_changed(root: Path) -> N
         assert "guard of modes and times of files" in (await shell.sandbox_state()).lacks
 
 
-async def test_landlock_says_what_it_does_not_guard(root: Path) -> None:
+async def test_landlock_reports_what_it_lacks(root: Path) -> None:
     if not HAVE["landlock"]:
         pytest.skip("landlock does not work here")
     async with shell_in(root, Sandbox(mechanisms=("landlock",))) as shell:
@@ -326,7 +318,7 @@ async def test_landlock_says_what_it_does_not_guard(root: Path) -> None:
 # -- what is read ---------------------------------------------------------------------------------
 
 
-async def test_keys_of_the_user_cannot_be_read(mechanism: Mechanism, root: Path) -> None:
+async def test_keys_of_the_user_are_hidden(mechanism: Mechanism, root: Path) -> None:
     home = Path(os.environ["HOME"])
     (home / ".ssh").mkdir()
     (home / ".ssh" / "id").write_text("canary-4711")
@@ -340,7 +332,7 @@ async def test_keys_of_the_user_cannot_be_read(mechanism: Mechanism, root: Path)
     assert all(b"canary" not in data for data in tree(root).values())
 
 
-async def test_everything_else_can_be_read(mechanism: Mechanism, root: Path) -> None:
+async def test_other_files_are_readable(mechanism: Mechanism, root: Path) -> None:
     home = Path(os.environ["HOME"])
     (home / ".ssh").mkdir()
     sandbox = Sandbox(mechanisms=(mechanism,))
@@ -348,7 +340,7 @@ async def test_everything_else_can_be_read(mechanism: Mechanism, root: Path) -> 
     assert result.exit_code == 0
 
 
-async def test_r39_the_environment_of_this_process_cannot_be_read(mechanism: Mechanism, root: Path) -> None:
+async def test_r39_environment_of_this_process_is_hidden(mechanism: Mechanism, root: Path) -> None:
     """A canary among the variables this process was started with is out of reach."""
     script = f"""
 import anyio
@@ -385,7 +377,7 @@ async def test_other_processes_cannot_be_signalled(mechanism: Mechanism, root: P
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_the_network_is_open_or_closed_as_it_was_set(mechanism: Mechanism, root: Path, allowed: bool) -> None:
+async def test_network_follows_the_setting(mechanism: Mechanism, root: Path, allowed: bool) -> None:
     if mechanism == "landlock" and landlock_abi() < 4:
         pytest.skip("this Landlock knows nothing of networks")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -395,7 +387,7 @@ async def test_the_network_is_open_or_closed_as_it_was_set(mechanism: Mechanism,
     assert (result.output == b"connected\n") is allowed
 
 
-async def test_whoever_is_left_in_the_background_is_found_and_ended(mechanism: Mechanism, root: Path) -> None:
+async def test_background_processes_are_found_and_ended(mechanism: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         process = await shell.spawn("setsid sleep 600 & sleep 600 & echo done")
         assert await process.wait() == 0
@@ -406,7 +398,9 @@ async def test_whoever_is_left_in_the_background_is_found_and_ended(mechanism: M
         assert not any(map(is_alive, left))
 
 
-async def test_who_shed_session_and_environment_is_found_in_the_namespace(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_process_without_session_and_environment_is_ended_in_the_namespace(
+    bubblewrapped: Mechanism, root: Path
+) -> None:
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
         async with await shell.spawn(
             "env -i setsid sh -c 'touch up; exec sleep 600' >/dev/null 2>&1 & until [ -e up ]; do sleep 0.02; done"
@@ -421,12 +415,12 @@ async def test_who_shed_session_and_environment_is_found_in_the_namespace(bubble
             assert list(await to_thread.run_sync(process.survivors)) == []
 
 
-async def test_who_writes_for_nobody_is_ended_by_the_signal_for_that(mechanism: Mechanism, root: Path) -> None:
+async def test_writer_without_a_reader_is_ended_by_sigpipe(mechanism: Mechanism, root: Path) -> None:
     result = await run(root, "yes | head -n 1", Sandbox(mechanisms=(mechanism,)))
     assert result.output == b"y\n"
 
 
-async def test_a_command_past_its_time_is_ended_in_its_sandbox(mechanism: Mechanism, root: Path) -> None:
+async def test_command_past_its_time_limit_is_ended_in_its_sandbox(mechanism: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         for limit_ms in (500, 15_000):
             command = "echo so far; trap '' TERM; setsid sleep 600"
@@ -437,7 +431,7 @@ async def test_a_command_past_its_time_is_ended_in_its_sandbox(mechanism: Mechan
     assert result.output == b"so far\n"
 
 
-async def test_the_shell_tells_where_it_ended(mechanism: Mechanism, root: Path) -> None:
+async def test_shell_records_its_final_directory(mechanism: Mechanism, root: Path) -> None:
     (root / "sub").mkdir()
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         process = await shell.spawn("cd sub; exit 3")
@@ -450,7 +444,7 @@ async def test_the_shell_tells_where_it_ended(mechanism: Mechanism, root: Path) 
 # -- which backend is chosen ------------------------------------------------------------------------
 
 
-async def test_the_first_mechanism_that_works_is_taken(root: Path) -> None:
+async def test_first_working_mechanism_is_used(root: Path) -> None:
     async with shell_in(root, Sandbox()) as shell:
         state = await shell.sandbox_state()
     wanted = "bubblewrap" if HAVE["bubblewrap"] else "landlock" if HAVE["landlock"] else "none"
@@ -476,7 +470,7 @@ def a_bubblewrap_that(does: str, folder: Path) -> str:
         ('while [ "$1" != -- ]; do shift; done; shift; exec unshare -r "$@"', "without holding them in"),
     ],
 )
-async def test_a_bubblewrap_that_does_not_work_is_none(
+async def test_broken_bubblewrap_is_not_used(
     does: str, said: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "unshare" in does and (await anyio.run_process("unshare -r true", check=False)).returncode:
@@ -491,7 +485,7 @@ async def test_a_bubblewrap_that_does_not_work_is_none(
     assert said in state.detail
 
 
-async def test_a_bubblewrap_that_could_not_be_started_is_tried_again(
+async def test_bubblewrap_that_could_not_be_started_is_probed_again(
     bubblewrapped: Mechanism, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = a_bubblewrap_that(f'exec {shutil.which("bwrap")} "$@"', tmp_path / "bin")
@@ -508,7 +502,7 @@ async def test_a_bubblewrap_that_could_not_be_started_is_tried_again(
         assert (await shell.sandbox_state()).kind == "bubblewrap"
 
 
-async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
+async def test_older_bubblewrap_is_used_with_older_options(
     bubblewrapped: Mechanism, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = shutil.which("bwrap")
@@ -523,7 +517,7 @@ async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
     assert neighbour.read_text() == "private\n"
 
 
-async def test_where_nothing_can_be_had_the_reasons_are_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_sandbox_is_explained(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(backend, "_find_landlock", lambda: (0, "this system has no Landlock"))
     async with shell_in(root, Sandbox()) as shell:
@@ -531,13 +525,13 @@ async def test_where_nothing_can_be_had_the_reasons_are_told(root: Path, monkeyp
     assert str(state) == "none: bubblewrap is not installed; this system has no Landlock"
 
 
-async def test_what_is_required_and_missing_is_refused_with_the_remedy(root: Path) -> None:
+async def test_required_sandbox_that_is_missing_refuses_commands_with_a_remedy(root: Path) -> None:
     with pytest.raises(SandboxMissing, match="install bubblewrap"):
         await run(root, "touch ran", Sandbox(mode="required", mechanisms=()))
     assert not (root / "ran").exists()
 
 
-async def test_a_network_that_cannot_be_closed_is_none_where_that_is_required(
+async def test_required_network_isolation_that_is_missing_refuses_commands(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "_find_landlock", lambda: (3, ""))
@@ -554,9 +548,7 @@ async def test_a_network_that_cannot_be_closed_is_none_where_that_is_required(
         (7, False, ("guard of protected paths in the workspace", "guard of UDP")),
     ],
 )
-def test_what_landlock_lacks_depends_on_its_version(
-    abi: int, network: bool, lacks: tuple[str, ...], root: Path
-) -> None:
+def test_landlock_lacks_depend_on_its_version(abi: int, network: bool, lacks: tuple[str, ...], root: Path) -> None:
     layout = resolve_layout(Sandbox(network=network), str(root))
     always = ("guard of local sockets", "guard of modes and times of files")
     assert backend.landlock_lacks(abi, layout) == (*always, *lacks)
@@ -570,11 +562,11 @@ def test_what_landlock_lacks_depends_on_its_version(
         (SandboxState(kind="landlock", detail="abi 4", lacks=("a",)), "landlock (abi 4), network open, without a"),
     ],
 )
-def test_a_state_can_be_read(state: SandboxState, shown: str) -> None:
+def test_sandbox_state_is_formatted(state: SandboxState, shown: str) -> None:
     assert str(state) == shown
 
 
-async def test_a_folder_that_is_not_there_leaves_no_covers(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_absent_working_directory_leaves_no_covers(bubblewrapped: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
         with pytest.raises(FileNotFoundError):
             await shell.spawn("true", cwd="nowhere")
@@ -583,12 +575,12 @@ async def test_a_folder_that_is_not_there_leaves_no_covers(bubblewrapped: Mechan
     assert MASKS._users == {}
 
 
-async def test_a_link_that_leads_nowhere_does_not_keep_commands_from_running(mechanism: Mechanism, root: Path) -> None:
+async def test_dangling_protected_link_does_not_stop_commands(mechanism: Mechanism, root: Path) -> None:
     (root / ".indusvx").symlink_to("nowhere")
     assert (await run(root, "echo ran", Sandbox(mechanisms=(mechanism,)))).output == b"ran\n"
 
 
-async def test_a_shell_inside_of_another_one_leaves_no_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inner_shell_does_not_record_its_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.local.shell._SHELLS", ("/bin/sh",))
     async with shell_in(root, Sandbox(mode="off")) as shell:
         process = await shell.spawn("bash -c 'cd /'")
@@ -597,7 +589,7 @@ async def test_a_shell_inside_of_another_one_leaves_no_note(root: Path, monkeypa
         await process.aclose()
 
 
-async def test_root_can_work_in_the_workspace_of_another_user(root: Path) -> None:
+async def test_root_can_use_the_workspace_of_another_user(root: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can")
     os.chown(root, 65534, 65534)
@@ -609,12 +601,12 @@ async def test_root_can_work_in_the_workspace_of_another_user(root: Path) -> Non
     assert (root / "made").exists()
 
 
-async def test_a_workspace_that_is_not_there_is_no_trouble_for_the_state(tmp_path: Path) -> None:
+async def test_absent_workspace_has_a_sandbox_state(tmp_path: Path) -> None:
     async with shell_in(tmp_path / "nowhere", Sandbox()) as shell:
         assert (await shell.sandbox_state()).kind in {"bubblewrap", "landlock", "none"}
 
 
-async def test_the_settings_of_the_kernel_cannot_be_changed(mechanism: Mechanism, root: Path) -> None:
+async def test_kernel_settings_are_read_only(mechanism: Mechanism, root: Path) -> None:
     """Asked without writing: a test must not change the machine if the sandbox is missing."""
     levers = [
         *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger"),
@@ -633,7 +625,7 @@ async def test_the_settings_of_the_kernel_cannot_be_changed(mechanism: Mechanism
     assert result.output == b"tried\n"
 
 
-async def test_a_socket_of_who_runs_programs_for_others_cannot_be_reached(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_sockets_of_program_launchers_are_hidden(bubblewrapped: Mechanism, root: Path) -> None:
     with TemporaryDirectory(dir="/var/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
         path = f"{folder}/docker.sock"
         server.bind(path)

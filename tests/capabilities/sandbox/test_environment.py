@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         *("STRIPE_SECRETKEY", "SERVICE_APIKEY", "SESSION_COOKIE", "JWT", "HF_TOKEN"),
     ],
 )
-def test_r39_a_name_tells_a_secret(name: str) -> None:
+def test_r39_secret_is_recognised_by_its_name(name: str) -> None:
     assert is_secret(name)
 
 
@@ -38,7 +38,7 @@ def test_r39_a_name_tells_a_secret(name: str) -> None:
         *("MONKEY", "TOKENIZERS_PARALLELISM", "PASSAGE", "AUTHOR", "GIT_AUTHOR_NAME", "COMPASS"),
     ],
 )
-def test_a_name_that_only_looks_like_one_is_none(name: str) -> None:
+def test_harmless_names_are_not_secrets(name: str) -> None:
     assert not is_secret(name)
 
 
@@ -53,17 +53,17 @@ def test_a_name_that_only_looks_like_one_is_none(name: str) -> None:
         "https://x:ghp_abcdefghijklmnopqrstuvwxyz0123@example.com",
     ],
 )
-def test_a_value_tells_a_secret_under_any_name(value: str) -> None:
+def test_secret_is_recognised_by_its_value(value: str) -> None:
     assert is_secret("HARMLESS", value)
 
 
-def test_the_user_can_let_a_variable_through_but_no_key_of_a_provider() -> None:
+def test_user_can_allow_variables_except_provider_keys() -> None:
     ours = {"MY_TOKEN": "a", "OTHER_TOKEN": "b", "OPENAI_API_KEY": "c", "INDUS_KEY": "d"}
     assert command_environment(ours, ours) == {"MY_TOKEN": "a", "OTHER_TOKEN": "b", **QUIET}
     assert command_environment(ours, {"MY_TOKEN"}) == {"MY_TOKEN": "a", **QUIET}
 
 
-def test_what_would_ask_or_page_is_replaced() -> None:
+def test_prompting_and_paging_variables_are_replaced() -> None:
     found = command_environment({"PAGER": "less", "EDITOR": "vim", "TERM": "xterm-256color"})
     assert (found["PAGER"], found["EDITOR"], found["TERM"]) == ("cat", "true", "dumb")
     assert found["GIT_SEQUENCE_EDITOR"] == "false"
@@ -77,14 +77,14 @@ def test_what_would_ask_or_page_is_replaced() -> None:
         ("url.https://x:ghp_abcdefghijklmnopqrstuvwxyz@h/.insteadOf", "https://h/", False),
     ],
 )
-def test_settings_of_git_are_kept_all_or_none(key: str, value: str, kept: bool) -> None:
+def test_git_settings_are_kept_completely_or_not_at_all(key: str, value: str, kept: bool) -> None:
     ours = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": key, "GIT_CONFIG_VALUE_0": value}
     assert ("GIT_CONFIG_KEY_0" in command_environment(ours)) is kept
     assert ("GIT_CONFIG_COUNT" in command_environment(ours)) is kept
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()))
-def test_nothing_that_is_no_secret_is_lost_and_nothing_is_made_up(ours: dict[str, str]) -> None:
+def test_other_variables_are_kept_unchanged(ours: dict[str, str]) -> None:
     found = command_environment(ours)
     for name, value in ours.items():
         if name not in QUIET and not name.startswith("GIT_CONFIG"):
@@ -94,7 +94,7 @@ def test_nothing_that_is_no_secret_is_lost_and_nothing_is_made_up(ours: dict[str
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_a_shell_passes_on_what_it_was_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shell_passes_allowed_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "mine")
     monkeypatch.setenv("YOUR_TOKEN", "yours")
     shell = LocalShell(str(tmp_path), sandbox=Sandbox(mode="off"), allowed_variables=["MY_TOKEN"])

@@ -26,19 +26,19 @@ def argv_for(sandbox: Sandbox, workspace: str, masked: Sequence[str] = ()) -> li
     return bubblewrap_argv(["bwrap"], layout, masked, PrivateDir("/private"), workspace)
 
 
-def test_a_missing_repository_has_nothing_to_protect(tmp_path: Path) -> None:
+def test_workspace_without_repository_has_no_git_paths(tmp_path: Path) -> None:
     layout = resolve_layout(Sandbox(), str(tmp_path))
     assert layout.protected == (str(tmp_path / ".indusvx"), str(tmp_path / ".indus"))
     assert find_git_directories(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("said", ["nonsense", "gitdir: a\0b", ""])
-def test_a_git_file_that_names_nothing_protects_nothing(said: str, tmp_path: Path) -> None:
+def test_invalid_git_file_has_no_git_paths(said: str, tmp_path: Path) -> None:
     (tmp_path / ".git").write_text(said, encoding="utf-8")
     assert find_git_directories(str(tmp_path)) == []
 
 
-def test_a_worktree_names_its_folder_and_the_shared_one(tmp_path: Path) -> None:
+def test_worktree_has_its_own_and_the_shared_git_directory(tmp_path: Path) -> None:
     own = tmp_path / "main" / ".git" / "worktrees" / "x"
     own.mkdir(parents=True)
     (tmp_path / ".git").write_text("gitdir: main/.git/worktrees/x\n", encoding="utf-8")
@@ -47,7 +47,7 @@ def test_a_worktree_names_its_folder_and_the_shared_one(tmp_path: Path) -> None:
     assert find_git_directories(str(tmp_path)) == [str(own), str(tmp_path / "main" / ".git")]
 
 
-def test_a_key_folder_that_is_worked_in_is_not_hidden(tmp_path: Path) -> None:
+def test_workspace_in_a_hidden_directory_is_readable(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     (keys / "project").mkdir(parents=True)
     sandbox = Sandbox(hidden=(str(keys),))
@@ -56,16 +56,18 @@ def test_a_key_folder_that_is_worked_in_is_not_hidden(tmp_path: Path) -> None:
 
 
 @HOME_LESS
-def test_without_a_home_there_is_no_state_to_hide(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_home_the_state_directory_is_not_hidden(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", home)
     assert resolve_layout(Sandbox(hidden=()), str(tmp_path)).hidden == ()
 
 
-def test_what_cannot_be_written_needs_no_protection(tmp_path: Path) -> None:
+def test_read_only_paths_need_no_protection(tmp_path: Path) -> None:
     assert resolve_layout(Sandbox(read_only=True), str(tmp_path)).protected == ()
 
 
-def test_the_whole_machine_can_be_the_workspace() -> None:
+def test_root_directory_can_be_the_workspace() -> None:
     argv = argv_for(Sandbox(hidden=(), protected=()), "/")
     assert argv[argv.index("/") - 1] == "--bind"
     assert argv.count("/") == 3  # the bind, and where it starts
@@ -74,7 +76,7 @@ def test_the_whole_machine_can_be_the_workspace() -> None:
     assert "--unshare-net" in closed
 
 
-def test_what_is_hidden_is_covered_after_what_is_opened(tmp_path: Path) -> None:
+def test_hidden_paths_are_mounted_after_writable_ones(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "token").touch()
     hidden = (str(tmp_path / "keys"), str(tmp_path / "token"))
@@ -85,7 +87,7 @@ def test_what_is_hidden_is_covered_after_what_is_opened(tmp_path: Path) -> None:
     assert min(map(argv.index, hidden)) > opened
 
 
-def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:
+def test_landlock_readable_paths_exclude_hidden_ones(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "other").touch()
     (tmp_path / "link").symlink_to("keys")
@@ -97,7 +99,7 @@ def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:
     assert list_without("/", []) == ["/"]
 
 
-def test_landlock_is_told_what_is_hidden_and_what_is_not_after_all(tmp_path: Path) -> None:
+def test_landlock_rules_list_hidden_and_readable_paths(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     keys = str(tmp_path / "keys")
     private = PrivateDir(str(tmp_path / "keys" / "private"))
@@ -107,7 +109,7 @@ def test_landlock_is_told_what_is_hidden_and_what_is_not_after_all(tmp_path: Pat
     assert "/usr" not in rules["write"]
 
 
-def test_a_command_line_does_not_grow_with_what_lies_beside_a_key(tmp_path: Path) -> None:
+def test_landlock_command_line_stays_short(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     for number in range(2_000):
         (tmp_path / f"{number:0100}").touch()
@@ -116,7 +118,7 @@ def test_a_command_line_does_not_grow_with_what_lies_beside_a_key(tmp_path: Path
     assert len(list_without(str(tmp_path), [str(tmp_path / "keys")])) == 2_000
 
 
-def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_directory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").mkdir()
     listed = os.listdir
 
@@ -130,7 +132,7 @@ def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path: Path, monkeypatch:
     assert not any(path.startswith(str(tmp_path)) for path in read)
 
 
-def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_or_unreadable_process_is_not_a_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_bubblewrap_helper(2**22 + 1)
     assert not is_bubblewrap_helper(os.getpid())
 

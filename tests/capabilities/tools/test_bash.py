@@ -91,17 +91,17 @@ async def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
 # -- what is answered ---------------------------------------------------------------------------
 
 
-async def test_a_command_gives_its_output_in_order(session: Session) -> None:
+async def test_output_is_returned_in_order(session: Session) -> None:
     outcome = await session.run("echo out; echo err >&2; echo end")
     assert (outcome.output, outcome.is_error) == ("out\nerr\nend", False)
     assert outcome.details["exitCode"] == 0
 
 
-async def test_a_silent_command_says_so(session: Session) -> None:
+async def test_empty_output_is_reported(session: Session) -> None:
     assert await session.text("true") == "(no output)"
 
 
-async def test_a_failure_is_an_error_with_its_code(session: Session) -> None:
+async def test_failed_command_is_an_error_with_its_exit_code(session: Session) -> None:
     outcome = await session.run("echo oh; exit 3")
     assert (outcome.output, outcome.is_error) == ("oh\n[exit code 3]", True)
     assert (outcome.details["code"], outcome.details["exitCode"]) == ("failed", 3)
@@ -115,7 +115,7 @@ async def test_a_failure_is_an_error_with_its_code(session: Session) -> None:
         ("exit 200", "[exit code 200]"),
     ],
 )
-async def test_a_signal_has_a_name(session: Session, command: str, said: str) -> None:
+async def test_signal_is_named(session: Session, command: str, said: str) -> None:
     assert (await session.text(command)).endswith(said)
 
 
@@ -143,7 +143,7 @@ async def test_a_signal_has_a_name(session: Session, command: str, said: str) ->
         ("python3 -c 'exit(1)'", False),
     ],
 )
-async def test_probe_0_14_an_answer_of_one_is_no_error_where_one_is_an_answer(
+async def test_probe_0_14_exit_code_one_of_grep_and_diff_is_not_an_error(
     session: Session, command: str, benign: bool
 ) -> None:
     outcome = await session.run(command)
@@ -151,7 +151,7 @@ async def test_probe_0_14_an_answer_of_one_is_no_error_where_one_is_an_answer(
     assert "[exit code " in str(outcome.output)
 
 
-async def test_escapes_and_overwritten_progress_are_gone(session: Session) -> None:
+async def test_escapes_and_overwritten_progress_are_removed(session: Session) -> None:
     command = r"printf '\033[31mred\033[0m \033]0;title\007x\n10%%\r50%%\r100%%\r\ndone\r\n'"
     assert await session.text(command) == "red x\n100%\ndone"
 
@@ -160,13 +160,13 @@ async def test_overstruck_letters_are_read_once(session: Session) -> None:
     assert await session.text(r"printf 'N\bNA\bA\n'") == "NA"
 
 
-async def test_binary_output_is_told_by_its_size(session: Session) -> None:
+async def test_binary_output_is_reported_by_its_size(session: Session) -> None:
     outcome = await session.run("head -c 100000 /dev/urandom")
     assert outcome.output == f"[binary 100,000 bytes, kept in {outcome.details['path']}]"
     assert isinstance(outcome.details["path"], str)
 
 
-async def test_of_a_long_output_both_ends_are_shown_and_the_whole_is_kept(session: Session) -> None:
+async def test_long_output_shows_both_ends_and_is_kept_whole(session: Session) -> None:
     outcome = await session.run("seq 1 200000")
     text, path = str(outcome.output), Path(str(outcome.details["path"]))
     assert text.startswith("1\n2\n")
@@ -180,19 +180,19 @@ async def test_of_a_long_output_both_ends_are_shown_and_the_whole_is_kept(sessio
     assert len(tail) > 3 * len(head)
 
 
-async def test_an_output_that_is_shown_whole_leaves_no_file(session: Session) -> None:
+async def test_output_shown_whole_leaves_no_file(session: Session) -> None:
     await session.run("echo short")
     made = await anyio.to_thread.run_sync(session.ctx.session_dir.make)
     assert [path async for path in (anyio.Path(made) / "tool-output").iterdir()] == []
 
 
-async def test_a_nul_in_a_command_is_refused(session: Session) -> None:
+async def test_nul_in_a_command_is_refused(session: Session) -> None:
     outcome = await session.run("echo \0")
     assert (outcome.is_error, outcome.details["code"]) == (True, "spawn")
     assert "NUL" in str(outcome.output)
 
 
-async def test_a_home_that_cannot_be_written_is_no_hindrance(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_runs_without_a_writable_home(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
     outcome = await session.run("seq 1 100000")
     assert outcome.details["path"] is None
@@ -227,35 +227,35 @@ async def test_output_that_cannot_be_kept_is_an_error(session: Session, monkeypa
         "cd sub; kill -TERM $$",
     ],
 )
-async def test_the_directory_carries_over_however_the_shell_ends(session: Session, command: str) -> None:
+async def test_working_directory_carries_over_however_the_shell_ends(session: Session, command: str) -> None:
     (session.root / "sub").mkdir()
     await session.run(command)
     assert await session.text("pwd") == str(session.root / "sub")
 
 
-async def test_a_trap_and_the_status_of_the_command_are_its_own(session: Session) -> None:
+async def test_trap_and_exit_status_of_the_command_are_kept(session: Session) -> None:
     command = "trap 'echo status $?' EXIT; trap 'echo hup' HUP; kill -HUP $$; trap -p HUP; exit 4"
     assert await session.text(command) == "hup\ntrap -- 'echo hup' SIGHUP\nstatus 4\n[exit code 4]"
 
 
-async def test_a_subshell_moves_nobody(session: Session) -> None:
+async def test_subshell_does_not_change_the_working_directory(session: Session) -> None:
     (session.root / "sub").mkdir()
     await session.run("(cd sub; exec true); (cd sub)")
     assert await session.text("pwd") == str(session.root)
 
 
-async def test_a_directory_outside_the_workspace_is_left_again(session: Session) -> None:
+async def test_directory_outside_the_workspace_does_not_carry_over(session: Session) -> None:
     text = await session.text("cd /; echo moved")
     assert "ended in /, which is not in the workspace" in text
     assert await session.text("pwd") == str(session.root)
 
 
-async def test_a_link_out_of_the_workspace_is_outside(session: Session) -> None:
+async def test_link_out_of_the_workspace_is_outside(session: Session) -> None:
     (session.root / "out").symlink_to("/usr")
     assert "not in the workspace" in await session.text("cd out")
 
 
-async def test_a_directory_that_is_gone_is_replaced_by_the_workspace(session: Session) -> None:
+async def test_removed_directory_is_replaced_by_the_workspace(session: Session) -> None:
     await session.run("mkdir sub; cd sub; rmdir ../sub")
     await session.run("mkdir other; cd other")
     (session.root / "other").rmdir()
@@ -264,26 +264,26 @@ async def test_a_directory_that_is_gone_is_replaced_by_the_workspace(session: Se
     assert "other is gone: started in" in text
 
 
-async def test_a_directory_can_be_given_for_one_command(session: Session) -> None:
+async def test_cwd_argument_applies_to_one_command(session: Session) -> None:
     (session.root / "sub").mkdir()
     assert await session.text("pwd", cwd="sub") == str(session.root / "sub")
     assert await session.text("pwd") == str(session.root)
 
 
 @pytest.mark.parametrize(("cwd", "code"), [("nowhere", "not_found"), ("file", "not_found")])
-async def test_a_directory_that_is_none_is_an_error(session: Session, cwd: str, code: str) -> None:
+async def test_invalid_cwd_is_an_error(session: Session, cwd: str, code: str) -> None:
     (session.root / "file").touch()
     outcome = await session.run("pwd", cwd=cwd)
     assert (outcome.is_error, outcome.details["code"]) == (True, code)
 
 
-async def test_what_the_command_prints_is_not_taken_for_its_directory(session: Session) -> None:
+async def test_output_is_not_taken_for_the_directory(session: Session) -> None:
     (session.root / "sub").mkdir()
     await session.run(f"echo {session.root}/sub; pwd")
     assert await session.text("pwd") == str(session.root)
 
 
-async def test_a_startup_file_of_the_user_is_read_as_ever(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bash_env_of_the_user_is_read(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     (session.root / "env.sh").write_text("greeting=hello\n")
     monkeypatch.setenv("BASH_ENV", str(session.root / "env.sh"))
     assert await session.text("echo $greeting; bash -c 'echo $greeting'") == "hello\nhello"
@@ -292,7 +292,7 @@ async def test_a_startup_file_of_the_user_is_read_as_ever(session: Session, monk
 # -- nothing hangs --------------------------------------------------------------------------------
 
 
-async def test_probe_0_9_a_background_child_does_not_hold_the_answer(session: Session) -> None:
+async def test_probe_0_9_background_child_does_not_delay_the_result(session: Session) -> None:
     """The command is over when the shell exits; who runs on is a job."""
     with anyio.fail_after(20):
         outcome = await session.run("sleep 600 & echo done", timeoutMs=15_000)
@@ -301,7 +301,7 @@ async def test_probe_0_9_a_background_child_does_not_hold_the_answer(session: Se
     assert not outcome.is_error
 
 
-async def test_probe_0_10_a_daemon_of_another_session_does_not_hold_the_answer(session: Session) -> None:
+async def test_probe_0_10_daemon_in_another_session_does_not_delay_the_result(session: Session) -> None:
     with anyio.fail_after(20):
         outcome = await session.run("setsid sleep 600 & echo done", timeoutMs=15_000)
     assert outcome.details["job"] == "job-1"
@@ -310,7 +310,7 @@ async def test_probe_0_10_a_daemon_of_another_session_does_not_hold_the_answer(s
 @pytest.mark.parametrize(
     "command", ["trap '' TERM; sleep 600", "trap '' TERM; sleep 600 & wait; wait", "setsid sleep 600; wait"]
 )
-async def test_probe_0_11_who_ignores_the_signal_is_killed_at_the_end_of_its_time(
+async def test_probe_0_11_command_that_ignores_sigterm_is_killed_at_its_time_limit(
     session: Session, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = await session.run(f"echo so far; {command}", timeoutMs=500)
@@ -348,19 +348,21 @@ HANGS = {
 
 
 @pytest.mark.parametrize("name", list(HANGS))
-async def test_a_program_that_would_ask_returns(session: Session, name: str) -> None:
+async def test_prompting_programs_return(session: Session, name: str) -> None:
     if shutil.which(name.split(" ", maxsplit=1)[0]) is None and name != "read":
         pytest.skip(f"{name} is not installed")
     outcome = await session.run(HANGS[name], timeoutMs=25_000)
     assert outcome.details.get("ended") == "exited"
 
 
-async def test_an_interactive_rebase_ends_without_rewriting_anything(session: Session) -> None:
+async def test_interactive_rebase_is_aborted(session: Session) -> None:
     outcome = await session.run(HANGS["git rebase -i"] + "; git log --format=%s")
     assert str(outcome.output).rstrip().endswith("2\n1")
 
 
-async def test_a_program_that_waits_for_typing_is_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_program_that_waits_for_terminal_input_is_reported(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0.3)
     script = "import os, pty; m, s = pty.openpty(); os.dup2(s, 0); os.read(0, 1)"
     told: list[ToolProgress] = []
@@ -372,7 +374,7 @@ async def test_a_program_that_waits_for_typing_is_told_of(session: Session, monk
     assert any("waits for somebody to type" in one.message for one in told)
 
 
-async def test_a_program_that_is_only_slow_is_not_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_program_is_not_reported_as_waiting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0.3)
     outcome = await session.run("sleep 600 | cat", timeoutMs=1500)
     assert "somebody to type" not in str(outcome.output)
@@ -381,7 +383,7 @@ async def test_a_program_that_is_only_slow_is_not_told_of(session: Session, monk
 # -- its end --------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_command_is_ended_and_what_it_said_is_told(session: Session) -> None:
+async def test_cancelled_command_is_ended_and_its_output_returned(session: Session) -> None:
     token = CancelToken()
     outcomes: list[ToolOutcome] = []
 
@@ -398,7 +400,7 @@ async def test_a_cancelled_command_is_ended_and_what_it_said_is_told(session: Se
     assert str(outcomes[0].output).startswith("so far\n[stopped: the user pressed a key")
 
 
-async def test_the_cancellation_of_the_task_passes_and_ends_the_command(session: Session) -> None:
+async def test_cancellation_of_the_task_ends_the_command(session: Session) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(session.run, "touch ready; sleep 600")
         await until((session.root / "ready").exists)
@@ -408,7 +410,7 @@ async def test_the_cancellation_of_the_task_passes_and_ends_the_command(session:
     assert left == []
 
 
-async def test_progress_is_told_while_it_runs(session: Session) -> None:
+async def test_progress_is_reported_while_the_command_runs(session: Session) -> None:
     told: list[ToolProgress] = []
     command = "echo one; until [ -e go ]; do sleep 0.05; done; echo two"
 
@@ -421,12 +423,12 @@ async def test_progress_is_told_while_it_runs(session: Session) -> None:
     assert told[0].done == 4
 
 
-async def test_who_is_about_to_end_is_not_made_a_job(session: Session) -> None:
+async def test_process_about_to_exit_does_not_become_a_job(session: Session) -> None:
     outcome = await session.run("echo x > >(cat)")
     assert "job" not in outcome.details
 
 
-async def test_what_runs_on_goes_on_writing_and_is_ended_with_the_session(tmp_path: Path) -> None:
+async def test_background_process_keeps_writing_and_ends_with_the_session(tmp_path: Path) -> None:
     async with session_in(tmp_path) as session:
         await session.run("(until [ -e go ]; do sleep 0.02; done; echo late; sleep 600) & echo now")
         job = jobs_of(session.ctx).get("job-1")
@@ -439,7 +441,9 @@ async def test_what_runs_on_goes_on_writing_and_is_ended_with_the_session(tmp_pa
     assert not any(map(is_alive, left))
 
 
-async def test_when_the_table_is_full_what_runs_on_is_ended(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_background_process_is_ended_when_the_job_limit_is_reached(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table, "LIVE_JOBS", 1)
     await session.run("sleep 600 &")
     outcome = await session.run("sleep 600 &")
@@ -448,13 +452,13 @@ async def test_when_the_table_is_full_what_runs_on_is_ended(session: Session, mo
     assert (refused.is_error, refused.details["code"]) == (True, "failed")
 
 
-async def test_a_command_can_be_started_in_the_background(session: Session) -> None:
+async def test_command_can_be_started_in_the_background(session: Session) -> None:
     outcome = await session.run("sleep 600", background=True)
     assert (outcome.details["job"], outcome.is_error) == ("job-1", False)
     assert is_alive(int(str(outcome.details["pid"])))
 
 
-async def test_a_hundred_commands_run_side_by_side(session: Session) -> None:
+async def test_hundred_commands_run_concurrently(session: Session) -> None:
     texts: dict[int, str] = {}
 
     async def run(n: int) -> None:
@@ -521,14 +525,14 @@ async def test_r45_probe_0_13_memory_does_not_grow_with_the_output(command: str,
 # -- what it runs in ------------------------------------------------------------------------------
 
 
-async def test_r39_a_secret_of_ours_never_reaches_a_command(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r39_secrets_do_not_reach_commands(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["CANARY_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GH_PAT"]
     for name in names:
         monkeypatch.setenv(name, "canary-4711")
     assert "canary-4711" not in await session.text("env; set; declare -p; cat /proc/self/environ")
 
 
-async def test_no_mechanism_is_told_once_and_in_every_result(tmp_path: Path) -> None:
+async def test_missing_sandbox_is_noted_once_and_in_every_result(tmp_path: Path) -> None:
     async with session_in(tmp_path, Sandbox(mechanisms=())) as session:
         first, second = await session.run("echo a"), await session.run("echo b")
         assert "[commands run without a sandbox here: no mechanism is allowed]" in str(first.output)
@@ -536,7 +540,7 @@ async def test_no_mechanism_is_told_once_and_in_every_result(tmp_path: Path) -> 
         assert second.details["sandbox"] == "none: no mechanism is allowed"
 
 
-async def test_a_sandbox_that_is_lost_later_is_told_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_lost_later_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubblewrap may not start for a moment, for want of a descriptor."""
     none = SandboxState(kind="none", detail="lost")
     states = iter([SandboxState(kind="off"), none, none])
@@ -550,7 +554,7 @@ async def test_a_sandbox_that_is_lost_later_is_told_then(tmp_path: Path, monkeyp
     assert said == ["a", "a\n[commands run without a sandbox here: lost]", "a"]
 
 
-async def test_where_a_sandbox_is_required_and_missing_nothing_runs(tmp_path: Path) -> None:
+async def test_required_sandbox_that_is_missing_stops_commands(tmp_path: Path) -> None:
     async with session_in(tmp_path, Sandbox(mode="required", mechanisms=())) as session:
         for more in ({}, {"background": True}):
             outcome = await session.run("touch ran", **more)
@@ -559,7 +563,7 @@ async def test_where_a_sandbox_is_required_and_missing_nothing_runs(tmp_path: Pa
     assert not (tmp_path / "ran").exists()
 
 
-async def test_the_private_folder_of_a_session_goes_with_it(tmp_path: Path) -> None:
+async def test_private_directory_is_removed_with_the_session(tmp_path: Path) -> None:
     async with session_in(tmp_path) as session:
         await session.run("true")
         shell = session.ctx.shell
@@ -571,38 +575,38 @@ async def test_the_private_folder_of_a_session_goes_with_it(tmp_path: Path) -> N
     assert not await anyio.Path(private.root).exists()
 
 
-async def test_a_context_of_this_machine_has_a_sandbox_without_being_told(tmp_path: Path) -> None:
+async def test_local_context_uses_a_sandbox_by_default(tmp_path: Path) -> None:
     async with make_local_context(tmp_path) as ctx:
         state = (await Session(ctx).run("true")).details["sandbox"]
     assert str(state).split(" ", maxsplit=1)[0].strip(",:") in {"bubblewrap", "landlock", "none"}
 
 
-async def test_an_argument_of_another_agent_is_understood(tmp_path: Path) -> None:
+async def test_parameter_names_of_other_agents_are_accepted(tmp_path: Path) -> None:
     async with session_in(tmp_path) as session:
         call = ToolCall("1", "bash", {"cmd": "echo hi", "timeout_ms": "5000"})
         assert (await session.box.runner.run(call)).output == "hi"
 
 
-async def test_a_time_that_could_be_seconds_is_refused(session: Session) -> None:
+async def test_ambiguous_timeout_is_refused(session: Session) -> None:
     outcome = await session.run("sleep 0.1", timeout=30)
     assert outcome.is_error
     assert "did you mean 'timeoutMs'?" in str(outcome.output)
 
 
-async def test_r42_what_an_output_hides_is_told(session: Session) -> None:
+async def test_r42_invisible_characters_in_output_are_reported(session: Session) -> None:
     text = await session.text(r"echo plain; printf 'a\xe2\x80\xaeb\n'; exit 3")
     assert text.splitlines()[2:] == ["[hidden characters: text direction controls in line 2]", "[exit code 3]"]
 
 
 @pytest.mark.skipif(not landlock_abi(), reason="this system has no Landlock")
-async def test_the_first_answer_says_what_a_sandbox_cannot_guard(tmp_path: Path) -> None:
+async def test_first_result_says_what_the_sandbox_cannot_guard(tmp_path: Path) -> None:
     async with session_in(tmp_path, Sandbox(mechanisms=("landlock",))) as session:
         first, second = await session.text("true"), await session.text("true")
     assert "landlock, which cannot guard .git/hooks, .git/config" in first
     assert second == "(no output)"
 
 
-async def test_a_shell_without_a_directory_to_tell_changes_nothing(
+async def test_shell_without_a_final_directory_changes_nothing(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("indusagi.capabilities.local.shell._SHELLS", ("/bin/sh",))
@@ -610,7 +614,7 @@ async def test_a_shell_without_a_directory_to_tell_changes_nothing(
     assert await session.text("pwd") == str(session.root)
 
 
-async def test_a_command_that_misses_the_network_is_told_that_there_is_none(tmp_path: Path) -> None:
+async def test_network_failure_in_the_sandbox_is_explained(tmp_path: Path) -> None:
     sandbox = Sandbox(network=False)
     async with session_in(tmp_path, sandbox) as session:
         outcome = await session.run("exec 3<>/dev/tcp/127.0.0.1/1")
@@ -657,7 +661,7 @@ NOT_SHOWING = (
 
 
 @pytest.mark.parametrize("command", [*SHOWING, *NOT_SHOWING])
-async def test_a_file_that_a_command_has_shown_counts_as_read(session: Session, command: str) -> None:
+async def test_file_printed_by_a_command_counts_as_read(session: Session, command: str) -> None:
     (session.root / "sub").mkdir()
     (session.root / "f.txt").write_text("one\n")
     (session.root / "g.txt").write_text("two\n")
@@ -671,7 +675,7 @@ async def test_a_file_that_a_command_has_shown_counts_as_read(session: Session, 
     assert state.digest(str(session.root / "big")) is None
 
 
-async def test_a_file_that_changes_while_it_is_shown_does_not_count_as_read(
+async def test_file_that_changes_meanwhile_does_not_count_as_read(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = session.root / "f.txt"

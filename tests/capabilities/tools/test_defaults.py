@@ -53,9 +53,7 @@ async def box(work: Path) -> AsyncIterator[RegistryToolBox]:
         yield box_of(ctx, *native_tools())
 
 
-async def test_default_3_a_command_sees_no_variable_that_looks_like_a_secret(
-    box: RegistryToolBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_default_3_command_inherits_no_secrets(box: RegistryToolBox, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["A_KEY", "GITHUB_TOKEN", "MY_SECRET", "DB_PASSWORD", "AWS_CREDENTIALS"]
     for name in [*names, "HARMLESS"]:
         monkeypatch.setenv(name, "value of it")
@@ -64,9 +62,7 @@ async def test_default_3_a_command_sees_no_variable_that_looks_like_a_secret(
     assert [name for name in names if name in str(seen)] == []
 
 
-async def test_default_5_what_is_too_long_for_a_model_is_kept_where_only_its_user_can_read_it(
-    box: RegistryToolBox,
-) -> None:
+async def test_default_5_long_result_is_kept_in_a_private_file(box: RegistryToolBox) -> None:
     outcome = await call(box, "bash", {"command": "yes | head -n 200000"})
     assert len(str(outcome.output)) < 64 * 1024
     kept = str(outcome.details["path"])
@@ -75,7 +71,7 @@ async def test_default_5_what_is_too_long_for_a_model_is_kept_where_only_its_use
 
 
 @pytest.mark.parametrize(("tool", "arguments"), CALLS[:-1], ids=[name for name, _ in CALLS[:-1]])
-async def test_default_6_no_name_of_a_file_reaches_a_model_as_it_is(
+async def test_default_6_file_names_are_cleaned(
     box: RegistryToolBox, work: Path, tool: str, arguments: JsonObject
 ) -> None:
     (work / DIRTY).write_text("x\n", encoding="utf-8")
@@ -89,7 +85,7 @@ async def test_default_6_no_name_of_a_file_reaches_a_model_as_it_is(
 
 @pytest.mark.parametrize("path", ["{}/outside", "../work-evil", "link", "link/secret.txt", "/"])
 @pytest.mark.parametrize(("tool", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-async def test_default_10_nothing_outside_the_workspace_is_touched(
+async def test_default_10_paths_outside_the_workspace_are_refused(
     box: RegistryToolBox, work: Path, tool: str, arguments: JsonObject, path: str
 ) -> None:
     outcome = await call(box, tool, _at(arguments, path.format(work.parent)))
@@ -100,7 +96,7 @@ async def test_default_10_nothing_outside_the_workspace_is_touched(
 
 @pytest.mark.parametrize("path", [".git/config", ".git/hooks/pre-commit", ".indusvx/mcp.json"])
 @pytest.mark.parametrize("tool", ["write", "edit"])
-async def test_default_10_what_runs_later_is_not_written_to(
+async def test_default_10_protected_paths_are_not_written(
     box: RegistryToolBox, work: Path, tool: str, path: str
 ) -> None:
     (work / path).parent.mkdir(parents=True)
@@ -112,7 +108,7 @@ async def test_default_10_what_runs_later_is_not_written_to(
 
 
 @pytest.mark.parametrize(("tool", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-async def test_default_10_a_pipe_is_never_opened(
+async def test_default_10_pipes_are_not_opened(
     box: RegistryToolBox, work: Path, tool: str, arguments: JsonObject
 ) -> None:
     os.mkfifo(work / "pipe")
@@ -123,7 +119,7 @@ async def test_default_10_a_pipe_is_never_opened(
         assert outcome.is_error, outcome.output
 
 
-async def test_default_11_a_command_is_alone_with_its_workspace(
+async def test_default_11_command_is_confined_to_its_workspace(
     box: RegistryToolBox, work: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if not HAVE_BUBBLEWRAP:
@@ -150,7 +146,7 @@ async def test_default_11_a_command_is_alone_with_its_workspace(
 @pytest.mark.parametrize(
     "host", ["0x7f.1", "2130706433", "0177.0.0.1", "127。0。0。1", "[64:ff9b::7f00:1]", "169.254.169.254"]
 )
-async def test_default_12_no_address_of_the_inside_is_dialled(box: RegistryToolBox, host: str) -> None:
+async def test_default_12_private_addresses_are_refused(box: RegistryToolBox, host: str) -> None:
     outcome = await call(box, "webfetch", {"url": f"http://{host}/"})
     assert outcome.details["code"] == "denied", outcome.output
 

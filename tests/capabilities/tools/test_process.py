@@ -74,7 +74,7 @@ def lines_of(outcome: ToolOutcome) -> list[str]:
 # -- start and poll -------------------------------------------------------------------------------
 
 
-async def test_a_job_is_started_and_says_what_it_says(session: Session) -> None:
+async def test_job_starts_and_its_output_is_polled(session: Session) -> None:
     started = await session.call("start", command=f"echo ready; {STAY}")
     assert str(started.output).startswith("job-1 started (pid ")
     outcome = await session.poll("job-1", "ready")
@@ -83,7 +83,7 @@ async def test_a_job_is_started_and_says_what_it_says(session: Session) -> None:
     assert str(outcome.output).startswith(f"job-1 running (pid {started.details['pid']}, ")
 
 
-async def test_all_of_its_output_is_in_a_private_file(session: Session) -> None:
+async def test_output_of_a_job_is_in_a_private_file(session: Session) -> None:
     started = await session.call("start", command="echo kept")
     await session.poll("job-1", waitMs=20_000)
     await until(lambda: _state_is_over(session))
@@ -98,7 +98,7 @@ async def _state_is_over(session: Session) -> bool:
     return (await session.poll("job-1")).details["state"] != "running"
 
 
-async def test_a_poll_gives_what_was_not_told_yet(session: Session) -> None:
+async def test_poll_returns_unread_output(session: Session) -> None:
     job = await session.start(f"echo one; until [ -e go ]; do sleep 0.02; done; echo two; {STAY}")
     assert lines_of(await session.poll(job, "one")) == ["one"]
     assert "(nothing more was said)" in str((await session.poll(job)).output)
@@ -108,7 +108,7 @@ async def test_a_poll_gives_what_was_not_told_yet(session: Session) -> None:
     assert lines_of(await session.poll(job, lines=1)) == ["two"]
 
 
-async def test_probe_0_16_a_line_is_a_line_however_it_was_written(session: Session) -> None:
+async def test_probe_0_16_lines_are_joined_from_pieces(session: Session) -> None:
     job = await session.start("printf AAAA; until [ -e go ]; do sleep 0.02; done; printf 'BBBB\\n\\n'; exec sleep 600")
     open_line = await session.poll(job, "AAAA")
     assert lines_of(open_line) == ["AAAA [unfinished line]"]
@@ -117,14 +117,14 @@ async def test_probe_0_16_a_line_is_a_line_however_it_was_written(session: Sessi
     assert lines_of(await session.poll(job, "BBBB")) == ["AAAABBBB", ""]
 
 
-async def test_a_poll_waits_for_what_is_shown_whatever_its_colours(session: Session) -> None:
+async def test_poll_matches_text_without_escapes(session: Session) -> None:
     job = await session.start(f"printf 'one\\nserver is \\033[32mre\\033[0mady at'; {STAY}")
     outcome = await session.poll(job, "is ready at")
     assert outcome.details["matched"] is True
     assert lines_of(outcome) == ["one", "server is ready at [unfinished line]"]
 
 
-async def test_a_poll_returns_when_the_job_ends(session: Session) -> None:
+async def test_poll_returns_when_the_job_ends(session: Session) -> None:
     job = await session.start("exit 7")
     with anyio.fail_after(20):
         outcome = await session.poll(job, "never said")
@@ -133,13 +133,13 @@ async def test_a_poll_returns_when_the_job_ends(session: Session) -> None:
     assert "job-1 exited, exit code 7" in str(outcome.output)
 
 
-async def test_a_poll_that_waits_long_enough_returns_with_nothing(session: Session) -> None:
+async def test_poll_returns_empty_after_its_wait(session: Session) -> None:
     job = await session.start(STAY)
     outcome = await session.poll(job, "never said", waitMs=200)
     assert outcome.details["state"] == "running"
 
 
-async def test_what_the_ring_has_dropped_is_told(session: Session) -> None:
+async def test_dropped_lines_are_reported(session: Session) -> None:
     job = await session.start(f"seq 1 5000; {STAY}")
     outcome = await session.poll(job, "5000")
     assert outcome.details["dropped"] == 3_000
@@ -149,7 +149,7 @@ async def test_what_the_ring_has_dropped_is_told(session: Session) -> None:
     assert str(outcome.output).endswith("\n5000")
 
 
-async def test_a_job_is_heard_on_when_the_disk_is_full_and_that_is_told(
+async def test_job_is_polled_when_the_disk_is_full_with_a_note(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -165,7 +165,7 @@ async def test_a_job_is_heard_on_when_the_disk_is_full_and_that_is_told(
     assert said in str(outcome.output)
 
 
-async def test_a_job_that_left_something_running_runs(session: Session) -> None:
+async def test_job_with_background_processes_is_running(session: Session) -> None:
     job = await session.start("sleep 600 & exit 3")
     await until(lambda: _left_is(session, job, 1))
     outcome = await session.poll(job)
@@ -181,7 +181,7 @@ async def _left_is(session: Session, job: str, count: int) -> bool:
 # -- stop -----------------------------------------------------------------------------------------
 
 
-async def test_probe_0_15_stopping_ends_everything_and_tells_the_truth(session: Session) -> None:
+async def test_probe_0_15_stop_ends_the_process_tree_and_reports_it(session: Session) -> None:
     job = await session.start(
         "sleep 600 & echo $!; setsid sleep 600 & echo $!; trap '' TERM; echo ready; sleep 600; wait"
     )
@@ -195,7 +195,7 @@ async def test_probe_0_15_stopping_ends_everything_and_tells_the_truth(session: 
 
 
 @pytest.mark.parametrize("name", ["INT", "KILL"])
-async def test_another_signal_can_be_the_first(session: Session, name: str) -> None:
+async def test_stop_can_start_with_another_signal(session: Session, name: str) -> None:
     script = "trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.02; done"
     job = await session.start(script)
     await session.poll(job, "ready")
@@ -203,7 +203,7 @@ async def test_another_signal_can_be_the_first(session: Session, name: str) -> N
     assert outcome.details["exitCode"] == (9 if name == "INT" else 128 + 9)
 
 
-async def test_who_does_not_heed_another_signal_is_killed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_that_ignores_another_signal_is_killed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.jobs.job.STOP_GRACE_MS", 200)
     job = await session.start("trap '' INT; echo ready; while :; do sleep 0.02; done")
     await session.poll(job, "ready")
@@ -211,7 +211,7 @@ async def test_who_does_not_heed_another_signal_is_killed(session: Session, monk
     assert outcome.details["state"] == "stopped"
 
 
-async def test_another_signal_reaches_what_a_command_has_left(session: Session) -> None:
+async def test_another_signal_reaches_background_processes(session: Session) -> None:
     left = "import signal, time; signal.signal(2, lambda *_: exit(print('bye')))"
     script = f"{left}; open('up', 'w'); time.sleep(600)"
     await session.bash(f'setsid {PYTHON} -uc "{script}" &')
@@ -220,14 +220,14 @@ async def test_another_signal_reaches_what_a_command_has_left(session: Session) 
     assert lines_of(await session.poll("job-1")) == ["bye"]
 
 
-async def test_a_job_that_is_over_is_not_stopped(session: Session) -> None:
+async def test_ended_job_is_not_stopped(session: Session) -> None:
     job = await session.start("exit 0")
     await session.poll(job, waitMs=20_000)
     await until(lambda: _state_is_over(session))
     assert (await session.call("stop", id=job)).details["state"] == "exited"
 
 
-async def test_what_cannot_be_ended_is_told(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_cannot_be_ended_is_reported(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await session.start(STAY)
     monkeypatch.setattr(LocalProcess, "survivors", lambda _: [4711])  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
     outcome = await session.call("stop", id=job)
@@ -238,7 +238,7 @@ async def test_what_cannot_be_ended_is_told(session: Session, monkeypatch: pytes
 # -- write ----------------------------------------------------------------------------------------
 
 
-async def test_a_job_can_be_written_to(session: Session) -> None:
+async def test_job_input_can_be_written(session: Session) -> None:
     job = await session.start('while read -r line; do echo "heard $line"; done; echo over')
     await session.call("write", id=job, input="one\n")
     assert lines_of(await session.poll(job, "heard one")) == ["heard one"]
@@ -253,7 +253,7 @@ async def test_a_repl_answers(session: Session) -> None:
     assert "42" in str((await session.poll(job, "42")).output)
 
 
-async def test_who_reads_no_more_cannot_be_written_to(session: Session) -> None:
+async def test_closed_input_of_a_job_is_an_error(session: Session) -> None:
     job = await session.start("exec sleep 600 <&-")
     await session.call("write", id=job, input="", eof=True)
     await until(lambda: _write_fails(session, job))
@@ -263,7 +263,7 @@ async def _write_fails(session: Session, job: str) -> bool:
     return (await session.call("write", id=job, input="x")).is_error
 
 
-async def test_a_job_that_does_not_read_holds_nobody_up(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_to_a_job_that_does_not_read_times_out(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.tools.process._WRITE_S", 0.2)
     job = await session.start(STAY)
     outcome = await session.call("write", id=job, input="x" * 1_000_000)
@@ -273,11 +273,11 @@ async def test_a_job_that_does_not_read_holds_nobody_up(session: Session, monkey
 # -- list -----------------------------------------------------------------------------------------
 
 
-async def test_a_list_without_jobs_says_so(session: Session) -> None:
+async def test_empty_list_is_reported(session: Session) -> None:
     assert (await session.call("list")).output == "no jobs"
 
 
-async def test_a_list_tells_what_jobs_use_and_where_they_listen(session: Session) -> None:
+async def test_list_shows_usage_and_ports_of_jobs(session: Session) -> None:
     script = (
         "import socket, time; s = socket.create_server(('127.0.0.1', 0));"
         "print(f'port {s.getsockname()[1]}', flush=True); time.sleep(600)"
@@ -298,7 +298,7 @@ async def _is_over(session: Session, job: str) -> bool:
     return (await session.poll(job)).details["state"] != "running"
 
 
-async def test_what_bash_left_running_is_in_the_list(session: Session) -> None:
+async def test_background_process_of_bash_is_listed(session: Session) -> None:
     await session._box.runner.run(ToolCall("1", "bash", {"command": "sleep 600 & echo hi"}))
     assert "job-1 running: 1 in the background" in str((await session.call("list")).output)
     assert (await session.call("stop", id="job-1")).details["state"] == "stopped"
@@ -307,7 +307,7 @@ async def test_what_bash_left_running_is_in_the_list(session: Session) -> None:
 # -- limits and refusals --------------------------------------------------------------------------
 
 
-async def test_no_more_jobs_run_than_may_run_at_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_running_jobs_is_limited(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "LIVE_JOBS", 2)
     for _ in range(2):
         await session.start(STAY)
@@ -317,7 +317,7 @@ async def test_no_more_jobs_run_than_may_run_at_once(session: Session, monkeypat
     assert await session.start(STAY) == "job-3"
 
 
-async def test_jobs_that_are_long_over_are_forgotten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_ended_jobs_are_forgotten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_FINISHED_JOBS", 1)
     for number in range(1, 4):
         await session.start("true")
@@ -346,7 +346,7 @@ BAD = "invalid_arguments"
         ({"action": "poll", "id": "x", "waitMs": 30_001}, BAD, "30000"),
     ],
 )
-async def test_what_cannot_be_done_is_an_error(
+async def test_invalid_actions_are_errors(
     session: Session, arguments: dict[str, JsonValue], code: str, said: str
 ) -> None:
     (session.root / "file").touch()
@@ -357,7 +357,7 @@ async def test_what_cannot_be_done_is_an_error(
     assert [name for _, _, names in os.walk(kept) for name in names] == []
 
 
-async def test_a_line_that_did_not_come_is_told(session: Session) -> None:
+async def test_missing_match_is_reported(session: Session) -> None:
     job = await session.start(f"echo other; {STAY}")
     outcome = await session.poll(job, "ready", waitMs=1)
     assert outcome.details["matched"] is False
@@ -367,7 +367,7 @@ async def test_a_line_that_did_not_come_is_told(session: Session) -> None:
     assert str(ended.output).endswith("[no line with 'ready' came before its end]")
 
 
-async def test_r42_what_a_job_hides_in_a_line_is_told(session: Session) -> None:
+async def test_r42_invisible_characters_of_a_job_are_reported(session: Session) -> None:
     hidden = "pass\\342\\200\\213word"
     job = await session.start(f"printf '1\n2\n{hidden}\n4\n'; read -r x; printf '{hidden}'; {STAY}")
     outcome = await session.poll(job, "4")
@@ -388,7 +388,7 @@ async def test_all_jobs_end_with_the_session(tmp_path: Path) -> None:
     assert not any(map(is_alive, pids))
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(session: Session) -> None:
+async def test_cancelled_start_leaves_no_process(session: Session) -> None:
     for steps in range(12):
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
@@ -407,7 +407,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(session: Session) -> Non
     assert children <= known
 
 
-async def test_what_one_command_serves_another_can_reach(tmp_path: Path) -> None:
+async def test_server_of_one_command_is_reachable_by_another(tmp_path: Path) -> None:
     """With the sandbox that a session has without being told, whatever this machine has.
 
     The sandbox may say in a line below the output what it cannot guard.

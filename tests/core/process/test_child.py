@@ -63,7 +63,7 @@ def is_collected(pid: int) -> bool:
     return False
 
 
-async def test_the_three_pipes_are_three() -> None:
+async def test_child_has_three_pipes() -> None:
     async with running("read line; echo got $line; echo error >&2; exit 3") as (child, heard):
         child.write(b"this\n")
         await child.exited.wait()
@@ -71,7 +71,7 @@ async def test_the_three_pipes_are_three() -> None:
         assert (heard.output, heard.errors, child.exit_code) == (b"got this\n", b"error\n", 3)
 
 
-async def test_two_pipes_can_be_one_and_the_input_empty() -> None:
+async def test_stderr_can_be_merged_and_stdin_empty() -> None:
     options = {"with_input": False, "merge_stderr": True}
     async with running("cat; echo out; echo error >&2; echo out", **options) as (child, heard):
         await child.output_ended.wait()
@@ -81,7 +81,7 @@ async def test_two_pipes_can_be_one_and_the_input_empty() -> None:
         child.write(b"to nobody")
 
 
-async def test_every_child_has_a_mark_of_its_own_beside_those_above(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_environment_has_its_own_marker_beside_outer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[bytes] = []
     for above in (None, None, "OUTER"):
         if above is not None:
@@ -93,7 +93,7 @@ async def test_every_child_has_a_mark_of_its_own_beside_those_above(monkeypatch:
     assert marks[2].startswith(b"OUTER ")
 
 
-async def test_a_process_is_collected_last_so_that_nobody_else_gets_its_number() -> None:
+async def test_process_is_reaped_last_so_that_its_pid_is_not_reused() -> None:
     async with running("sleep 600 & exit 5") as (child, _):
         await child.exited.wait()
         assert child.exit_code == 5
@@ -102,9 +102,7 @@ async def test_a_process_is_collected_last_so_that_nobody_else_gets_its_number()
         assert is_collected(child.pid)
 
 
-async def test_a_process_that_somebody_else_collects_has_exited_and_its_number_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_pid_of_a_process_reaped_by_other_code_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("read line; sleep 600 & echo $!; exit 3") as (child, heard):
         child.write(b"\n")
         os.waitpid(child.pid, 0)  # noqa: ASYNC222 — before the loop can look
@@ -118,13 +116,13 @@ async def test_a_process_that_somebody_else_collects_has_exited_and_its_number_i
         assert not is_alive(int(heard.output))
 
 
-async def test_the_end_of_input_is_the_first_that_is_tried() -> None:
+async def test_ending_a_child_closes_its_input_first() -> None:
     async with running("cat > /dev/null; exit 4") as (child, _):
         await child.end(10)
         assert child.exit_code == 4
 
 
-async def test_an_input_that_is_just_being_closed_is_closed_once() -> None:
+async def test_closing_input_is_closed_once() -> None:
     """Its transport tells of the end in the next round of the loop, and would do so twice."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
@@ -135,7 +133,7 @@ async def test_an_input_that_is_just_being_closed_is_closed_once() -> None:
     assert told == []
 
 
-async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
+async def test_first_caller_of_end_decides_and_the_others_wait() -> None:
     async with running("trap '' TERM; echo ready; exec sleep 600", with_input=False) as (child, heard):
         await until(lambda: heard.output == b"ready\n")
         async with asyncio.TaskGroup() as tasks:
@@ -145,7 +143,7 @@ async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
 
 
 @pytest.mark.parametrize("shed", ["", "env -i "])
-async def test_who_left_the_session_is_asked_too_before_it_is_killed(shed: str) -> None:
+async def test_descendant_in_another_session_gets_sigterm_before_sigkill(shed: str) -> None:
     asked = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.02; done"
     script = f'{shed}setsid /bin/sh -c "{asked}" & wait'
     async with running(script, with_input=False) as (child, heard):
@@ -155,7 +153,7 @@ async def test_who_left_the_session_is_asked_too_before_it_is_killed(shed: str) 
         assert heard.output.startswith(b"ready\nasked\n")
 
 
-async def test_who_left_the_session_and_heeds_nothing_is_killed() -> None:
+async def test_descendant_in_another_session_that_ignores_sigterm_is_killed() -> None:
     deaf = "trap '' TERM; echo $$; while :; do sleep 0.02; done"
     script = f'env -i setsid /bin/sh -c "{deaf}" & wait'.replace("$$", r"\$\$")
     async with running(script, with_input=False) as (child, heard):
@@ -165,7 +163,7 @@ async def test_who_left_the_session_and_heeds_nothing_is_killed() -> None:
 
 
 @pytest.mark.parametrize("rest", ["; exit 3", "; sleep 600"])
-async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it_writes_to(rest: str) -> None:
+async def test_orphan_without_session_and_environment_is_found_by_its_output_pipe(rest: str) -> None:
     script = f"(env -i setsid sh -c 'echo $$; exec sleep 600' &){rest}"
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output.endswith(b"\n"))
@@ -175,7 +173,7 @@ async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it
         assert not is_alive(orphan)
 
 
-async def test_who_is_started_after_the_others_were_asked_is_asked_too() -> None:
+async def test_process_started_during_the_end_gets_sigterm() -> None:
     script = "trap 'setsid sleep 600 & wait; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output == b"ready\n")
@@ -183,7 +181,7 @@ async def test_who_is_started_after_the_others_were_asked_is_asked_too() -> None
         assert child.exit_code == 7
 
 
-async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_needs_no_free_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "_SCAN_S", 0.02)
     monkeypatch.setattr(child_module, "_REAP_S", 0.2)
     busy = threading.Event()
@@ -204,7 +202,7 @@ async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(mon
     reason="this system does not tell the children of a process",
 )
 @pytest.mark.parametrize(("script", "grace_s"), [("exit 3", 0), ("exec cat > /dev/null", 20)])
-async def test_the_end_of_one_that_has_started_nobody_takes_one_look_at_all_processes(
+async def test_childless_process_is_ended_with_one_scan_of_the_process_list(
     script: str, grace_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(f"echo ready; {script}") as (child, heard):
@@ -222,7 +220,7 @@ async def test_the_end_of_one_that_has_started_nobody_takes_one_look_at_all_proc
         assert looks == [child.pid]
 
 
-async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> None:
+async def test_orphan_of_a_process_that_exits_at_end_of_input_is_found() -> None:
     """It has neither session, nor environment, nor pipe: it was seen before."""
     orphan = "env -i setsid sleep 600 > /dev/null 2>&1 & echo $!"
     async with running(f"{orphan}; cat > /dev/null; exit 4") as (child, heard):
@@ -232,7 +230,7 @@ async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> No
         assert not is_alive(int(heard.output))
 
 
-async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_are_killed_when_scanning_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look at thousands of processes takes longer than the kernel gets to end those killed."""
     look, pauses = ProcessTree.list_running, iter([0.0])
 
@@ -263,7 +261,7 @@ async def test_ending_a_child_that_was_never_started_signals_no_process(monkeypa
     assert (signals, child.exited.is_set()) == ([], False)
 
 
-async def test_output_that_is_held_back_comes_when_it_is_released() -> None:
+async def test_paused_output_is_read_after_resume() -> None:
     async with running("echo first; read line; echo second") as (child, heard):
         await until(lambda: heard.output == b"first\n")
         child.pause_output()
@@ -276,7 +274,7 @@ async def test_output_that_is_held_back_comes_when_it_is_released() -> None:
 
 
 @pytest.mark.parametrize("written", [100, 60_000])
-async def test_what_is_still_in_the_pipe_at_the_end_is_read_if_that_is_wanted(written: int) -> None:
+async def test_rest_of_the_pipe_is_read_when_draining(written: int) -> None:
     script = f"read line; head -c {written} /dev/zero"
     async with running(script) as (child, heard):
         child.pause_output()
@@ -286,7 +284,7 @@ async def test_what_is_still_in_the_pipe_at_the_end_is_read_if_that_is_wanted(wr
         assert len(heard.output) == written
 
 
-async def test_an_output_that_somebody_fills_without_end_is_given_up() -> None:
+async def test_endless_output_is_dropped_at_the_end() -> None:
     async with running("echo; exec yes", with_input=False) as (child, heard):
         await until(lambda: len(heard.output) > 0)
         child.pause_output()
@@ -294,9 +292,7 @@ async def test_an_output_that_somebody_fills_without_end_is_given_up() -> None:
         assert len(heard.output) < 4 * 1024 * 1024
 
 
-async def test_one_that_can_neither_be_signalled_nor_reads_is_left_with_nothing_of_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_process_that_cannot_be_signalled_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(target: int, number: int) -> None:
         raise PermissionError
 
@@ -315,7 +311,7 @@ async def test_one_that_can_neither_be_signalled_nor_reads_is_left_with_nothing_
         assert is_collected(child.pid)
 
 
-async def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object) -> None:
         raise OSError("no more pipes")
 
@@ -336,14 +332,14 @@ def _no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_descriptors")
-async def test_the_exit_is_told_without_a_descriptor_of_the_process() -> None:
+async def test_exit_is_noticed_without_a_pidfd() -> None:
     async with running("exit 3") as (child, _):
         await child.exited.wait()
         assert child.exit_code == 3
 
 
 @pytest.mark.usefixtures("_no_descriptors")
-async def test_a_collected_process_whose_group_lives_on_has_it_ended() -> None:
+async def test_group_of_a_reaped_process_is_ended() -> None:
     async with running("sleep 600 & echo $!; exit 3") as (child, heard):
         await child.exited.wait()
         await until(lambda: heard.output.endswith(b"\n"))
@@ -352,7 +348,7 @@ async def test_a_collected_process_whose_group_lives_on_has_it_ended() -> None:
 
 
 @pytest.mark.usefixtures("_no_descriptors")
-async def test_a_collected_process_without_a_group_is_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reaped_process_without_a_group_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("exit 3") as (child, _):
         await child.exited.wait()
         sent: list[int] = []
@@ -365,7 +361,7 @@ async def test_a_collected_process_without_a_group_is_never_signalled(monkeypatc
 # -- the end of the loop ----------------------------------------------------------------------
 
 
-async def test_the_kill_comes_before_anything_that_can_be_cancelled() -> None:
+async def test_sigkill_comes_before_the_next_await() -> None:
     script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output == b"ready\n")
@@ -379,7 +375,7 @@ async def test_the_kill_comes_before_anything_that_can_be_cancelled() -> None:
         assert is_collected(child.pid)
 
 
-def test_the_end_of_the_loop_kills_what_was_still_being_asked_to_end() -> None:
+def test_end_of_the_loop_kills_a_child_that_is_being_ended() -> None:
     pids: list[int] = []
 
     async def leave_it() -> None:

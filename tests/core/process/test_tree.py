@@ -50,20 +50,20 @@ def exit_of(process: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_process_that_has_ended_and_is_not_collected_does_not_run() -> None:
+def test_zombie_is_not_running() -> None:
     with leading("true") as process:
         exit_of(process)
         assert signal_group(process.pid, 0)
         assert ProcessTree(new_ulid()).list_running(process.pid) == []
 
 
-def test_a_group_that_is_not_there_is_told() -> None:
+def test_absent_group_is_reported() -> None:
     with leading("true") as process:
         process.wait()
         assert not signal_group(process.pid, 0)
 
 
-def test_a_group_that_may_not_be_signalled_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_that_may_not_be_signalled_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(group: int, number: int) -> None:
         raise PermissionError
 
@@ -72,7 +72,7 @@ def test_a_group_that_may_not_be_signalled_is_there(monkeypatch: pytest.MonkeyPa
         assert signal_group(1, signal.SIGTERM)
 
 
-def test_those_of_the_session_are_found_in_whatever_group_they_are() -> None:
+def test_processes_of_the_session_are_found_in_any_group() -> None:
     with leading("bash", "-c", "set -m; sleep 600 & echo $!; wait") as process:
         child = line_of(process)
         found = {one.pid: one for one in ProcessTree(new_ulid()).list_running(process.pid)}
@@ -82,7 +82,7 @@ def test_those_of_the_session_are_found_in_whatever_group_they_are() -> None:
         process.wait()
 
 
-def test_a_program_with_a_name_that_looks_like_figures_is_found(tmp_path: Path) -> None:
+def test_program_name_with_parentheses_and_digits_is_parsed(tmp_path: Path) -> None:
     sleep = shutil.which("sleep")
     assert sleep is not None
     path = tmp_path / "a) Z 1 1 ("
@@ -91,7 +91,7 @@ def test_a_program_with_a_name_that_looks_like_figures_is_found(tmp_path: Path) 
         assert [one.pid for one in ProcessTree(new_ulid()).list_running(process.pid)] == [process.pid]
 
 
-def test_one_that_left_the_session_is_found_by_its_mark() -> None:
+def test_descendant_in_another_session_is_found_by_its_marker() -> None:
     mark = new_ulid()
     script = "setsid sh -c 'echo $$; exec sleep 600' &"
     with leading("sh", "-c", script, mark=mark) as process:
@@ -105,7 +105,7 @@ def test_one_that_left_the_session_is_found_by_its_mark() -> None:
         signal_processes(ProcessTree(mark).list_running(None), signal.SIGKILL)
 
 
-def test_one_that_threw_everything_away_is_found_by_its_descent_and_known_from_then_on() -> None:
+def test_descendant_without_session_and_environment_is_found_by_its_parent_and_remembered() -> None:
     script = "env -i setsid sh -c 'echo $$; exec sleep 600' & wait"
     with leading("sh", "-c", script) as process:
         child = line_of(process)
@@ -119,13 +119,13 @@ def test_one_that_threw_everything_away_is_found_by_its_descent_and_known_from_t
         signal_processes(left, signal.SIGKILL)
 
 
-def test_we_ourselves_are_never_found() -> None:
+def test_own_process_is_never_part_of_a_tree() -> None:
     tree = ProcessTree(new_ulid())
     tree.pipe = os.readlink("/proc/self/fd/1")
     assert os.getpid() not in {one.pid for one in tree.list_running(None)}
 
 
-def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
+def test_marker_of_an_outer_program_is_found_beside_the_inner_one() -> None:
     outer, inner = new_ulid(), new_ulid()
     with leading("sh", "-c", "echo $$; sleep 600; :", mark=f"{outer} {inner}") as process:
         leader = line_of(process)
@@ -133,7 +133,7 @@ def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
         assert leader in {one.pid for one in ProcessTree(inner).list_running(None)}
 
 
-def test_who_was_only_just_made_has_not_settled() -> None:
+def test_young_process_has_not_settled() -> None:
     with leading(*SLEEP) as process:
         (found,) = ProcessTree(new_ulid()).list_running(process.pid)
         later = replace(found, started=found.started + 100_000)
@@ -141,7 +141,7 @@ def test_who_was_only_just_made_has_not_settled() -> None:
         assert select_settled([later, former]) == {former.key}
 
 
-def test_another_process_under_the_same_number_is_not_signalled() -> None:
+def test_other_process_with_the_same_pid_is_not_signalled() -> None:
     with leading(*SLEEP) as process:
         (found,) = ProcessTree(new_ulid()).list_running(process.pid)
         signal_processes([replace(found, started=found.started - 1)], signal.SIGKILL)
@@ -150,14 +150,14 @@ def test_another_process_under_the_same_number_is_not_signalled() -> None:
         assert process.wait() == -signal.SIGTERM
 
 
-def test_without_a_descriptor_of_the_process_its_number_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_signalled_by_pid_without_a_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     with leading(*SLEEP) as process:
         signal_processes(ProcessTree(new_ulid()).list_running(process.pid), signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
-def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_may_not_be_signalled_does_not_spare_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def refuse(handle: int, number: int) -> None:
@@ -171,7 +171,7 @@ def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(monkeypa
         assert tried == [signal.SIGTERM] * 2
 
 
-def test_where_there_is_no_proc_the_group_is_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_procfs_only_the_group_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: str) -> list[str]:
         raise FileNotFoundError(path)
 
@@ -189,7 +189,7 @@ def test_where_there_is_no_proc_the_group_is_all_that_is_known(monkeypatch: pyte
         assert ProcessTree(new_ulid()).list_running(process.pid) == []
 
 
-def test_where_nothing_more_can_be_opened_the_group_is_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_free_descriptors_only_the_group_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
 
     def refuse(path: str, flags: int) -> int:
