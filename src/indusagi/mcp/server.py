@@ -43,7 +43,9 @@ class MCPServer:
         if callable(tools) or hasattr(tools, "descriptors"):
             box = cast("ToolBox | Callable[[], ToolBox]", tools)
         else:
-            box = _make_box(cast("Iterable[DefinedTool]", tools), context)
+            registry = ToolRegistry()
+            registry.register_all(cast("Iterable[DefinedTool]", tools))
+            box = registry.to_tool_box(context or make_inert_context())
         self._host = create_provider_host(box, ProviderHostInfo(name, version))
 
     @property
@@ -74,9 +76,3 @@ class MCPServer:
     def notify_changed(self) -> bool:
         """Read the tool box again, and notify every client if its tools have changed."""
         return self._host.refresh_tools()
-
-
-def _make_box(tools: Iterable[DefinedTool], context: ToolContext | None) -> ToolBox:
-    registry = ToolRegistry()
-    registry.register_all(tools)
-    return registry.to_tool_box(context or make_inert_context())

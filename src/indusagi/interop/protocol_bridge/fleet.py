@@ -106,9 +106,7 @@ class ServerFleetImpl:
         """
         await self.tear_down()
         self._config, self._waiting = config, dict(waiting or {})
-        usable, unusable = _split_servers(config)
-        by_id = {server.id: server for server in usable}
-        self._notes = (*unusable, *_note_duplicates(usable))
+        by_id, self._notes = _index_servers(config)
         self._supervisors = {
             identity: self._make_supervisor(server, self._waiting.get(identity)) for identity, server in by_id.items()
         }
@@ -208,7 +206,7 @@ class ServerFleetImpl:
         supervisor = self._require(server)
         if supervisor.waiting == "untrusted":
             detail = FaultDetail(server=server, reason="untrusted")
-            message = f"server {server!r} is not started: nobody has consented to it"
+            message = f"server {server!r} is not started: it needs consent"
             raise ProtocolFault("not_connected", message, detail=detail)
         await supervisor.close()
         successor = self._make_supervisor(supervisor.config, None)
@@ -358,8 +356,8 @@ async def _close_all(supervisors: Sequence[_ServerSupervisor]) -> None:
             tasks.create_task(supervisor.close())
 
 
-def _split_servers(config: BridgeConfig) -> tuple[Sequence[ServerConfig], Sequence[Note]]:
-    """Split off the servers whose configuration is invalid; a note names each."""
+def _index_servers(config: BridgeConfig) -> tuple[dict[str, ServerConfig], tuple[Note, ...]]:
+    """Return the valid servers by id; notes name invalid ones, and duplicate ids, of which the last counts."""
     usable: list[ServerConfig] = []
     notes: list[Note] = []
     for number, server in enumerate(config.servers, start=1):
@@ -368,14 +366,8 @@ def _split_servers(config: BridgeConfig) -> tuple[Sequence[ServerConfig], Sequen
             usable.append(server)
         else:
             notes.append(Note(f"server {number} of the configuration", f"left out: {problem}"))
-    return usable, notes
-
-
-def _note_duplicates(servers: Sequence[ServerConfig]) -> tuple[Note, ...]:
-    last = {server.id: server for server in servers}
+    by_id = {server.id: server for server in usable}
     message = "configured more than once; the last configuration is used"
-    return tuple(
-        Note(f"server {server.id!r}", message, "give one another id")
-        for server in servers
-        if last[server.id] is not server
-    )
+    duplicates = [server.id for server in usable if by_id[server.id] is not server]
+    notes.extend(Note(f"server {server!r}", message, "give one another id") for server in duplicates)
+    return by_id, tuple(notes)

@@ -57,7 +57,10 @@ def to_protocol_fault(
         stderr = detail.stderr or tuple(process.read_stderr())
         detail = replace(detail, stderr=stderr, stdout=tuple(process.read_invalid_lines()))
     message = f"server {config.id!r}: {_format_error(exc, config, site, subject)}"
-    message += _format_doubt(detail) + _quote_stderr(detail)
+    if detail.reason == "outcome_unknown":
+        message += "; whether the call took effect is unknown"
+    if cause := find_cause(detail.stderr):
+        message += f" (its stderr: {cause})"
     if site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
         message += _quote_stdout(detail)
     return ProtocolFault(_kind(exc, config, site), message, exc, detail=detail)
@@ -120,11 +123,6 @@ def _format_end(exc: ConnectionClosedError) -> str:
     return "closed the connection" + (f" ({detail.reason})" if detail.reason else "")
 
 
-def _format_doubt(detail: FaultDetail) -> str:
-    unknown = detail.reason == "outcome_unknown"
-    return "; whether the call took effect is unknown" if unknown else ""
-
-
 def _is_refusal(exc: BaseException) -> TypeGuard[RpcError]:
     """Return whether the server itself responded with an error, and not the transport in its place."""
     return isinstance(exc, RpcError) and (exc.detail is None or exc.detail.reason is None)
@@ -143,12 +141,6 @@ def _quote_refusal(exc: RpcError) -> str:
     if more and more not in text:
         text = f"{text}: {more}"
     return f"it answered with an error: {cut_text(text, _SHOWN_CHARACTERS)} (code {exc.code})"
-
-
-def _quote_stderr(detail: FaultDetail) -> str:
-    """Quote the line of its standard error that shows the cause."""
-    cause = find_cause(detail.stderr)
-    return f" (its stderr: {cause})" if cause else ""
 
 
 def _quote_stdout(detail: FaultDetail) -> str:

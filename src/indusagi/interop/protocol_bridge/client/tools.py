@@ -44,7 +44,8 @@ def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence
     `servers` are the ids of all configured servers in their order, running or not.
     """
     qualified = qualify_tool_name(ref)
-    is_free = qualified not in taken and not _belongs_to_earlier(ref, servers)
+    earlier = servers[: servers.index(ref.server)] if ref.server in servers else servers
+    is_free = qualified not in taken and not any(qualified.startswith(server + QUALIFIER) for server in earlier)
     if is_free and is_accepted_name(qualified):
         return qualified
     digest = content_hash([ref.server, ref.name])
@@ -60,13 +61,6 @@ def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence
 def is_accepted_name(name: str) -> bool:
     """Return whether every provider accepts a name as it is."""
     return _ACCEPTED.fullmatch(name) is not None
-
-
-def _belongs_to_earlier(ref: RemoteToolRef, servers: Sequence[str]) -> bool:
-    """Return whether the joined name can also be read as a tool of an earlier server."""
-    qualified = qualify_tool_name(ref)
-    before = servers[: servers.index(ref.server)] if ref.server in servers else servers
-    return any(qualified.startswith(server + QUALIFIER) for server in before)
 
 
 def spells_longer_server(ref: RemoteToolRef, servers: Iterable[str]) -> bool:
@@ -195,10 +189,10 @@ def _restore_text(levels: Sequence[JsonObject], value: str) -> str:
     for level in levels:
         enum = level.get("enum")
         values = [*enum] if isinstance(enum, list) else []
-        named += [one for one in (*values, level.get("const")) if isinstance(one, str)]
+        named += [text for text in (*values, level.get("const")) if isinstance(text, str)]
     if value in named:
         return value
-    return next((one for one in named if clean_text(one)[0] == value), value)
+    return next((text for text in named if clean_text(text)[0] == value), value)
 
 
 def _with_branches(schemas: Sequence[JsonObject]) -> list[JsonObject]:
@@ -348,17 +342,14 @@ async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | No
         return "its structured content is not an object, as it promised" if is_wrong else None
     # The view inlines references within bounds, and accepts every value that fits the schema.
     view = model_view(schema).schema
-    if _is_expensive(view) or not _is_cheap(view, value):
+    try:
+        cost = len(compact_json(view)) * len(compact_json(value))
+    except NotJson:  # such as a number beyond the range of a float
+        return None
+    if cost > CHECKED_COST or _is_expensive(view):
         return None
     await load_validator()
     return _first_problem(view, value)
-
-
-def _is_cheap(view: JsonObject, value: JsonValue) -> bool:
-    try:
-        return len(compact_json(view)) * len(compact_json(value)) <= CHECKED_COST
-    except NotJson:  # such as a number beyond the range of a float
-        return False
 
 
 def _first_problem(schema: JsonObject, value: JsonValue) -> str | None:

@@ -118,7 +118,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     ) -> None:
         self.via = via
         """The origin of the proxy between client and server."""
-        self.on_session_lost: Callable[[], None] = lambda: None
+        self.on_session_lost: Callable[[], object] = lambda: None
         self.on_foreign_response: Callable[[str], None] = lambda note: None
         """Receives a sentence about the server when it has answered another request."""
         self._is_session_lost = False
@@ -327,7 +327,7 @@ class _CountedBody(httpx2.AsyncByteStream):
                 self._guard.note(self._resumable.request_id, failure)
             return None
         except TimeoutError:
-            raise httpx2.SSEError("nobody waits for this answer any more") from None
+            raise httpx2.SSEError("the request was cancelled") from None
         except httpx2.TransportError:
             self._guard.note(self._resumable.request_id, failure)
             raise httpx2.StreamError(failure.message) from None

@@ -38,15 +38,13 @@ def find_proxy(config: SseServerConfig | StreamableHttpServerConfig, address: ht
         return _parse_proxy(config.proxy, "its configuration", config.id) if config.proxy else None
     proxies = urllib.request.getproxies_environment()
     proxy = proxies.get(address.scheme, "").strip()
-    if not proxy or is_this_machine(address.host) or _is_bypassed(address, proxies):
+    if not proxy or is_this_machine(address.host):
+        return None
+    # getattr: the function exists since Python 2.6, and type checkers do not know it.
+    is_bypassed = cast("Callable[[str, dict[str, str]], bool]", getattr(urllib.request, "proxy_bypass_environment"))  # noqa: B009
+    if is_bypassed(f"{address.host}:{address.port or _PORTS[address.scheme]}", proxies):
         return None
     return _parse_proxy(proxy, f"{address.scheme}_proxy".upper(), config.id)
-
-
-def _is_bypassed(address: httpx2.URL, proxies: dict[str, str]) -> bool:
-    # getattr: the function is documented in the module's source alone, and unknown to type checkers.
-    is_bypassed = cast("Callable[[str, dict[str, str]], bool]", getattr(urllib.request, "proxy_bypass_environment"))  # noqa: B009
-    return is_bypassed(f"{address.host}:{address.port or _PORTS[address.scheme]}", proxies)
 
 
 def _parse_proxy(text: str, source: str, server: str) -> httpx2.Proxy:

@@ -129,17 +129,13 @@ class SdkSessionTransport(QueuedTransport):
             return {}
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            params: JsonObject = {"progressToken": identity, "progress": progress}
-            params |= {} if total is None else {"total": total}
-            params |= {} if message is None else {"message": message}
-            self.deliver({"method": "notifications/progress", "params": params})
+            report: JsonObject = {"progressToken": identity, "progress": progress}
+            report |= {} if total is None else {"total": total}
+            report |= {} if message is None else {"message": message}
+            self.deliver({"method": "notifications/progress", "params": report})
 
         request = Request[Any, Any](method=frame["method"], params=frame.get("params"))
-        callback = on_progress if _has_progress_token(frame) else None
+        params = frame.get("params")
+        meta = params.get("_meta") if is_json_object(params) else None
+        callback = on_progress if is_json_object(meta) and "progressToken" in meta else None
         return await self._session.send_request(request, _raw, progress_callback=callback)
-
-
-def _has_progress_token(frame: JsonObject) -> bool:
-    params = frame.get("params")
-    meta = params.get("_meta") if is_json_object(params) else None
-    return is_json_object(meta) and "progressToken" in meta

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import anyio
@@ -65,7 +66,8 @@ class StreamTransport(QueuedTransport):
         self._read, self._write = streams
         self._guard = guard
         if guard is not None:
-            guard.on_session_lost = self._lose_session
+            detail = FaultDetail(reason="closed", http_status=404)
+            guard.on_session_lost = partial(self.finish, "no longer knows our session (HTTP 404)", detail)
 
     def send(self, frame: JsonObject) -> None:
         """Put a frame into the queue; a cancelled HTTP request is given up."""
@@ -140,10 +142,6 @@ class StreamTransport(QueuedTransport):
             failure = self._guard.find_failure(identity)
             text = f"it {failure.message}" if failure is not None and failure.message else text
         return {"jsonrpc": "2.0", "id": identity, "error": {"code": error.code, "message": text, "data": error.data}}
-
-    def _lose_session(self) -> None:
-        detail = FaultDetail(reason="closed", http_status=404)
-        self.finish("no longer knows our session (HTTP 404)", detail)
 
 
 class HeaderSource(Protocol):

@@ -230,7 +230,7 @@ async def injected_session(
         elif is_transport(value):
             opening = transport_session(value, config, handlers, client_info)
         else:
-            # The streams belong to the caller, who closes them.
+            # The caller closes its own streams.
             streams = nullcontext(_check_stream_pair(value, config))
             opening = _stream_session(streams, config, handlers, client_info)
         async with opening as session:
