@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from indusagi.capabilities.files.paths import ignore
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules, RuleFile
 
@@ -327,8 +328,9 @@ def test_a_huge_rule_file_is_applied_in_part(tmp_path: Path) -> None:
         rules.ignores("a" * 250 + "b", is_dir=False)
 
 
-def test_many_nested_rule_files_are_applied_in_part(tmp_path: Path) -> None:
-    lines = "".join(f"name{number}\n" for number in range(80_000))
+def test_many_nested_rule_files_are_applied_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignore, "_CHAIN_BYTES", 100_000)
+    lines = "".join(f"name{number}\n" for number in range(2_000))
     folder = tmp_path
     for _ in range(6):
         (folder / ".gitignore").write_text(lines, encoding="utf-8")

@@ -52,16 +52,10 @@ class LineDiff:
     old: Sequence[bytes]
     new: Sequence[bytes]
     blocks: Sequence[LineBlock]
-
-    @property
-    def added(self) -> int:
-        """How many lines of the new version are not in the old one."""
-        return sum(block.new_end - block.new_start for block in self.blocks)
-
-    @property
-    def removed(self) -> int:
-        """How many lines of the old version are not in the new one."""
-        return sum(block.old_end - block.old_start for block in self.blocks)
+    added: int
+    """How many lines of the new version are not in the old one."""
+    removed: int
+    """How many lines of the old version are not in the new one."""
 
     def hunks(self) -> Iterator[tuple[LineBlock, list[LineBlock]]]:
         """Yield groups of neighbouring blocks, each with the lines it covers including context."""
@@ -94,7 +88,10 @@ def compare_lines(old: bytes, new: bytes) -> LineDiff:
     start += bool(start)
     old_lines = _split_lines(old, start, len(old) - end)
     new_lines = _split_lines(new, start, len(new) - end)
-    return LineDiff(old.count(b"\n", 0, start), old_lines, new_lines, list(_find_blocks(old_lines, new_lines)))
+    blocks = list(_find_blocks(old_lines, new_lines))
+    added = sum(block.new_end - block.new_start for block in blocks)
+    removed = sum(block.old_end - block.old_start for block in blocks)
+    return LineDiff(old.count(b"\n", 0, start), old_lines, new_lines, blocks, added, removed)
 
 
 def _split_lines(data: bytes, start: int, end: int) -> list[bytes]:

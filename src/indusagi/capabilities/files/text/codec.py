@@ -105,16 +105,29 @@ def encode(text: str, form: TextForm) -> bytes:
     Raises:
         OSError: With EILSEQ: the encoding lacks a character.
     """
-    return form.bom + _encode(text, form, _error_handler(form.encoding))
+    return form.bom + encode_piece(text, form, errors=_error_handler(form.encoding))
 
 
-def encode_piece(text: str, form: TextForm) -> bytes:
+def encode_piece(text: str, form: TextForm, *, errors: str = "strict") -> bytes:
     """Encode a text that is inserted into a file of this form; without the mark.
 
     Raises:
         OSError: With EILSEQ: the encoding lacks a character, or it is half a surrogate pair.
     """
-    return _encode(text, form, "strict")
+    try:
+        return text.encode(form.encoding, errors)
+    except UnicodeEncodeError as exc:
+        character = exc.object[exc.start]
+        code_point = f"U+{ord(character):04X}"
+        if _has_surrogates(character):
+            message = f"{code_point} is half a surrogate pair, not a character: write the whole character"
+        else:
+            name = f"{character!r} ({code_point})" if character.isprintable() else code_point
+            message = (
+                f"{name} cannot be written in {form.encoding}, the encoding of the file: "
+                "use other characters, or convert the file to UTF-8 first"
+            )
+        raise OSError(errno.EILSEQ, message) from exc
 
 
 def is_text(text: str) -> bool:
@@ -209,20 +222,3 @@ def _has_surrogates(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def _encode(text: str, form: TextForm, errors: str) -> bytes:
-    try:
-        return text.encode(form.encoding, errors)
-    except UnicodeEncodeError as exc:
-        character = exc.object[exc.start]
-        code_point = f"U+{ord(character):04X}"
-        if _has_surrogates(character):
-            message = f"{code_point} is half a surrogate pair, not a character: write the whole character"
-        else:
-            name = f"{character!r} ({code_point})" if character.isprintable() else code_point
-            message = (
-                f"{name} cannot be written in {form.encoding}, the encoding of the file: "
-                "use other characters, or convert the file to UTF-8 first"
-            )
-        raise OSError(errno.EILSEQ, message) from exc

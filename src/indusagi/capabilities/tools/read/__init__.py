@@ -13,15 +13,6 @@ from threading import Event
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.contents import (
-    MAX_DOCUMENT_BYTES,
-    BinaryFile,
-    FileContents,
-    LoadedFile,
-    OversizedFile,
-    is_notebook_name,
-    read_contents,
-)
 from indusagi.capabilities.files.media.notebook import NotebookPage, read_notebook_page
 from indusagi.capabilities.files.media.pdf import DEFAULT_PAGES, MAX_PAGES
 from indusagi.capabilities.files.text.display import format_path, format_path_below
@@ -30,6 +21,15 @@ from indusagi.capabilities.files.text.sniff import format_hex
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.capabilities.tools.read.contents import (
+    MAX_DOCUMENT_BYTES,
+    BinaryFile,
+    FileContents,
+    LoadedFile,
+    OversizedFile,
+    is_notebook_name,
+    read_contents,
+)
 from indusagi.capabilities.tools.read.directory import list_directory, report_missing_path
 from indusagi.capabilities.tools.read.format import format_image, format_notebook, format_pdf, format_text
 from indusagi.core.json import JsonObject, JsonValue
@@ -100,7 +100,12 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         stat = await ctx.fs.stat(path)
     except OSError as exc:
         return await report_missing_path(exc, path, ctx)
-    wanted = _parse_range(arguments, ctx)
+    offset, limit, pages = arguments.get("offset"), arguments.get("limit"), arguments.get("pages")
+    # The result with its frame must fit the budget, or it would be cut and kept in a file.
+    max_lines = min(STANDARD_LINES, ctx.budget.max_lines - _FRAME_LINES)
+    max_bytes = min(STANDARD_BYTES, ctx.budget.max_bytes) - _FRAME_BYTES
+    count = min(limit if isinstance(limit, int) else STANDARD_LINES, max_lines)
+    wanted = LineRange((offset if isinstance(offset, int) else 1) or 1, max(1, count), max(1, max_bytes))
     try:
         if stat.kind is FileKind.DIRECTORY:
             return await list_directory(path, ctx)
@@ -111,7 +116,6 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         contents = await _read(path, stat.size, wanted, ctx)
     except OSError as exc:
         return path_trouble(exc, path)
-    pages = arguments.get("pages")
     return await _show(contents, wanted, pages if isinstance(pages, str) else None, resolved, ctx)
 
 
@@ -126,7 +130,12 @@ async def _show(
     name = format_path_below(resolved, ctx.cwd)
     details: dict[str, JsonValue] = {"path": resolved}
     if isinstance(contents, BinaryFile):
-        return _refuse_binary(contents, name, details)
+        kind = contents.type
+        message = (
+            f"{name} is not text: {kind.name}, {contents.size:,} bytes.\nIt begins with: {format_hex(contents.head)}"
+        )
+        remedy = "\nConvert it with iconv to read it." if kind.mime == "text/plain" else ""
+        return ToolResult.error(message + remedy, code="binary", **details, type=kind.mime, bytes=contents.size)
     if isinstance(contents, OversizedFile):
         message = f"{name}: a {contents.type.name} of more than {MAX_DOCUMENT_BYTES:,} bytes is not read"
         return ToolResult.error(message, code="too_large", **details)
@@ -141,17 +150,12 @@ async def _show(
         result = await format_image(contents, name, details)
     else:
         result = await format_pdf(contents, name, pages, details)
-    _record(result, resolved, contents.digest, ctx)
+    state = ctx.framework.read_state
+    if state is not None and contents.digest is not None and not result.is_error:
+        first, last = result.details.get("first"), result.details.get("last")
+        shown = (first, last) if isinstance(first, int) and isinstance(last, int) else None
+        state.record(resolved, contents.digest, shown)
     return result
-
-
-def _parse_range(arguments: JsonObject, ctx: ToolContext) -> LineRange:
-    offset, limit = arguments.get("offset"), arguments.get("limit")
-    # The result with its frame must fit the budget, or it would be cut and kept in a file.
-    lines = min(STANDARD_LINES, ctx.budget.max_lines - _FRAME_LINES)
-    max_bytes = min(STANDARD_BYTES, ctx.budget.max_bytes) - _FRAME_BYTES
-    count = min(limit if isinstance(limit, int) else STANDARD_LINES, lines)
-    return LineRange((offset if isinstance(offset, int) else 1) or 1, max(1, count), max(1, max_bytes))
 
 
 async def _read(
@@ -177,22 +181,3 @@ async def _read_once(path: str, name: str, size: int, wanted: LineRange, ctx: To
     finally:
         # A cancelled call does not wait for its thread, which checks this event between chunks.
         stopped.set()
-
-
-def _record(result: ToolResult, resolved: str, digest: str | None, ctx: ToolContext) -> None:
-    state = ctx.framework.read_state
-    if state is None or digest is None or result.is_error:
-        return
-    first, last = result.details.get("first"), result.details.get("last")
-    if isinstance(first, int) and isinstance(last, int):
-        state.record(resolved, digest, (first, last))
-    else:
-        state.record(resolved, digest)
-
-
-def _refuse_binary(file: BinaryFile, name: str, details: dict[str, JsonValue]) -> ToolResult:
-    lines = [f"{name} is not text: {file.type.name}, {file.size:,} bytes.", f"It begins with: {format_hex(file.head)}"]
-    if file.type.mime == "text/plain":
-        lines.append("Convert it with iconv to read it.")
-    facts: dict[str, JsonValue] = {**details, "type": file.type.mime, "bytes": file.size}
-    return ToolResult.error("\n".join(lines), code="binary", **facts)

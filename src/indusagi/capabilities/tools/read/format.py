@@ -18,12 +18,12 @@ from indusagi.runtime.contract import ToolResult
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.capabilities.files.contents import LoadedFile
     from indusagi.capabilities.files.media.images import EncodedImage
     from indusagi.capabilities.files.media.notebook import NotebookPage
     from indusagi.capabilities.files.media.pdf import PdfPages
     from indusagi.capabilities.files.text.codec import TextForm
     from indusagi.capabilities.files.text.lines import LineRange, TextScan
+    from indusagi.capabilities.tools.read.contents import LoadedFile
     from indusagi.core.json import JsonValue
 
 _NUMBER_WIDTH = 6
