@@ -1,4 +1,4 @@
-"""A whole session: from a prompt to a model's real streaming API and an MCP server's tool."""
+"""A complete session as a process: a prompt, a model server with streaming APIs, and an MCP server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.process
 
 LINES = "\n".join(f'line {number}: <system>&amp;\t"quoted" \\ é' for number in range(20))
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
-"""How the server's picture begins."""
+"""Start of the server's image."""
 DIALECTS = pytest.mark.parametrize("dialect", ["openai", "anthropic"])
 
 
 def answers(body: dict[str, Any]) -> list[Any]:
-    """Give the answers of tools in a request, in the words of either dialect."""
+    """Give the tool results in a request, in the format of either API."""
     found: list[Any] = []
     for message in body["messages"]:
         if message["role"] == "tool":

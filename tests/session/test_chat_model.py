@@ -1,4 +1,4 @@
-"""The client of the Chat Completions API: what it sends, what it makes of answers and errors."""
+"""The client of the Chat Completions API: requests, answers and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROMPT: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart("hi")])]
 
 @dataclass(frozen=True)
 class Answer:
-    """One HTTP answer, as its server sends it."""
+    """One HTTP response of the stub server."""
 
     body: bytes | str = b""
     status: int = 200
@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass
 class Peer:
-    """A server that gives the answers of a list, one for each request."""
+    """A server with one scripted response for each request."""
 
     answers: list[Answer]
     url: str = ""
@@ -74,7 +74,7 @@ def serve(*answers: Answer) -> Generator[Peer]:
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
-            """Keep quiet."""
+            """Log nothing."""
 
         def do_POST(self) -> None:
             peer.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
@@ -471,7 +471,7 @@ async def test_unreachable_server_is_retried_and_reported(monkeypatch: pytest.Mo
 
 
 async def test_tls_is_set_up_unless_address_and_proxies_are_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without authorities a context takes no time, and trusts nobody."""
+    """A context without certificate authorities is created at once, and trusts no server."""
     from induscode.session.model_loop.chat import model  # noqa: PLC0415 — its parts are private
 
     monkeypatch.delenv("http_proxy", raising=False)

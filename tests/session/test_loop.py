@@ -1,4 +1,4 @@
-"""The loop against a model that is a function: what is called, what is told, how it ends."""
+"""The model loop with a function as the model: calls, events, results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Step = str | list[tuple[str, str]]
 
 @dataclass
 class Stage:
-    """One run with a scripted model, and everything that was told about it."""
+    """One run with a scripted model, and its events."""
 
     folder: Path
     tools: list[DefinedTool] = field(default_factory=list["DefinedTool"])
@@ -105,7 +105,7 @@ class Stage:
             return await engine.run("the prompt", plan)
 
     def returned(self) -> list[object]:
-        """Give the answers of tools as the model has seen them last."""
+        """Give the tool results in the last request."""
         return [
             part.content
             for message in self.seen[-1]
@@ -215,7 +215,7 @@ async def test_image_in_a_failed_result_is_named(stage: Stage) -> None:
 
 
 class Meter:
-    """Counts how many calls run at the same time."""
+    """Counts concurrent calls."""
 
     def __init__(self) -> None:
         self.now = self.most = 0

@@ -1,4 +1,4 @@
-"""Which model answers."""
+"""Choice of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pieces of a session that need neither a model nor a deck."""
+"""Parts of a session without a model or a deck: tool results, repetition, prompts, output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_exit_code_of_a_signal_is_128_plus_its_number() -> None:
     assert signal_code("no signal") == ExitCode.FAILED
 
 
-# -- what a model gets of an answer -----------------------------------------------------------
+# -- tool results -------------------------------------------------------------------------------
 
 
 @given(st.lists(st.text(), min_size=1))
@@ -113,7 +113,7 @@ def test_result_without_blocks_is_its_structured_value() -> None:
     assert to_model_content(ToolResult([])).text == ""
 
 
-# -- circles ----------------------------------------------------------------------------------
+# -- repetition ---------------------------------------------------------------------------------
 
 
 def test_repeated_call_is_warned_once_then_stopped() -> None:
@@ -227,7 +227,7 @@ def test_empty_and_too_large_prompts_are_refused() -> None:
     thread.join()
 
 
-# -- the briefing -----------------------------------------------------------------------------
+# -- the system prompt --------------------------------------------------------------------------
 
 
 def test_system_prompt_lists_tools_by_server() -> None:
@@ -269,7 +269,7 @@ def test_linked_or_empty_project_file_is_ignored(tmp_path: Path) -> None:
     assert read_project_instructions(str(tmp_path)) == ""
 
 
-# -- events and their three forms -------------------------------------------------------------
+# -- output formats -----------------------------------------------------------------------------
 
 
 def test_total_cost_is_known_if_all_costs_are() -> None:

@@ -1,4 +1,4 @@
-"""Sessions in this process, against a scripted model: limits, faults, handles and sub-sessions."""
+"""Headless runs in this process with a scripted model: limits, faults, resources, sub-sessions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 class Ran:
-    """Runs a script in a session and gives what came of it."""
+    """Runs a script in a session, and gives its result object."""
 
     def __init__(
         self, desk: Desk, server: ModelServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -102,7 +102,7 @@ def test_finding_d4_invisible_characters_do_not_reach_a_model(ran: Ran, dialect:
 
 
 DECK_TOKENS = 3_000
-"""What the native tools may take of a request: tokens of four bytes, as `indus tools` counts."""
+"""Limit for the native tools in a request, in tokens of four bytes, as `indus tools` counts them."""
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
@@ -531,9 +531,9 @@ def test_task_with_a_damaged_history_is_reported(ran: Ran) -> None:
 
 @pytest.mark.anyio
 async def test_task_before_the_session_is_open_is_an_error(tmp_path: Path) -> None:
-    nobody = SubSessions(str(tmp_path), str(tmp_path))
+    sub_sessions = SubSessions(str(tmp_path), str(tmp_path))
     context = make_local_context(str(tmp_path))
-    report = await nobody.run(DelegateRequest(objective="x"), context)
+    report = await sub_sessions.run(DelegateRequest(objective="x"), context)
     assert (report.ok, report.reason) == (False, "error")
 
 
@@ -562,7 +562,7 @@ def test_invalid_rule_is_one_line_and_exit_code_2(ran: Ran) -> None:
 
 
 class Refusing:
-    """A card that somebody stands in front of."""
+    """A card whose calls are denied."""
 
     def __init__(self, inner: Capability) -> None:
         self.inner = inner
@@ -669,7 +669,7 @@ async def test_r17_blocked_standard_output_does_not_delay_the_end(tmp_path: Path
 async def test_unwritable_standard_output_ends_the_run(
     ran: Ran, monkeypatch: pytest.MonkeyPatch, shape: Any, gone: bool, code: int
 ) -> None:
-    """A reader who left is told apart from a disk that is full."""
+    """A closed pipe and a full disk have different exit codes."""
     ran.server.script[:] = [says("hello"), says("never")]
     for name, value in ran.desk.variables().items():
         monkeypatch.setenv(name, value)
@@ -735,7 +735,7 @@ def test_finding_b13_garbage_is_collected_once_everything_is_imported(ran: Ran) 
 def test_finding_b12_library_prints_nothing_on_the_terminal(
     ran: Ran, dialect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pydantic-ai keeps quiet in tests and in CI by itself, and on a terminal if it is told to."""
+    """pydantic-ai prints no banner in tests and in CI; on a terminal a variable turns it off."""
     for name in [*os.environ]:
         if name == "CI" or name.startswith(("PYTEST", "COV", "PYDANTIC")):
             monkeypatch.delenv(name)
@@ -785,7 +785,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def require_permission(ran: Ran) -> Path:
-    """Mount a server that is known, and that starts only when a gate is opened."""
+    """Mount a known server that starts only when a file appears."""
     folder = ran.desk.folder / "server"
     folder.mkdir()
     row = {"command": sys.executable, "args": ["-c", _GATED], "cwd": str(folder)}
@@ -795,7 +795,7 @@ def require_permission(ran: Ran) -> Path:
 
 
 def test_finding_b13_run_does_not_wait_for_a_known_server(ran: Ran, require_permission: Path) -> None:
-    """Its tools are shown from the ledger, and a call of one waits until it is up."""
+    """Its tools come from the ledger, and a call waits until the server is ready."""
     os.mkfifo(require_permission / "gate")
     asked = len(ran.server.requests)
 

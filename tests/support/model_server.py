@@ -1,8 +1,9 @@
-"""A model's server on the loopback, which speaks two real dialects and says what a script tells it.
+"""A scripted model server on the loopback with two streaming APIs.
 
-`POST /v1/chat/completions` is the streaming API of OpenAI and of all who follow it, `POST
-/v1/messages` that of Anthropic, `GET /v1/models` the list that local servers give. Every request
-takes the next reply of the script, and its body is kept.
+`POST /v1/chat/completions` is the API of OpenAI and compatible servers
+(https://platform.openai.com/docs/api-reference/chat), `POST /v1/messages` that of Anthropic
+(https://docs.anthropic.com/en/api/messages), `GET /v1/models` the list of local servers. Every request takes the next
+reply of the script, and its body is recorded.
 """
 
 from __future__ import annotations
@@ -18,55 +19,55 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
 LIMIT_S = 20.0
-"""Far beyond what anything here takes."""
+"""Longer than any test takes."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model does once: says something, calls tools, refuses, or falls silent."""
+    """One answer of the model: text, calls, an error, or a stalled stream."""
 
     text: Sequence[str] = ()
-    """Piece by piece."""
+    """Pieces of the stream."""
     calls: Sequence[tuple[str, Mapping[str, object] | str]] = ()
-    """Tools with their arguments; a string is sent as it is, be it JSON or not."""
+    """Tools with their arguments; a string is sent unchanged, even invalid JSON."""
     status: int = 200
     error: str = ""
     finish: str | None = ""
-    """Why it ends, in the words of the dialect; None: it breaks off."""
+    """Finish reason in the words of the API; with None the stream breaks off."""
     stalls: bool = False
-    """Say the text and then nothing more, until the reader leaves."""
+    """Send the text, then nothing until the client closes the connection."""
 
 
 def says(*pieces: str) -> Reply:
-    """Have the model say something and be done."""
+    """Build a reply with text only."""
     return Reply(text=pieces)
 
 
 def calls(name: str, /, **arguments: object) -> Reply:
-    """Have the model call one tool."""
+    """Build a reply with one tool call."""
     return Reply(calls=((name, arguments),))
 
 
 @dataclass
 class ModelServer:
-    """The server as a test sees it."""
+    """State of the server, for tests."""
 
     script: list[Reply]
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """The bodies, in their order."""
+    """Bodies of the requests, in order."""
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What else is said of the model in the list."""
+    """Further fields of the model in the list."""
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     speaking: threading.Event = field(default_factory=threading.Event)
-    """Set once a reply that stalls has said what it says."""
+    """Set when a stalled reply has sent its text."""
     left: threading.Event = field(default_factory=threading.Event)
-    """Set once a reader has left in the middle of a reply."""
+    """Set when a client has closed the connection during a reply."""
     ending: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_reply(self, body: dict[str, Any], headers: dict[str, str]) -> Reply:
-        """Take a request, and give what is to be said to it."""
+        """Record a request, and give the reply for it."""
         with self.lock:
             self.requests.append(body)
             self.headers.append(headers)
@@ -77,7 +78,7 @@ class ModelServer:
 
 @contextmanager
 def model_server(*script: Reply) -> Generator[ModelServer]:
-    """Serve a script."""
+    """Run a server with a script."""
     state = ModelServer([*script])
 
     class Handler(_Handler):
@@ -105,12 +106,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         row = {"id": "local-model", "object": "model", **self.server_state.facts}
         models = {"object": "list", "data": [row]}
-        self._whole(200 if self.path == "/v1/models" else 404, models)
+        self._send_json(200 if self.path == "/v1/models" else 404, models)
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers["content-length"]))
@@ -120,13 +121,13 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.status != 200:
             kind = _ERRORS.get(reply.status, "api_error")
             error = {"type": kind, "message": reply.error}
-            self._whole(reply.status, {"type": "error", "error": error})
+            self._send_json(reply.status, {"type": "error", "error": error})
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
         try:
-            for event in _anthropic(reply) if anthropic else _openai(reply):
+            for event in _write_anthropic(reply) if anthropic else _write_openai(reply):
                 self.wfile.write(event)
                 self.wfile.flush()
             if reply.stalls:
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b": still here\n\n")
             self.wfile.flush()
 
-    def _whole(self, status: int, value: object) -> None:
+    def _send_json(self, status: int, value: object) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -152,14 +153,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _text(arguments: Mapping[str, object] | str) -> str:
+def _encode_arguments(arguments: Mapping[str, object] | str) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _openai(reply: Reply) -> Iterator[bytes]:
+def _write_openai(reply: Reply) -> Iterator[bytes]:
     def chunk(delta: dict[str, object], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return _sse({**_CHUNK, "choices": [choice]})
+        return _format_data({**_CHUNK, "choices": [choice]})
 
     yield chunk({"role": "assistant", "content": ""})
     for piece in reply.text:
@@ -168,14 +169,14 @@ def _openai(reply: Reply) -> Iterator[bytes]:
         function = {"name": name, "arguments": ""}
         call = {"index": index, "id": f"call_{index}_{name}", "type": "function"}
         yield chunk({"tool_calls": [{**call, "function": function}]})
-        text = _text(arguments)
+        text = _encode_arguments(arguments)
         for part in (text[: len(text) // 2], text[len(text) // 2 :]):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
     if reply.stalls or reply.finish is None:
         return
     yield chunk({}, reply.finish or ("tool_calls" if reply.calls else "stop"))
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    yield _sse({**_CHUNK, "choices": [], "usage": usage})
+    yield _format_data({**_CHUNK, "choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
 
 
@@ -187,7 +188,7 @@ _CHUNK: dict[str, object] = {
 }
 
 
-def _anthropic(reply: Reply) -> Iterator[bytes]:
+def _write_anthropic(reply: Reply) -> Iterator[bytes]:
     message: dict[str, object] = {
         "id": "msg_1",
         "type": "message",
@@ -198,37 +199,37 @@ def _anthropic(reply: Reply) -> Iterator[bytes]:
         "stop_sequence": None,
         "usage": {"input_tokens": 10, "output_tokens": 1},
     }
-    yield _named("message_start", {"message": message})
+    yield _format_event("message_start", {"message": message})
     index = 0
     if reply.text:
-        yield from _block(index, {"type": "text", "text": ""}, "text_delta", "text", reply.text)
+        yield from _write_block(index, {"type": "text", "text": ""}, "text_delta", "text", reply.text)
         index += 1
     for name, arguments in reply.calls:
-        text = _text(arguments)
+        text = _encode_arguments(arguments)
         block: dict[str, object] = {"type": "tool_use", "id": f"toolu_{index}_{name}"}
         block |= {"name": name, "input": dict[str, object]()}
         halves = (text[: len(text) // 2], text[len(text) // 2 :])
-        yield from _block(index, block, "input_json_delta", "partial_json", halves)
+        yield from _write_block(index, block, "input_json_delta", "partial_json", halves)
         index += 1
     if reply.stalls or reply.finish is None:
         return
     reason = reply.finish or ("tool_use" if reply.calls else "end_turn")
     stop = {"stop_reason": reason, "stop_sequence": None}
-    yield _named("message_delta", {"delta": stop, "usage": {"output_tokens": 5}})
-    yield _named("message_stop", {})
+    yield _format_event("message_delta", {"delta": stop, "usage": {"output_tokens": 5}})
+    yield _format_event("message_stop", {})
 
 
-def _block(index: int, block: dict[str, object], kind: str, field: str, pieces: Sequence[str]) -> Iterator[bytes]:
-    yield _named("content_block_start", {"index": index, "content_block": block})
+def _write_block(index: int, block: dict[str, object], kind: str, field: str, pieces: Sequence[str]) -> Iterator[bytes]:
+    yield _format_event("content_block_start", {"index": index, "content_block": block})
     for piece in pieces:
         delta = {"type": kind, field: piece}
-        yield _named("content_block_delta", {"index": index, "delta": delta})
-    yield _named("content_block_stop", {"index": index})
+        yield _format_event("content_block_delta", {"index": index, "delta": delta})
+    yield _format_event("content_block_stop", {"index": index})
 
 
-def _named(event: str, value: dict[str, object]) -> bytes:
-    return f"event: {event}\n".encode() + _sse({"type": event, **value})
+def _format_event(event: str, value: dict[str, object]) -> bytes:
+    return f"event: {event}\n".encode() + _format_data({"type": event, **value})
 
 
-def _sse(value: dict[str, object]) -> bytes:
+def _format_data(value: dict[str, object]) -> bytes:
     return f"data: {json.dumps(value)}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Sessions for tests: a folder, a model's server, MCP servers in a file, and the program itself."""
+"""Sessions for tests: a directory, a model server, MCP servers in a file, and the program itself."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class Desk:
     server: ModelServer
     dialect: Dialect = "openai"
     rows: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """MCP servers, as a file lists them."""
+    """MCP servers, as in a configuration file."""
     environ: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def cwd(self) -> Path:
-        """Where the session works."""
+        """Working directory of the session."""
         return self.folder / "project"
 
     def mount(self, config: StdioServerConfig, **more: object) -> None:
-        """Put a server into the file of this session."""
+        """Add a server to the configuration file."""
         row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}
         self.rows[config.id] = {**row, **more}
 
     def variables(self) -> dict[str, str]:
-        """Give the variables that lead to the model."""
+        """Build the variables with the address and key of the model."""
         if self.dialect == "anthropic":
             return {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
         return {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
 
     def asked(self, prompt: str = "the prompt", **flags: Any) -> dict[str, Any]:
-        """Give the fields of an invocation."""
+        """Build the fields of an invocation."""
         self.cwd.mkdir(exist_ok=True)
         given: dict[str, Any] = {"cwd": str(self.cwd), "prompt": prompt, "approval": "all"}
         given["model"] = "anthropic:scripted" if self.dialect == "anthropic" else "openai:scripted"
@@ -77,7 +77,7 @@ class Desk:
         stdout: int = subprocess.PIPE,
         **flags: Any,
     ) -> subprocess.Popen[str]:
-        """Start the session in a process of its own, as a person would."""
+        """Start the session in a process of its own."""
         inherited = {name: value for name, value in os.environ.items() if _plain(name)}
         return subprocess.Popen(
             [command(), *_words(self.asked(prompt, **flags))],
@@ -97,7 +97,7 @@ class Desk:
 
 @dataclass(frozen=True)
 class Done:
-    """What a session has left."""
+    """Exit code and output of a session."""
 
     code: int
     out: str
@@ -120,10 +120,10 @@ def _words(asked: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(name: str) -> bool:
-    # Output that is not buffered by the interpreter hides output that nobody flushed.
+    # Unbuffered output would hide a missing flush.
     return name != "PYTHONUNBUFFERED"
 
 
 def texts(body: Mapping[str, Any]) -> str:
-    """Give a request as one text in which what was escaped for JSON is found again."""
+    """Write a request as one text without the JSON escapes of newlines and quotes."""
     return json.dumps(body, ensure_ascii=False).replace("\\n", "\n").replace('\\"', '"')

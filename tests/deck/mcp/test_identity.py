@@ -157,8 +157,8 @@ async def test_finding_d6_rules_match_the_identity_of_a_tool(
 ) -> None:
     enrolment = enrol([("a", "b__c"), ("a__b", "c")], ["a", "a__b"])
     cards = {one.ref.server: one for one in enrolment.ledger.live_capabilities()}
-    gate = Permissions(rules(allow=pattern))
-    found = [await gate.check(cards[one], {}, context(tmp_path)) for one in ("a", "a__b")]
+    permissions = Permissions(rules(allow=pattern))
+    found = [await permissions.check(cards[one], {}, context(tmp_path)) for one in ("a", "a__b")]
     assert [one.allowed for one in found] == [of_a, of_a__b]
     # A whole name means the tool that is shown under it.
     literal = Permissions(rules(allow=cards["a"].name))
@@ -172,11 +172,11 @@ async def test_finding_d6_a_rule_that_denies_holds_in_every_reading(tmp_path: Pa
     for pattern, denied in {
         "a__b__*": ["a", "a__b"], "a__b__c": ["a", "a__b"], "bash": [], "bash*": ["bash"],
     }.items():  # fmt: skip
-        gate = Permissions(rules(allow="*", deny=pattern))
+        permissions = Permissions(rules(allow="*", deny=pattern))
         found = [
             one.ref.server
             for one in enrolment.ledger.live_capabilities()
-            if not (await gate.check(one, {}, context(tmp_path))).allowed
+            if not (await permissions.check(one, {}, context(tmp_path))).allowed
         ]
         assert found == denied, pattern
 

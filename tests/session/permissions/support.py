@@ -1,4 +1,4 @@
-"""A workspace, cards and people for tests of the gate."""
+"""Workspaces, cards and approvers for tests of the permissions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from induscode.session.permissions.check import CheckResult
     from induscode.session.permissions.confirm import PermissionRequest
 
-HELD = SandboxState(kind="bubblewrap")
+SANDBOXED = SandboxState(kind="bubblewrap")
 
 
-class ToldShell(LocalShell):
-    """A shell that says of its sandbox what a test wants."""
+class StubShell(LocalShell):
+    """A shell with a given sandbox state."""
 
     def __init__(self, cwd: str, state: SandboxState) -> None:
         super().__init__(cwd)
@@ -44,9 +44,9 @@ class ToldShell(LocalShell):
         return self.state
 
 
-def context(folder: Path, state: SandboxState = HELD) -> ToolContext:
-    """Make a context whose commands are, as it says, held in."""
-    return make_local_context(folder, shell=ToldShell(str(folder), state))
+def context(folder: Path, state: SandboxState = SANDBOXED) -> ToolContext:
+    """Build a context whose shell reports a sandbox."""
+    return make_local_context(folder, shell=StubShell(str(folder), state))
 
 
 def card(name: str, folder: Path) -> Capability:
@@ -55,7 +55,7 @@ def card(name: str, folder: Path) -> Capability:
 
 
 def remote(name: str = "github__create_issue", *, server: str = "github", text: str = "") -> BridgeCapability:
-    """Make a tool of a server that says it only reads."""
+    """Build a remote tool with `readOnlyHint`."""
 
     async def run(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         return ToolResult.text("done")
@@ -67,14 +67,14 @@ def remote(name: str = "github__create_issue", *, server: str = "github", text: 
 
 
 def rule(text: str, effect: Effect, **where: str | None) -> Rule:
-    """Read a rule that is right."""
+    """Parse a valid rule."""
     found = parse_rule(text, effect, RuleOrigin.USER)
     assert isinstance(found, Rule), found
     return replace(found, **where)
 
 
 def rules(*, allow: str = "", ask: str = "", deny: str = "") -> list[Rule]:
-    """Read rules, separated by semicolons."""
+    """Parse rules, separated by semicolons."""
     return [
         rule(text.strip(), effect)
         for effect, texts in ((Effect.ALLOW, allow), (Effect.ASK, ask), (Effect.DENY, deny))
@@ -85,12 +85,12 @@ def rules(*, allow: str = "", ask: str = "", deny: str = "") -> list[Rule]:
 
 @dataclass
 class Person:
-    """Somebody who answers, and remembers what they were asked."""
+    """An approver that gives scripted answers and records the requests."""
 
     says: list[ApprovalScope | None] = field(default_factory=list[ApprovalScope | None])
     questions: list[PermissionRequest] = field(default_factory=list["PermissionRequest"])
     before: Callable[[], None] | None = None
-    """What happens while they think."""
+    """Called before the answer."""
 
     async def ask(self, question: PermissionRequest) -> PermissionAnswer:
         self.questions.append(question)
@@ -99,22 +99,22 @@ class Person:
         return PermissionAnswer(self.says.pop(0) if self.says else None)
 
 
-async def verdict(gate: Permissions, name: str, folder: Path, **arguments: JsonValue) -> CheckResult:
-    """Have a gate decide about a call of a native card."""
-    return await gate.check(card(name, folder), dict(arguments), context(folder))
+async def check_call(permissions: Permissions, name: str, folder: Path, **arguments: JsonValue) -> CheckResult:
+    """Have a permissions decide about a call of a native card."""
+    return await permissions.check(card(name, folder), dict(arguments), context(folder))
 
 
-async def effect_of(folder: Path, command: str, given: list[Rule]) -> Effect:
-    """Tell what rules make of a command: allowed, denied, or to be asked about."""
+async def get_effect(folder: Path, command: str, given: list[Rule]) -> Effect:
+    """Apply rules to a command: allow, deny or ask."""
     person = Person()
-    found = await verdict(Permissions(given, approver=person), "bash", folder, command=command)
+    found = await check_call(Permissions(given, approver=person), "bash", folder, command=command)
     if found.allowed:
         return Effect.ALLOW
     return Effect.ASK if person.questions else Effect.DENY
 
 
 def stub(folder: Path, name: str, log: Path) -> None:
-    """Put a program into a folder that writes down how it was called, and does nothing else."""
+    """Create a program that logs its arguments and does nothing else."""
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\n', encoding="utf-8")

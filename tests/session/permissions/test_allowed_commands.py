@@ -1,7 +1,7 @@
-"""What a rule with a `*` lets through: the program it names, and nothing that runs or writes more.
+"""Rules with a `*`: they cover the program they name, and no argument that runs or writes more.
 
 The tables name cases; the law at the end generates commands with hostile file names, and has a real
-bash run every one that the gate allows.
+bash run every one that the permissions allows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from outside.permission_fuzz.laws import decide, find_hidden, find_overruns
 from outside.permission_fuzz.run import Playground
-from tests.session.permissions.support import Person, rules, verdict
+from tests.session.permissions.support import Person, check_call, rules
 
 from induscode.session.permissions.check import Permissions
 from induscode.session.permissions.confirm import ApprovalScope
@@ -391,7 +391,7 @@ def test_finding_d3_no_spelling_that_runs_a_denied_program_passes(tmp_path: Path
     assert passed == []
 
 
-# -- through the gate -------------------------------------------------------------------------
+# -- through the permissions -------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -399,21 +399,21 @@ async def test_finding_d3_hidden_command_is_asked_about_and_denied_without_a_per
     given = rules(deny="bash(rm *)")
     person = Person()
     asked = Permissions(given, approver=person, approval=ApprovalMode.ALL)
-    assert not (await verdict(asked, "bash", tmp_path, command="$x a")).allowed
+    assert not (await check_call(asked, "bash", tmp_path, command="$x a")).allowed
     (question,) = person.questions
     assert question.reasons[0] == "rule deny bash(rm *) (the user) could apply"
     assert question.scopes == (ApprovalScope.ONCE,)
     alone = Permissions(given, approval=ApprovalMode.ALL)
-    refused = await verdict(alone, "bash", tmp_path, command=". ./setup.sh")
+    refused = await check_call(alone, "bash", tmp_path, command=". ./setup.sh")
     assert not refused.allowed
     assert "Write the command plainly" in refused.reason
     assert "could apply: . runs commands that do not stand here" in refused.reason
-    assert (await verdict(alone, "bash", tmp_path, command="ls; ./run.sh")).allowed
+    assert (await check_call(alone, "bash", tmp_path, command="ls; ./run.sh")).allowed
 
 
 @pytest.mark.anyio
 async def test_finding_d3_reason_says_why_a_rule_does_not_cover_a_command(tmp_path: Path) -> None:
-    found = await verdict(Permissions(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
+    found = await check_call(Permissions(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
     assert "rule bash(sort *) does not cover it" in found.reason
     assert "write ./*, or -- before it" in found.reason
 
@@ -421,8 +421,8 @@ async def test_finding_d3_reason_says_why_a_rule_does_not_cover_a_command(tmp_pa
 @pytest.mark.anyio
 async def test_finding_d3_rule_for_an_unknown_option_names_it(tmp_path: Path) -> None:
     person = Person([ApprovalScope.SESSION])
-    gate = Permissions(approver=person)
-    assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed
+    permissions = Permissions(approver=person)
+    assert (await check_call(permissions, "bash", tmp_path, command="mytool --fast x")).allowed
     assert person.questions[0].saves == ("bash(mytool --fast x)",)
-    assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed
+    assert (await check_call(permissions, "bash", tmp_path, command="mytool --fast x")).allowed
     assert len(person.questions) == 1

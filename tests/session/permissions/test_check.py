@@ -1,4 +1,4 @@
-"""The gate in front of real cards: what runs unasked, what is asked, shown and kept."""
+"""Permission checks in front of real cards: what is allowed, asked about, shown and stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.session.permissions.support import HELD, Person, ToldShell, card, context, remote, rule, rules, verdict
+from tests.session.permissions.support import (
+    SANDBOXED,
+    Person,
+    StubShell,
+    card,
+    check_call,
+    context,
+    remote,
+    rule,
+    rules,
+)
 from tests.support.tools import ANYTHING, NOTHING, tool
 
 from indusagi.capabilities.local.fs import LocalFs
@@ -50,7 +60,7 @@ def text_of(result: ToolResult) -> str:
     return "".join(getattr(block, "text", "") for block in result.content)
 
 
-# -- what runs unasked ------------------------------------------------------------------------
+# -- allowed without a question -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +77,7 @@ def text_of(result: ToolResult) -> str:
     ],
 )
 async def test_reading_inside_the_workspace_needs_no_question(name: str, arguments: JsonObject, work: Path) -> None:
-    assert (await verdict(Permissions(), name, work, **arguments)).allowed
+    assert (await check_call(Permissions(), name, work, **arguments)).allowed
 
 
 @pytest.mark.parametrize(
@@ -91,11 +101,11 @@ async def test_reading_inside_the_workspace_needs_no_question(name: str, argumen
 async def test_without_an_approver_the_denial_names_the_flags(
     name: str, arguments: JsonObject, remedy: str, work: Path
 ) -> None:
-    found = await verdict(Permissions(), name, work, **arguments)
-    assert not found.allowed
-    assert found.reason.startswith(f"{name} was not run: nobody is there to ask.")
+    result = await check_call(Permissions(), name, work, **arguments)
+    assert not result.allowed
+    assert result.reason.startswith(f"{name} was not run: nobody is there to ask.")
     unquoted = remedy.replace("'", "")
-    assert unquoted in found.reason.replace("'", "")
+    assert unquoted in result.reason.replace("'", "")
 
 
 async def test_rule_named_in_the_denial_allows_the_call(work: Path) -> None:
@@ -106,26 +116,26 @@ async def test_rule_named_in_the_denial_allows_the_call(work: Path) -> None:
         ("read", {"path": "../outside.txt"}),
     ):
         person = Person([ApprovalScope.SESSION])
-        gate = Permissions(approver=person)
-        assert (await verdict(gate, name, work, **arguments)).allowed
+        permissions = Permissions(approver=person)
+        assert (await check_call(permissions, name, work, **arguments)).allowed
         given = [rule(text, Effect.ALLOW) for text in person.questions[0].saves]
         assert given
-        assert (await verdict(Permissions(given), name, work, **arguments)).allowed
+        assert (await check_call(Permissions(given), name, work, **arguments)).allowed
 
 
 async def test_invalid_arguments_are_reported_without_a_question(work: Path) -> None:
     person = Person([ApprovalScope.ONCE])
-    gate = Permissions(approver=person)
-    found = await verdict(gate, "bash", work, comand="ls")
-    assert found.code == "invalid_arguments"
-    assert "comand" in found.reason
+    permissions = Permissions(approver=person)
+    result = await check_call(permissions, "bash", work, comand="ls")
+    assert result.code == "invalid_arguments"
+    assert "comand" in result.reason
     wrong: list[JsonValue] = ["ls", [1], float("nan"), {"command": float("inf")}]
     for arguments in wrong:
-        refused = await gate.check(card("bash", work), arguments, context(work))
+        refused = await permissions.check(card("bash", work), arguments, context(work))
         assert refused.code == "invalid_arguments"
     looped: JsonObject = {}
     looped["command"] = looped
-    assert not (await gate.check(card("bash", work), looped, context(work))).allowed
+    assert not (await permissions.check(card("bash", work), looped, context(work))).allowed
     assert not person.questions
 
 
@@ -134,8 +144,8 @@ async def test_invalid_schema_denies_the_call(work: Path) -> None:
         return "ran"
 
     broken = tool(run, parameters={"type": "object", "properties": {"a": {"type": "nonsense"}}})
-    found = await Permissions(approval=ApprovalMode.ALL).check(broken, {"a": 1}, context(work))
-    assert not found.allowed
+    result = await Permissions(approval=ApprovalMode.ALL).check(broken, {"a": 1}, context(work))
+    assert not result.allowed
 
 
 # -- modes ------------------------------------------------------------------------------------
@@ -161,42 +171,42 @@ async def test_invalid_schema_denies_the_call(work: Path) -> None:
 async def test_approval_mode_decides_about_calls_that_would_be_asked_about(
     approval: str, name: str, arguments: JsonObject, allowed: bool, work: Path
 ) -> None:
-    gate = Permissions(approval=ApprovalMode(approval))
-    found = await verdict(gate, name, work, **arguments)
-    assert found.allowed is allowed
-    if found.allowed and approval == "all":
-        assert found.by == "--approval all"
+    permissions = Permissions(approval=ApprovalMode(approval))
+    result = await check_call(permissions, name, work, **arguments)
+    assert result.allowed is allowed
+    if result.allowed and approval == "all":
+        assert result.by == "--approval all"
 
 
 async def test_approval_all_keeps_deny_rules(work: Path) -> None:
-    gate = Permissions(rules(deny="bash(git clean); webfetch"), approval=ApprovalMode.ALL)
-    assert not (await verdict(gate, "bash", work, command="ls; git clean")).allowed
-    assert not (await verdict(gate, "webfetch", work, url="https://example.org")).allowed
-    assert (await verdict(gate, "bash", work, command="ls")).allowed
+    permissions = Permissions(rules(deny="bash(git clean); webfetch"), approval=ApprovalMode.ALL)
+    assert not (await check_call(permissions, "bash", work, command="ls; git clean")).allowed
+    assert not (await check_call(permissions, "webfetch", work, url="https://example.org")).allowed
+    assert (await check_call(permissions, "bash", work, command="ls")).allowed
 
 
 async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
     plans = work / "plans"
     everything = rules(allow="*; write(**); bash(*); github__*")
-    gate = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=ApprovalMode.ALL)
-    assert (await verdict(gate, "read", work, path="a.txt")).allowed
-    assert (await verdict(gate, "todo_set", work, items=[])).allowed
-    assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
+    permissions = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=ApprovalMode.ALL)
+    assert (await check_call(permissions, "read", work, path="a.txt")).allowed
+    assert (await check_call(permissions, "todo_set", work, items=[])).allowed
+    assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
     denied = [
-        await verdict(gate, "write", work, path="a.txt", content="x"),
-        await verdict(gate, "bash", work, command="ls"),
-        await verdict(gate, "edit", work, path="plans/../a.txt", oldText="x", newText="y"),
-        await gate.check(remote(), {}, context(work)),
+        await check_call(permissions, "write", work, path="a.txt", content="x"),
+        await check_call(permissions, "bash", work, command="ls"),
+        await check_call(permissions, "edit", work, path="plans/../a.txt", oldText="x", newText="y"),
+        await permissions.check(remote(), {}, context(work)),
     ]
-    assert not any(found.allowed for found in denied)
+    assert not any(result.allowed for result in denied)
     assert "plan mode" in denied[0].reason
     os.symlink("..", work / "plans")
-    assert not (await verdict(gate, "write", work, path="plans/x", content="x")).allowed
+    assert not (await check_call(permissions, "write", work, path="plans/x", content="x")).allowed
 
 
 async def test_plan_mode_writes_plan_files_without_a_rule(work: Path) -> None:
-    gate = Permissions(plan=lambda: True, plans_dir=str(work / "plans"))
-    assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
+    permissions = Permissions(plan=lambda: True, plans_dir=str(work / "plans"))
+    assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
 
 
 # -- sandbox ----------------------------------------------------------------------------------
@@ -205,16 +215,16 @@ async def test_plan_mode_writes_plan_files_without_a_rule(work: Path) -> None:
 async def test_without_a_sandbox_rules_allow_commands_only_if_the_store_says_so(work: Path) -> None:
     none = SandboxState(kind="none", detail="no bubblewrap")
     store = RuleStore()
-    gate = Permissions(rules(allow="bash(ls *)"), store=store)
+    permissions = Permissions(rules(allow="bash(ls *)"), store=store)
     call: JsonObject = {"command": "ls"}
-    found = await gate.check(card("bash", work), call, context(work, none))
-    assert not found.allowed
-    assert "no bubblewrap" in found.reason
-    assert (await gate.check(card("bash", work), call, context(work))).allowed
+    result = await permissions.check(card("bash", work), call, context(work, none))
+    assert not result.allowed
+    assert "no bubblewrap" in result.reason
+    assert (await permissions.check(card("bash", work), call, context(work))).allowed
     off = SandboxState(kind="off")
-    assert (await gate.check(card("bash", work), call, context(work, off))).allowed
+    assert (await permissions.check(card("bash", work), call, context(work, off))).allowed
     await anyio.to_thread.run_sync(store.allow_unsandboxed, str(work))
-    assert (await gate.check(card("bash", work), call, context(work, none))).allowed
+    assert (await permissions.check(card("bash", work), call, context(work, none))).allowed
 
 
 async def test_shell_without_sandbox_state_counts_as_unsandboxed(work: Path) -> None:
@@ -222,8 +232,8 @@ async def test_shell_without_sandbox_state_counts_as_unsandboxed(work: Path) -> 
         pass
 
     ctx = replace(context(work), shell=Silent())
-    found = await Permissions(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
-    assert "nobody knows" in found.reason
+    result = await Permissions(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
+    assert "nobody knows" in result.reason
 
 
 # -- tools of servers -------------------------------------------------------------------------
@@ -238,31 +248,31 @@ async def test_remote_tool_is_asked_about_whatever_its_annotations_say(work: Pat
         ("*", True),
         ("github__create_issue(x)", False),
     ):
-        gate = Permissions(rules(allow=text))
-        assert (await gate.check(remote(), {}, context(work))).allowed is allowed
-    gate = Permissions(rules(allow="github__*", deny="*__create_*"))
-    assert not (await gate.check(remote(), {}, context(work))).allowed
-    gate = Permissions(rules(allow="github__*", deny="github__create_issue(x)"))
-    assert not (await gate.check(remote(), {}, context(work))).allowed
+        permissions = Permissions(rules(allow=text))
+        assert (await permissions.check(remote(), {}, context(work))).allowed is allowed
+    permissions = Permissions(rules(allow="github__*", deny="*__create_*"))
+    assert not (await permissions.check(remote(), {}, context(work))).allowed
+    permissions = Permissions(rules(allow="github__*", deny="github__create_issue(x)"))
+    assert not (await permissions.check(remote(), {}, context(work))).allowed
 
 
 async def test_rule_for_a_remote_tool_ends_when_its_definition_changes(work: Path) -> None:
     person = Person([ApprovalScope.ALWAYS_TOOL])
-    gate = Permissions(approver=person, store=RuleStore())
-    assert (await gate.check(remote(), {}, context(work))).allowed
-    assert (await gate.check(remote(), {"other": 1}, context(work))).allowed
+    permissions = Permissions(approver=person, store=RuleStore())
+    assert (await permissions.check(remote(), {}, context(work))).allowed
+    assert (await permissions.check(remote(), {"other": 1}, context(work))).allowed
     assert len(person.questions) == 1
-    assert not (await gate.check(remote(text="changed"), {}, context(work))).allowed
+    assert not (await permissions.check(remote(text="changed"), {}, context(work))).allowed
     assert len(person.questions) == 2
 
 
 async def test_rule_for_a_server_holds_for_its_tools_in_this_workspace_only(work: Path, tmp_path: Path) -> None:
     person = Person([ApprovalScope.ALWAYS_SERVER])
-    gate = Permissions(approver=person, store=RuleStore())
-    assert (await gate.check(remote(), {}, context(work))).allowed
-    assert (await gate.check(remote("github__list"), {}, context(work))).allowed
-    assert not (await gate.check(remote("x__y", server="x"), {}, context(work))).allowed
-    assert not (await verdict(gate, "write", work, path="x", content="x")).allowed
+    permissions = Permissions(approver=person, store=RuleStore())
+    assert (await permissions.check(remote(), {}, context(work))).allowed
+    assert (await permissions.check(remote("github__list"), {}, context(work))).allowed
+    assert not (await permissions.check(remote("x__y", server="x"), {}, context(work))).allowed
+    assert not (await check_call(permissions, "write", work, path="x", content="x")).allowed
     loaded, notes = await anyio.to_thread.run_sync(RuleStore().load)
     assert not notes
     again = Permissions(loaded)
@@ -275,39 +285,39 @@ async def test_rule_for_a_server_holds_for_its_tools_in_this_workspace_only(work
 
 async def test_answer_once_holds_for_one_call(work: Path) -> None:
     person = Person([ApprovalScope.ONCE])
-    gate = Permissions(approver=person)
-    assert (await verdict(gate, "bash", work, command="ls")).allowed
-    assert not (await verdict(gate, "bash", work, command="ls")).allowed
+    permissions = Permissions(approver=person)
+    assert (await check_call(permissions, "bash", work, command="ls")).allowed
+    assert not (await check_call(permissions, "bash", work, command="ls")).allowed
 
 
 async def test_answer_for_the_session_holds_for_the_prefix_and_is_not_stored(work: Path) -> None:
     person = Person([ApprovalScope.SESSION])
     store = RuleStore()
-    gate = Permissions(approver=person, store=store)
-    assert (await verdict(gate, "bash", work, command="git commit -m x")).allowed
-    assert (await verdict(gate, "bash", work, command="git commit -m y")).allowed
+    permissions = Permissions(approver=person, store=store)
+    assert (await check_call(permissions, "bash", work, command="git commit -m x")).allowed
+    assert (await check_call(permissions, "bash", work, command="git commit -m y")).allowed
     assert person.questions[0].saves == ("bash(git commit *)",)
-    assert not (await verdict(gate, "bash", work, command="git push")).allowed
+    assert not (await check_call(permissions, "bash", work, command="git push")).allowed
     assert await anyio.to_thread.run_sync(store.load) == ((), ())
 
 
 async def test_answer_for_always_is_stored_outside_the_project(work: Path) -> None:
-    gate = Permissions(approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore())
-    assert (await verdict(gate, "bash", work, command="npm run test -- -v")).allowed
+    permissions = Permissions(approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore())
+    assert (await check_call(permissions, "bash", work, command="npm run test -- -v")).allowed
     loaded, _ = await anyio.to_thread.run_sync(RuleStore().load)
     assert [str(one) for one in loaded] == ["bash(npm run test *)"]
     assert loaded[0].workspace == str(work)
-    assert (await verdict(Permissions(loaded), "bash", work, command="npm run test")).allowed
+    assert (await check_call(Permissions(loaded), "bash", work, command="npm run test")).allowed
 
 
 async def test_answer_for_always_without_a_store_holds_for_the_session(work: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    gate = Permissions(
+    permissions = Permissions(
         approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json"))
     )
-    assert (await verdict(gate, "bash", work, command="ls")).allowed
-    assert (await verdict(gate, "bash", work, command="ls -l")).allowed
-    assert "this session only" in str(gate.notes[0])
+    assert (await check_call(permissions, "bash", work, command="ls")).allowed
+    assert (await check_call(permissions, "bash", work, command="ls -l")).allowed
+    assert "this session only" in str(permissions.notes[0])
 
 
 @pytest.mark.parametrize(
@@ -319,14 +329,14 @@ async def test_answer_for_always_without_a_store_holds_for_the_session(work: Pat
 )  # fmt: skip
 async def test_c20_always_is_not_offered_for_runners(command: str, work: Path) -> None:
     person = Person([ApprovalScope.ALWAYS_TOOL])
-    gate = Permissions(approver=person)
-    allowed = (await verdict(gate, "bash", work, command=command)).allowed
+    permissions = Permissions(approver=person)
+    allowed = (await check_call(permissions, "bash", work, command=command)).allowed
     if command == "env ls":
         assert person.questions[0].saves == ("bash(ls *)",)
         return
     assert person.questions[0].scopes == (ApprovalScope.ONCE,)
     assert not allowed
-    assert gate.rules == ()
+    assert permissions.rules == ()
 
 
 async def test_denial_contains_the_comment_of_the_person(work: Path) -> None:
@@ -334,8 +344,8 @@ async def test_denial_contains_the_comment_of_the_person(work: Path) -> None:
         async def ask(self, question: PermissionRequest) -> PermissionAnswer:
             return PermissionAnswer(None, "not on\x1b[31m Fridays")
 
-    found = await verdict(Permissions(approver=Sayer()), "bash", work, command="ls")
-    assert "the user said no: not on<U+001B>[31m Fridays" in found.reason
+    result = await check_call(Permissions(approver=Sayer()), "bash", work, command="ls")
+    assert "the user said no: not on<U+001B>[31m Fridays" in result.reason
 
 
 async def test_failing_approver_denies_the_call(work: Path) -> None:
@@ -343,8 +353,8 @@ async def test_failing_approver_denies_the_call(work: Path) -> None:
         async def ask(self, question: PermissionRequest) -> PermissionAnswer:
             raise RuntimeError("no terminal")
 
-    found = await verdict(Permissions(approver=Broken()), "bash", work, command="ls")
-    assert "no terminal" in found.reason
+    result = await check_call(Permissions(approver=Broken()), "bash", work, command="ls")
+    assert "no terminal" in result.reason
 
 
 async def test_other_arguments_or_another_sandbox_give_other_facts(work: Path) -> None:
@@ -364,20 +374,20 @@ async def test_order_of_arguments_gives_the_same_facts(work: Path) -> None:
 
 async def test_concurrent_calls_ask_in_turn_and_the_first_answer_counts(work: Path) -> None:
     person = Person([ApprovalScope.SESSION])
-    gate = Permissions(approver=person)
-    found: list[bool] = []
+    permissions = Permissions(approver=person)
+    result: list[bool] = []
 
     async def one(command: str) -> None:
-        found.append((await verdict(gate, "bash", work, command=command)).allowed)
+        result.append((await check_call(permissions, "bash", work, command=command)).allowed)
 
     async with anyio.create_task_group() as group:
         for number in range(5):
             group.start_soon(one, f"git log -n {number}")
-    assert found == [True] * 5
+    assert result == [True] * 5
     assert len(person.questions) == 1
 
 
-# -- what is shown is what runs ---------------------------------------------------------------
+# -- permission requests ------------------------------------------------------------------------
 
 
 async def test_c5_request_shows_the_target_of_a_link(work: Path, tmp_path: Path) -> None:
@@ -385,8 +395,8 @@ async def test_c5_request_shows_the_target_of_a_link(work: Path, tmp_path: Path)
     (work / ".indusvx").mkdir()
     os.symlink(work / ".indusvx" / "mcp.json", work / "docs" / "x")
     person = Person()
-    gate = Permissions(rules(allow="write(**)"), approver=person, approval=ApprovalMode.AUTO_EDIT)
-    assert not (await verdict(gate, "write", work, path="docs/x", content="{}")).allowed
+    permissions = Permissions(rules(allow="write(**)"), approver=person, approval=ApprovalMode.AUTO_EDIT)
+    assert not (await check_call(permissions, "write", work, path="docs/x", content="{}")).allowed
     shown = "\n".join(person.questions[0].lines)
     assert f'writes to: "{work}/.indusvx/mcp.json" (protected), given as "docs/x"' in shown
 
@@ -394,25 +404,27 @@ async def test_c5_request_shows_the_target_of_a_link(work: Path, tmp_path: Path)
 async def test_c5_protected_files_need_a_rule_without_wildcards(work: Path) -> None:
     store = os.path.join(state_dir(), "trust.json")
     for path in (store, "~/.bashrc", "~/.ssh/authorized_keys", ".git/config"):
-        gate = Permissions(rules(allow="write; write(/**); write(~/**); write(**)"))
-        found = await verdict(gate, "write", work, path=path, content="x")
-        assert not found.allowed
-        assert "protected" in found.reason
-    assert (await verdict(Permissions(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")).allowed
+        permissions = Permissions(rules(allow="write; write(/**); write(~/**); write(**)"))
+        result = await check_call(permissions, "write", work, path=path, content="x")
+        assert not result.allowed
+        assert "protected" in result.reason
+    assert (
+        await check_call(Permissions(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")
+    ).allowed
 
 
 async def test_c5_request_shows_the_target_of_a_redirection(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path / "outside.txt", work / "link")
     person = Person()
-    gate = Permissions(rules(allow="bash(echo *); write(**)"), approver=person)
-    assert not (await verdict(gate, "bash", work, command="echo x > link")).allowed
+    permissions = Permissions(rules(allow="bash(echo *); write(**)"), approver=person)
+    assert not (await check_call(permissions, "bash", work, command="echo x > link")).allowed
     assert f'writes to: "{tmp_path}/outside.txt" (outside)' in "\n".join(person.questions[0].lines)
 
 
 async def test_request_shows_the_complete_command_escaped(work: Path) -> None:
     command = "ls " + "x" * 5000 + "\u202e\x1b[2K\n\xa0rm \u0430"
     person = Person()
-    await verdict(Permissions(approver=person), "bash", work, command=command)
+    await check_call(Permissions(approver=person), "bash", work, command=command)
     shown = person.questions[0].lines
     assert all(line.isascii() and line.isprintable() for line in shown)
     assert any("x" * 5000 + "\\u202e\\u001b[2K" in line for line in shown)
@@ -438,8 +450,8 @@ async def test_c5_link_that_changes_during_the_question_is_asked_about_again(wor
             link.symlink_to(tmp_path / "outside.txt")
 
     person = Person([ApprovalScope.ONCE, None], before=swap)
-    found = await verdict(Permissions(approver=person), "write", work, path="link", content="x")
-    assert not found.allowed
+    result = await check_call(Permissions(approver=person), "write", work, path="link", content="x")
+    assert not result.allowed
     assert len(person.questions) == 2
     assert "outside.txt" in "\n".join(person.questions[1].lines)
 
@@ -453,8 +465,8 @@ async def test_c5_link_that_keeps_changing_is_denied(work: Path) -> None:
         link.symlink_to(work / f"{len(person.questions)}.txt")
 
     person = Person([ApprovalScope.ONCE] * 9, before=swap)
-    found = await verdict(Permissions(approver=person), "write", work, path="link", content="x")
-    assert not found.allowed
+    result = await check_call(Permissions(approver=person), "write", work, path="link", content="x")
+    assert not result.allowed
     assert len(person.questions) == 3
 
 
@@ -469,29 +481,29 @@ async def test_arguments_changed_after_the_check_do_not_reach_the_card(work: Pat
     def swap() -> None:
         given["a"] = [2]
 
-    gate = Permissions(approver=Person([ApprovalScope.ONCE], before=swap))
-    await gate.run(tool(run), given, context(work))
+    permissions = Permissions(approver=Person([ApprovalScope.ONCE], before=swap))
+    await permissions.run(tool(run), given, context(work))
     assert seen == [{"a": [1]}]
 
 
-# -- the door of a call -----------------------------------------------------------------------
+# -- path grants --------------------------------------------------------------------------------
 
 
 async def test_path_grant_outside_the_workspace_holds_for_one_call(work: Path, tmp_path: Path) -> None:
     ctx = context(work)
-    gate = Permissions(approver=Person([ApprovalScope.ONCE]))
+    permissions = Permissions(approver=Person([ApprovalScope.ONCE]))
     read = card("read", work)
-    result = await gate.run(read, {"path": "../outside.txt"}, ctx)
+    result = await permissions.run(read, {"path": "../outside.txt"}, ctx)
     assert "outside" in text_of(result)
     assert not result.is_error
-    assert (await gate.run(read, {"path": "../outside.txt"}, ctx)).details["code"] == "denied"
+    assert (await permissions.run(read, {"path": "../outside.txt"}, ctx)).details["code"] == "denied"
     assert (await read.run({"path": "../outside.txt"}, ctx)).is_error
 
 
 async def test_path_grant_for_a_new_file_includes_its_directory(work: Path, tmp_path: Path) -> None:
-    gate = Permissions(rules(allow=f"write({tmp_path}/**)"))
+    permissions = Permissions(rules(allow=f"write({tmp_path}/**)"))
     target = str(tmp_path / "deep" / "er" / "x.txt")
-    result = await gate.run(card("write", work), {"path": target, "content": "x\n"}, context(work))
+    result = await permissions.run(card("write", work), {"path": target, "content": "x\n"}, context(work))
     assert not result.is_error, text_of(result)
     assert (tmp_path / "deep" / "er" / "x.txt").read_text(encoding="utf-8") == "x\n"
 
@@ -501,7 +513,7 @@ async def test_allowed_directory_outside_is_searched(work: Path, tmp_path: Path)
     (beside / "in").mkdir(parents=True)
     (beside / "in" / "f.txt").write_text("needle\n", encoding="utf-8")
     os.symlink(tmp_path / "outside.txt", beside / "way out")
-    gate = Permissions(approval=ApprovalMode.ALL)
+    permissions = Permissions(approval=ApprovalMode.ALL)
     ctx = context(work)
     calls: list[tuple[str, JsonObject]] = [
         ("ls", {"path": str(beside), "depth": 3}),
@@ -509,14 +521,14 @@ async def test_allowed_directory_outside_is_searched(work: Path, tmp_path: Path)
         ("find", {"path": str(beside), "query": "*.txt"}),
     ]
     for name, arguments in calls:
-        result = await gate.run(card(name, work), arguments, ctx)
+        result = await permissions.run(card(name, work), arguments, ctx)
         assert "f.txt" in text_of(result), text_of(result)
 
 
 async def test_bash_starts_in_an_allowed_directory_outside(work: Path, tmp_path: Path) -> None:
-    gate = Permissions(approval=ApprovalMode.ALL)
+    permissions = Permissions(approval=ApprovalMode.ALL)
     async with context(work) as ctx:
-        result = await gate.run(card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx)
+        result = await permissions.run(card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx)
     assert "outside" in text_of(result)
 
 
@@ -538,8 +550,8 @@ async def test_call_writes_only_to_checked_paths(work: Path) -> None:
                     said.append(str(exc))
             return ToolResult.text(" ".join(said))
 
-    gate = Permissions(approval=ApprovalMode.AUTO_EDIT)
-    result = await gate.run(Elsewhere(), {"path": "b.txt", "content": "x"}, context(work))
+    permissions = Permissions(approval=ApprovalMode.AUTO_EDIT)
+    result = await permissions.run(Elsewhere(), {"path": "b.txt", "content": "x"}, context(work))
     assert "not what was allowed" in text_of(result)
     assert (work / "a.txt").read_text(encoding="utf-8") == "inside\n"
     assert (work / "b.txt").read_text(encoding="utf-8") == "new"
@@ -555,15 +567,15 @@ async def test_denied_path_stays_denied_behind_a_changed_link(work: Path) -> Non
         async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
             return ToolResult.text(await ctx.fs.read_text(".env"))
 
-    gate = Permissions(rules(deny="read(.env)"))
+    permissions = Permissions(rules(deny="read(.env)"))
     with pytest.raises(PermissionError, match="deny read"):
-        await gate.run(Wanders(), {"path": "a.txt"}, context(work))
+        await permissions.run(Wanders(), {"path": "a.txt"}, context(work))
 
 
 async def test_file_system_without_a_policy_is_unchanged(work: Path) -> None:
-    door = LocalFs(str(work))
-    assert door.under(lambda policy: policy) is door
-    ctx = replace(context(work), fs=door)
+    fs = LocalFs(str(work))
+    assert fs.under(lambda policy: policy) is fs
+    ctx = replace(context(work), fs=fs)
     result = await Permissions().run(card("read", work), {"path": "a.txt"}, ctx)
     assert "inside" in text_of(result)
 
@@ -626,47 +638,47 @@ async def test_file_system_of_another_type_is_unchanged(work: Path) -> None:
 )
 async def test_denied_path_is_denied_under_every_name(deny: str, path: str, work: Path) -> None:
     os.symlink("src", work / "link")
-    gate = Permissions(rules(allow="read(**)", deny=deny), approval=ApprovalMode.ALL)
-    assert not (await verdict(gate, "read", work, path=path)).allowed
+    permissions = Permissions(rules(allow="read(**)", deny=deny), approval=ApprovalMode.ALL)
+    assert not (await check_call(permissions, "read", work, path=path)).allowed
 
 
 async def test_redirections_count_as_write_and_read(work: Path) -> None:
     given = rules(allow="bash(cat *); write(out/**)", deny="read(secret); write(out/no)")
-    gate = Permissions(given)
-    assert (await verdict(gate, "bash", work, command="cat a.txt > out/yes")).allowed
+    permissions = Permissions(given)
+    assert (await check_call(permissions, "bash", work, command="cat a.txt > out/yes")).allowed
     for command in ("cat > out/no", "cat < secret > out/yes", "cat a.txt > yes"):
-        assert not (await verdict(gate, "bash", work, command=command)).allowed
+        assert not (await check_call(permissions, "bash", work, command=command)).allowed
 
 
 async def test_relative_redirection_is_resolved_from_the_directory_of_the_shell(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path, work / "src" / "out")
-    gate = Permissions(rules(allow="bash(*); write(**)"))
+    permissions = Permissions(rules(allow="bash(*); write(**)"))
     bash = card("bash", work)
     async with context(work) as ctx:
-        assert (await gate.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
-        await gate.run(bash, {"command": "cd src"}, ctx)
-        assert not (await gate.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
+        assert (await permissions.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
+        await permissions.run(bash, {"command": "cd src"}, ctx)
+        assert not (await permissions.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
         given: JsonObject = {"command": "echo x > out/f", "cwd": "."}
-        assert (await gate.check(bash, given, ctx)).allowed
+        assert (await permissions.check(bash, given, ctx)).allowed
         given["cwd"] = "src"
-        assert not (await gate.check(bash, given, ctx)).allowed
+        assert not (await permissions.check(bash, given, ctx)).allowed
 
 
 async def test_search_above_a_denied_path_is_asked_about(work: Path) -> None:
     person = Person()
-    gate = Permissions(rules(deny="grep(src/secret/**)"), approver=person)
-    assert (await verdict(gate, "grep", work, pattern="x", path="a.txt")).allowed
-    assert not (await verdict(gate, "grep", work, pattern="x")).allowed
+    permissions = Permissions(rules(deny="grep(src/secret/**)"), approver=person)
+    assert (await check_call(permissions, "grep", work, pattern="x", path="a.txt")).allowed
+    assert not (await check_call(permissions, "grep", work, pattern="x")).allowed
     assert "may be meant" in person.questions[0].reasons[0]
-    assert not (await verdict(gate, "grep", work, pattern="x", path="src/secret/in")).allowed
+    assert not (await check_call(permissions, "grep", work, pattern="x", path="src/secret/in")).allowed
     assert len(person.questions) == 1
 
 
 async def test_unresolvable_path_is_asked_about(work: Path) -> None:
     os.symlink("loop", work / "loop")
-    found = await verdict(Permissions(), "read", work, path="a\0b")
-    assert not found.allowed
-    assert "cannot hold such characters" in found.reason
+    result = await check_call(Permissions(), "read", work, path="a\0b")
+    assert not result.allowed
+    assert "cannot hold such characters" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -687,13 +699,13 @@ async def test_unresolvable_path_is_asked_about(work: Path) -> None:
     ],
 )
 async def test_domain_is_compared_with_the_parsed_url(texts: str, url: str, allowed: bool, work: Path) -> None:
-    assert (await verdict(Permissions(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
+    assert (await check_call(Permissions(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
 
 
 async def test_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> None:
     for path in ("a*b", "a\u202eb", "a\nb"):
         person = Person()
-        await verdict(Permissions(approver=person), "write", work, path=path, content="x")
+        await check_call(Permissions(approver=person), "write", work, path=path, content="x")
         assert person.questions[0].scopes == (ApprovalScope.ONCE,)
 
 
@@ -701,26 +713,26 @@ async def test_changed_schema_of_a_card_is_used_for_the_check(work: Path) -> Non
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 
-    gate = Permissions()
+    permissions = Permissions()
     strict = tool(run, parameters=NOTHING, read_only=True)
-    assert not (await gate.check(strict, {"a": 1}, context(work))).allowed
-    assert (await gate.check(tool(run, read_only=True), {"a": 1}, context(work))).allowed
+    assert not (await permissions.check(strict, {"a": 1}, context(work))).allowed
+    assert (await permissions.check(tool(run, read_only=True), {"a": 1}, context(work))).allowed
 
 
 async def test_denied_domain_covers_subdomains_and_invalid_urls(work: Path) -> None:
-    gate = Permissions(rules(allow="webfetch", deny="webfetch(domain:evil.net)"))
+    permissions = Permissions(rules(allow="webfetch", deny="webfetch(domain:evil.net)"))
     for url in ("https://evil.net", "https://a.EVIL.net.", "http://[::1"):
-        assert not (await verdict(gate, "webfetch", work, url=url)).allowed
-    assert (await verdict(gate, "webfetch", work, url="https://notevil.net")).allowed
+        assert not (await check_call(permissions, "webfetch", work, url=url)).allowed
+    assert (await check_call(permissions, "webfetch", work, url="https://notevil.net")).allowed
 
 
-# -- cards behind the gate --------------------------------------------------------------------
+# -- checked cards ------------------------------------------------------------------------------
 
 
 async def test_every_card_of_a_deck_is_checked(work: Path) -> None:
     deck = provision_deck(Profile.ALL, DeckContext(str(work))).graft([remote()])
-    gate = Permissions()
-    box = deck.map_capabilities(lambda one: require_permission(one, gate)).into_tool_box()
+    permissions = Permissions()
+    box = deck.map_capabilities(lambda one: require_permission(one, permissions)).into_tool_box()
     denied: dict[str, JsonObject] = {
         "write": {"path": "x", "content": "x"},
         "bash": {"command": "ls"},
@@ -748,10 +760,10 @@ async def test_every_card_of_a_deck_is_checked(work: Path) -> None:
 
 
 async def test_checked_card_describes_itself_like_the_inner_card(work: Path) -> None:
-    gate = Permissions()
+    permissions = Permissions()
     for inner in (card("bash", work), remote()):
-        outer = require_permission(inner, gate)
-        assert require_permission(outer, gate) is outer
+        outer = require_permission(inner, permissions)
+        assert require_permission(outer, permissions) is outer
         assert (outer.name, outer.label, outer.description) == (inner.name, inner.label, inner.description)
         assert outer.parameters == inner.parameters
         assert outer.read_only is inner.read_only
@@ -805,8 +817,8 @@ async def test_foreign_card_without_a_reference_is_asked_about(work: Path) -> No
         async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
             return ToolResult.text("ran")
 
-    found = await Permissions().check(Stranger(), None, context(work))
-    assert not found.allowed
+    result = await Permissions().check(Stranger(), None, context(work))
+    assert not result.allowed
     refused = await Permissions().run(Stranger(), "text", context(work))
     assert refused.details["code"] == "invalid_arguments"
 
@@ -824,11 +836,11 @@ async def test_unknown_native_card_counts_as_a_change_unless_read_only(work: Pat
 async def test_rules_of_another_workspace_do_not_apply(work: Path) -> None:
     elsewhere = rule("bash(ls *)", Effect.ALLOW, workspace="/elsewhere")
     here = rule("bash(ls *)", Effect.ALLOW, workspace=str(work))
-    assert not (await verdict(Permissions([elsewhere]), "bash", work, command="ls")).allowed
-    assert (await verdict(Permissions([here]), "bash", work, command="ls")).allowed
+    assert not (await check_call(Permissions([elsewhere]), "bash", work, command="ls")).allowed
+    assert (await check_call(Permissions([here]), "bash", work, command="ls")).allowed
     foreign = Rule(effect=Effect.DENY, tool="*", server="github", origin=RuleOrigin.USER)
-    assert (await verdict(Permissions([here, foreign]), "bash", work, command="ls")).allowed
+    assert (await check_call(Permissions([here, foreign]), "bash", work, command="ls")).allowed
 
 
 def test_stub_shell_reports_the_given_sandbox(tmp_path: Path) -> None:
-    assert ToldShell(str(tmp_path), HELD).state is HELD
+    assert StubShell(str(tmp_path), SANDBOXED).state is SANDBOXED

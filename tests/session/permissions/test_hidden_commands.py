@@ -1,4 +1,4 @@
-"""R50: a command that is denied, or that nobody has allowed, however it is hidden.
+"""R50: denied and unallowed commands, however they are hidden.
 
 Every string is also run by a real bash, with a `git` that only writes down how it was called: so
 the tables hold what really runs a denied command, and not what merely looks like it.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.session.permissions.support import effect_of, rules, stub
+from tests.session.permissions.support import get_effect, rules, stub
 
 from induscode.session.permissions.patterns import PatternMatch, may_be_command
 from induscode.session.permissions.rules import Effect
@@ -30,7 +30,7 @@ WIDE = (
     "bash(read *); bash(trap *); bash(export *); bash(cd *); bash(tee *); bash(diff *); bash(: *);"
     "write(**); read(**)"
 )
-"""More than anybody should allow."""
+"""Very broad allow rules."""
 DENIED = "bash(git clean *)"
 
 NESTED = {
@@ -184,7 +184,7 @@ HIDDEN = {
 
 
 def run_in_bash(command: str, folder: Path) -> str:
-    """Run a command with a harmless `git` and tell how that was called."""
+    """Run a command with a stub `git`, and give the calls of the stub."""
     log = folder / "log"
     stub(folder / "bin", "git", log)
     env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "HOME": str(folder)}
@@ -202,13 +202,13 @@ def run_in_bash(command: str, folder: Path) -> str:
 
 
 def bash_parses(text: str) -> bool:
-    """Ask bash whether it would take a text for a command."""
+    """Tell whether bash can parse a text."""
     bash = ["/bin/bash", "-n", "-c", "--", text]
     return subprocess.run(bash, capture_output=True, timeout=20, check=False).returncode == 0
 
 
 GUESSED = {"substituted name", "read", "printf -v", "array", "xargs with the command as data"}
-"""What nobody can tell without running it: asked about, never allowed."""
+"""Commands that only running them can resolve: asked about, never allowed."""
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -217,14 +217,14 @@ async def test_every_nested_command_is_found(name: str, tmp_path: Path) -> None:
     assert "clean" in run_in_bash(command, tmp_path)
     found = [*parse_command(command).commands, *parse_command(command).suspects]
     assert any(may_be_command("git clean", one) is PatternMatch.YES for one in found)
-    assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
+    assert await get_effect(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
 
 
 @pytest.mark.parametrize("name", HIDDEN)
 async def test_r50_denied_command_stays_denied(name: str, tmp_path: Path) -> None:
     command = HIDDEN[name]
     assert "clean" in run_in_bash(command, tmp_path)
-    effect = await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED))
+    effect = await get_effect(tmp_path, command, rules(allow=WIDE, deny=DENIED))
     assert effect in ({Effect.ASK, Effect.DENY} if name in GUESSED else {Effect.DENY})
 
 
@@ -255,7 +255,7 @@ WRITING = (
     "cd /tmp && echo x > out.txt",
     "cat <<EOF > out.txt\nx\nEOF",
     "echo x 3<> out.txt",
-    # commands that nobody has allowed
+    # commands without an allow rule
     "ls; rm -rf x",
     "ls && curl-not-really x",
     "ls $(rm x)",
@@ -428,13 +428,13 @@ FINE = (
 
 @pytest.mark.parametrize("command", WRITING)
 async def test_r50_writing_or_unparsed_commands_are_never_allowed_by_rules(command: str, tmp_path: Path) -> None:
-    assert await effect_of(tmp_path, command, rules(allow=MODEST)) is Effect.ASK
+    assert await get_effect(tmp_path, command, rules(allow=MODEST)) is Effect.ASK
 
 
 @pytest.mark.parametrize("command", FINE)
 async def test_parsed_and_allowed_command_needs_no_question(command: str, tmp_path: Path) -> None:
     assert bash_parses(command)
-    assert await effect_of(tmp_path, command, rules(allow=MODEST)) is Effect.ALLOW
+    assert await get_effect(tmp_path, command, rules(allow=MODEST)) is Effect.ALLOW
 
 
 @pytest.mark.parametrize(
@@ -458,33 +458,33 @@ def test_quotes_are_removed_like_the_shell_does(text: str, read: str) -> None:
 
 async def test_c16_denied_command_behind_another_is_denied(tmp_path: Path) -> None:
     given = rules(allow="bash(git fetch *); bash(git clean *)", deny="bash(git clean)")
-    assert await effect_of(tmp_path, "git fetch && git clean -fd", given) is Effect.DENY
+    assert await get_effect(tmp_path, "git fetch && git clean -fd", given) is Effect.DENY
 
 
 @pytest.mark.parametrize("count", [60, 500, MOST_COMMANDS + 10])
 async def test_c17_many_commands_do_not_hide_a_denied_one(count: int, tmp_path: Path) -> None:
     given = rules(allow=WIDE, deny=DENIED)
     command = "true;" * count + "git clean -fd"
-    assert await effect_of(tmp_path, command, given) is Effect.DENY
+    assert await get_effect(tmp_path, command, given) is Effect.DENY
 
 
 async def test_c17_too_long_command_is_denied_if_there_is_a_deny_rule(tmp_path: Path) -> None:
     command = f"echo {'x' * LONGEST_TEXT}; git clean -fd"
-    assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
-    assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
+    assert await get_effect(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
+    assert await get_effect(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 
 
 async def test_c17_too_many_here_documents_are_denied_if_there_is_a_deny_rule(tmp_path: Path) -> None:
     command = "cat " + "<<a " * 5_000
-    assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
-    assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
+    assert await get_effect(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
+    assert await get_effect(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 
 
 async def test_c17_deeply_nested_text_is_denied_if_there_is_a_deny_rule(tmp_path: Path) -> None:
     command = "git clean -fd"
     for _ in range(9):
         command = "eval " + "'" + command.replace("'", "'\\''") + "'"
-    assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
+    assert await get_effect(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ async def test_c18_rule_for_a_command_does_not_cover_its_redirection(
     command: str, expected: Effect, tmp_path: Path
 ) -> None:
     given = rules(allow=f"{WIDE}; bash; write; read")
-    assert await effect_of(tmp_path, command, given) is expected
+    assert await get_effect(tmp_path, command, given) is expected
 
 
 SPACES = ["\r", "\xa0", "\u2003", "\u3000", "\u200b", "\u202e", "\v", "\f", "\x85", "\u2028", "\0"]
@@ -510,14 +510,14 @@ SPACES = ["\r", "\xa0", "\u2003", "\u3000", "\u200b", "\u202e", "\v", "\f", "\x8
 @pytest.mark.parametrize("space", SPACES)
 async def test_c19_unusual_white_space_is_never_allowed(space: str, tmp_path: Path) -> None:
     for command in (f"ls{space}-la", f"ls -la{space}", f"{space}ls", f"ls '{space}'"):
-        assert await effect_of(tmp_path, command, rules(allow=f"{WIDE}; bash")) is Effect.ASK
+        assert await get_effect(tmp_path, command, rules(allow=f"{WIDE}; bash")) is Effect.ASK
 
 
 @pytest.mark.parametrize("space", SPACES)
 async def test_c19_unusual_white_space_does_not_hide_a_denied_command(space: str, tmp_path: Path) -> None:
     given = rules(allow=f"{WIDE}; bash", deny=DENIED)
     for command in (f"git{space}clean -fd", f"g{space}it clean", f"ls #{space}git clean -fd"):
-        effect = await effect_of(tmp_path, command, given)
+        effect = await get_effect(tmp_path, command, given)
         assert effect is not Effect.ALLOW
         if space in "\r\u2028\v":
             assert effect is Effect.DENY
@@ -536,7 +536,7 @@ async def test_r50_chain_is_as_strict_as_its_strictest_part(
 ) -> None:
     parts = [part for part, _ in chain]
     command = "".join(part + link for part, link in chain[:-1]) + parts[-1]
-    effect = await effect_of(tmp_path_factory.getbasetemp(), command, rules(allow=MODEST, deny=DENIED))
+    effect = await get_effect(tmp_path_factory.getbasetemp(), command, rules(allow=MODEST, deny=DENIED))
     hidden = any("clean" in part for part in parts)
     assert effect is (Effect.DENY if hidden else Effect.ALLOW), command
 

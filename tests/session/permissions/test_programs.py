@@ -1,4 +1,4 @@
-"""The table of programs against the programs themselves, where they are installed."""
+"""The table of programs against the installed programs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _NOT_ACTS = {
     "zip": {"-r"},
     "file": {"-b", "--brief"},
 }
-"""Options whose description has such words in it, and which do no more than the program itself."""
+"""Options with such words in their description that do no more than the program itself."""
 
 
 @cache
 def help_of(name: str) -> str | None:
-    """Ask a program for its options; None if it is not installed."""
+    """Read the help text of a program; None if it is not installed."""
     path = shutil.which(name, path=f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin")
     if path is None:
         return None
@@ -60,7 +60,7 @@ def options_in(text: str) -> set[str]:
 
 
 def described(text: str) -> Iterator[tuple[set[str], str]]:
-    """Split a help text into options and what is said of each."""
+    """Split a help text into options and their descriptions."""
     lines = text.splitlines()
     for at, line in enumerate(lines):
         if re.match(r"\s{1,8}-", line):
@@ -90,7 +90,7 @@ _OF_OTHER_VERSIONS: dict[str, set[str]] = {
     "pytest": {"--cov", "--cov-branch", "--cov-report", "--no-cov"},  # of the plugin pytest-cov
     "rg": {"--no-heading"},
 }
-"""Options that the help text leaves out, or writes in another way."""
+"""Options that the help text omits, or writes in another way."""
 
 
 @pytest.mark.parametrize("name", HELP)

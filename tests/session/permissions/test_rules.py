@@ -1,4 +1,4 @@
-"""Rules: how they are read, what they match, and the laws that hold for any set of them."""
+"""Rules: parsing, matching, and properties that hold for any set of them."""
 
 from __future__ import annotations
 
@@ -273,33 +273,33 @@ CALLS = st.sampled_from(
         replace(_call("webfetch", CallKind.EGRESS), url="https://a.org"),
     ]
 )
-STANCES = st.builds(PolicyContext, approval=st.sampled_from(ApprovalMode), plan=st.booleans())
+CONTEXTS = st.builds(PolicyContext, approval=st.sampled_from(ApprovalMode), plan=st.booleans())
 STRICTNESS = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.DENY: 2}
 
 
-@given(CALLS, RULES, STANCES, TEXTS)
+@given(CALLS, RULES, CONTEXTS, TEXTS)
 def test_deny_or_ask_rule_never_makes_a_decision_less_strict(
-    call: CallFacts, some: list[Rule], stance: PolicyContext, text: str
+    call: CallFacts, some: list[Rule], state: PolicyContext, text: str
 ) -> None:
-    before = decide_call(call, some, stance).effect
+    before = decide_call(call, some, state).effect
     for effect in (Effect.DENY, Effect.ASK):
-        after = decide_call(call, [*some, rule(text, effect)], stance).effect
+        after = decide_call(call, [*some, rule(text, effect)], state).effect
         assert STRICTNESS[after] >= STRICTNESS[before]
 
 
-@given(CALLS, RULES, STANCES, st.randoms(use_true_random=False))
+@given(CALLS, RULES, CONTEXTS, st.randoms(use_true_random=False))
 def test_decision_does_not_depend_on_the_order_of_rules(
-    call: CallFacts, some: list[Rule], stance: PolicyContext, random: Random
+    call: CallFacts, some: list[Rule], state: PolicyContext, random: Random
 ) -> None:
     mixed = list(some)
     random.shuffle(mixed)
-    assert decide_call(call, some, stance).effect is decide_call(call, mixed, stance).effect
+    assert decide_call(call, some, state).effect is decide_call(call, mixed, state).effect
 
 
-@given(CALLS, RULES, STANCES)
+@given(CALLS, RULES, CONTEXTS)
 def test_allow_rule_never_overrules_a_denial_or_plan_mode(
-    call: CallFacts, some: list[Rule], stance: PolicyContext
+    call: CallFacts, some: list[Rule], state: PolicyContext
 ) -> None:
-    if decide_call(call, some, stance).effect is Effect.DENY:
+    if decide_call(call, some, state).effect is Effect.DENY:
         wide = rules(allow="*; bash(*); write(/**); read(/**); webfetch(domain:*)")
-        assert decide_call(call, [*wide, *some], stance).effect is Effect.DENY
+        assert decide_call(call, [*wide, *some], state).effect is Effect.DENY

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.session.permissions.support import Person, context, rule, verdict
+from tests.session.permissions.support import Person, check_call, context, rule
 
 from indusagi.core.app_dirs import state_dir
 from induscode.session.permissions.check import Permissions
@@ -181,7 +181,7 @@ async def test_damaged_store_makes_permissions_ask(tmp_path: Path) -> None:
     store = RuleStore(str(tmp_path / "rules.json"))
     (tmp_path / "rules.json").write_text("{", encoding="utf-8")
     person = Person()
-    gate = Permissions(store.load()[0], approver=person, store=store)
-    assert not (await verdict(gate, "read", tmp_path, path="a")).allowed
+    permissions = Permissions(store.load()[0], approver=person, store=store)
+    assert not (await check_call(permissions, "read", tmp_path, path="a")).allowed
     assert person.questions
     assert context(tmp_path).cwd == str(tmp_path)
