@@ -167,7 +167,13 @@ class _NameSearch:
 
     def _add(self, entry: WalkEntry) -> None:
         query = self._query
-        if not self._has_wanted_kind(entry):
+        if query.kind is EntryKind.DIRECTORY:
+            is_wanted = entry.is_dir
+        elif query.kind is not None:
+            is_wanted = entry.entry.is_symlink() if query.kind is EntryKind.LINK else entry.is_file()
+        else:
+            is_wanted = True
+        if not is_wanted:
             return
         # An ignored entry counts only if the query is its exact name.
         if entry.is_ignored() and (entry.path if query.by_path else entry.entry.name) != query.text:
@@ -180,11 +186,3 @@ class _NameSearch:
             except OSError:  # removed meanwhile
                 pass
         self._times[f"{entry.path}/" if entry.is_dir else entry.path] = time
-
-    def _has_wanted_kind(self, entry: WalkEntry) -> bool:
-        kind = self._query.kind
-        if kind is None:
-            return True
-        if kind is EntryKind.DIRECTORY:
-            return entry.is_dir
-        return entry.entry.is_symlink() if kind is EntryKind.LINK else entry.is_file()

@@ -111,7 +111,10 @@ class MatchReader:
             number = cast("int", data["line_number"])
             self._current.lines.append(SearchLine(number, _decode_line(_decode_bytes(data["lines"]), 0, 0)))
         elif kind == "end" and self._current is not None:
-            self._end_file(self._current, is_binary=data.get("binary_offset") is not None)
+            self._current.is_binary = data.get("binary_offset") is not None
+            if self._current.is_binary:
+                self.matches = self._before
+            self._current = None
         elif kind == "summary" and self._accepts is None:
             stats = cast("JsonObject", data["stats"])
             self.searched = cast("int", stats["searches"])
@@ -125,12 +128,6 @@ class MatchReader:
         self._before = self.matches
         self._current = FileMatches(path)
         self.files.append(self._current)
-
-    def _end_file(self, file: FileMatches, *, is_binary: bool) -> None:
-        self._current = None
-        file.is_binary = is_binary
-        if is_binary:
-            self.matches = self._before
 
     def _add_match(self, data: JsonObject) -> None:
         if self._current is None:

@@ -105,17 +105,12 @@ def _build_options(search: Search) -> Iterator[str]:
     if search.type is not None:
         yield f"--type={search.type}"
     if search.glob is not None:
-        yield from (f"--glob={glob}" for glob in _split_glob(search.glob))
-
-
-def _split_glob(glob: str) -> list[str]:
-    """Expand the braces of a glob: ripgrep reads `*.ts{,x}` as `*.tsx` alone."""
-    try:
-        globs = expand_braces(glob)
-    except TooManyAlternatives:
-        return [glob]
-    # An unmatched brace is left to ripgrep, which reports it.
-    return [glob] if any("{" in part for part in globs) else globs
+        # ripgrep reads `*.ts{,x}` as `*.tsx` alone, so braces are expanded here. Unmatched ones are left to its report.
+        try:
+            globs = expand_braces(search.glob)
+        except TooManyAlternatives:
+            globs = [search.glob]
+        yield from (f"--glob={glob}" for glob in ([search.glob] if any("{" in part for part in globs) else globs))
 
 
 class OutputReader(Protocol):

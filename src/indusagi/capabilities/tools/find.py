@@ -12,7 +12,7 @@ from anyio import to_thread
 from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.text.display import format_path, format_path_below, join_path
-from indusagi.capabilities.ports import FileKind, Folder
+from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.search.names import TIME_LIMIT_S, EntryKind, NameQuery, NameResult, find_names, split_query
 from indusagi.capabilities.search.request import TooManyAlternatives
 from indusagi.capabilities.search.target import describe_secrets, find_secrets_below
@@ -95,7 +95,11 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         root = await ctx.fs.resolve(".")
         with await ctx.fs.folder(path) as directory:
             query = replace(query, secrets=await find_secrets_below(ctx.fs, directory.path, root))
-            names = await _walk_folder(directory, query)
+            handle = DirHandle(directory.handle)
+            try:
+                names = await to_thread.run_sync(find_names, handle, directory.path, query, abandon_on_cancel=True)
+            finally:
+                handle.abandon()  # the thread ends soon after the caller is cancelled
             base = format_path_below(directory.path, root)
         await _add_exact_path(names, query, ctx, path)
     except FileNotFoundError as exc:
@@ -121,15 +125,6 @@ def _parse_query(arguments: JsonObject, text: str, *, by_path: bool) -> NameQuer
         hidden=arguments.get("hidden") is not False,
         by_time=arguments.get("sort") == "mtime",
     )
-
-
-async def _walk_folder(folder: Folder, query: NameQuery) -> NameResult:
-    """Walk in a thread, which ends soon after the caller is cancelled."""
-    handle = DirHandle(folder.handle)
-    try:
-        return await to_thread.run_sync(find_names, handle, folder.path, query, abandon_on_cancel=True)
-    finally:
-        handle.abandon()
 
 
 async def _add_exact_path(names: NameResult, query: NameQuery, ctx: ToolContext, path: str) -> None:

@@ -246,7 +246,12 @@ async def _search_target(arguments: JsonObject, search: Search, target: SearchTa
     if search.type is not None:
         types = await ripgrep.list_types(target.cwd)
         if search.type not in types:
-            return _describe_unknown_type(search.type, types)
+            meant = {kind for kind, globs in types.items() if f"*.{search.type}" in globs}
+            meant |= {find_similar_name(search.type, types) or ""} - {""}
+            hint = f" Did you mean {', '.join(sorted(meant))}?" if meant else ""
+            ending = search.type.rpartition(".")[2]
+            message = f"There is no type {search.type!r}.{hint} A glob such as *.{ending} does without types."
+            return ToolResult.error(message, code="invalid_pattern")
         # ripgrep includes a file that a glob names whatever its type is.
         if search.glob is not None and not target.is_file:
             accepts = _build_name_filter(types[search.type])
@@ -273,28 +278,13 @@ def _format_result(request: GrepRequest, target: SearchTarget, result: SearchRes
         if not target.is_file:
             files = sort_by_mtime(target.handle, files)
     elif is_empty and not target.is_file and not search.no_ignore:
-        ignored = _list_ignored(target)
+        for examined, entry in enumerate(Walk(target.handle, IgnoreRules.load(target.shown))):
+            if entry.is_ignored():
+                ignored.append(f"{entry.path}/" if entry.is_dir else entry.path)
+            if len(ignored) >= _IGNORED_SHOWN or examined >= _EXAMINED:
+                break
+        ignored.sort()
     return build_report(request, result, files, ignored)
-
-
-def _list_ignored(target: SearchTarget) -> list[str]:
-    """Name some of the entries that ignore rules exclude."""
-    names: list[str] = []
-    for examined, entry in enumerate(Walk(target.handle, IgnoreRules.load(target.shown))):
-        if entry.is_ignored():
-            names.append(f"{entry.path}/" if entry.is_dir else entry.path)
-        if len(names) >= _IGNORED_SHOWN or examined >= _EXAMINED:
-            break
-    return sorted(names)
-
-
-def _describe_unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
-    meant = {kind for kind, globs in types.items() if f"*.{name}" in globs}
-    meant |= {find_similar_name(name, types) or ""} - {""}
-    hint = f" Did you mean {', '.join(sorted(meant))}?" if meant else ""
-    ending = name.rpartition(".")[2]
-    message = f"There is no type {name!r}.{hint} A glob such as *.{ending} does without types."
-    return ToolResult.error(message, code="invalid_pattern")
 
 
 def _build_name_filter(globs: list[str]) -> Callable[[str], bool]:

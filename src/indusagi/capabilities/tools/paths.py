@@ -35,18 +35,12 @@ def path_given(arguments: JsonObject, name: str = "path", default: str = ".") ->
     given = arguments.get(name)
     text = given if isinstance(given, str) and given else default
     if text.startswith(_FILE_URL):
-        return _parse_file_url(text.removeprefix(_FILE_URL)) or default
+        # RFC 8089. A host other than localhost is the start of a relative path; `#` and `?` belong to the name.
+        rest = text.removeprefix(_FILE_URL)
+        host, slash, path = rest.partition("/")
+        named = slash + path if slash and host in {"", "localhost"} else rest
+        return unquote(named, errors="surrogateescape") or default
     return os.path.expanduser(text) if text.startswith("~") else text
-
-
-def _parse_file_url(rest: str) -> str:
-    """Parse the part after `file://` (RFC 8089): a path, after `localhost` if present.
-
-    Any other host is the start of a relative path. `#` and `?` belong to the name.
-    """
-    host, slash, path = rest.partition("/")
-    named = slash + path if slash and host in {"", "localhost"} else rest
-    return unquote(named, errors="surrogateescape")
 
 
 def path_trouble(exc: OSError, path: str) -> ToolResult:

@@ -108,8 +108,8 @@ class ResponseBody:
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _LABEL = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 _IN_PAGE = re.compile(
-    rb"<meta[^>]{0,500}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})"
-    rb"|^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})",
+    r"<meta[^>]{0,500}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})"
+    r"|^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})",
     re.IGNORECASE,
 )
 _LOOKED_AT: Final = 1024
@@ -138,33 +138,30 @@ def decode_text(data: bytes, content_type: str, *, whole: bool = True) -> Decode
     for mark, charset in _BOMS:
         if data.startswith(mark):
             return _decode_first(data[len(mark) :], [charset], charset, whole=whole)
-    label = _parse_label(content_type) or _find_label_in_page(data)
+    match = _LABEL.search(content_type)
+    label = None if match is None else _find_codec(match[1])
+    if label is None and (match := _IN_PAGE.search(data[:_LOOKED_AT].decode("latin-1"))):
+        label = _find_codec(match[1] or match[2])
+        # The declaration was read as ASCII, so the page cannot be UTF-16.
+        label = "utf-8" if label is not None and label.startswith("utf-16") else label
     tried = list(dict.fromkeys(filter(None, (label, "utf-8"))))
     return _decode_first(data, tried, label, whole=whole)
 
 
 def _decode_first(data: bytes, tried: Sequence[str], label: str | None, *, whole: bool) -> DecodedText:
     for charset in tried:
-        text = _decode_strict(data, charset, whole=whole)
-        if text is not None:
-            return DecodedText(text, charset)
-    charset = label or _guess_charset(data)
+        try:
+            return DecodedText(_decode_in_pieces(data, charset, "strict", whole=whole), charset)
+        except UnicodeError:
+            continue
+    charset = label
+    if charset is None:
+        import chardet  # noqa: PLC0415 — large tables, only for pages without a charset
+
+        guess = chardet.detect(shorten_words(data[:_SNIFFED]))["encoding"]
+        charset = (guess and _find_codec(guess)) or "cp1252"
     text = _decode_in_pieces(data, charset, "replace", whole=whole)
     return DecodedText(text, charset, text.count("\N{REPLACEMENT CHARACTER}"))
-
-
-def _parse_label(content_type: str) -> str | None:
-    found = _LABEL.search(content_type)
-    return None if found is None else _find_codec(found[1])
-
-
-def _find_label_in_page(data: bytes) -> str | None:
-    found = _IN_PAGE.search(data[:_LOOKED_AT])
-    if found is None:
-        return None
-    charset = _find_codec((found[1] or found[2]).decode("ascii"))
-    # The declaration was read as ASCII, so the page cannot be UTF-16.
-    return "utf-8" if charset is not None and charset.startswith("utf-16") else charset
 
 
 def _find_codec(label: str) -> str | None:
@@ -176,22 +173,8 @@ def _find_codec(label: str) -> str | None:
     return name if _TEXT_CODECS.fullmatch(name) else None
 
 
-def _decode_strict(data: bytes, charset: str, *, whole: bool) -> str | None:
-    try:
-        return _decode_in_pieces(data, charset, "strict", whole=whole)
-    except UnicodeError:
-        return None
-
-
 def _decode_in_pieces(data: bytes, charset: str, errors: str, *, whole: bool) -> str:
     """Decode in pieces: a codec holds the interpreter lock while it works."""
     decoder = codecs.getincrementaldecoder(charset)(errors)
     parts = [decoder.decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
     return "".join((*parts, decoder.decode(b"", whole)))
-
-
-def _guess_charset(data: bytes) -> str:
-    import chardet  # noqa: PLC0415 — large tables, only for pages without a charset
-
-    guess = chardet.detect(shorten_words(data[:_SNIFFED]))["encoding"]
-    return (guess and _find_codec(guess)) or "cp1252"

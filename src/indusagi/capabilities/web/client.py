@@ -95,7 +95,11 @@ class WebClient:
             try:
                 found = await self._hop(target, accept, cap, hops)
             except FetchError as trouble:
-                raise _add_hops(trouble, hops) from trouble
+                if not hops:
+                    raise
+                message = f"{trouble} (redirected from {_shorten_url(hops[-1])})"
+                facts: dict[str, JsonValue] = {**trouble.facts, "redirects": [*hops]}
+                raise FetchError(message, code=trouble.code, **facts) from trouble
             if not isinstance(found, _Redirect):
                 return found
             hops.append(target.url)
@@ -241,15 +245,6 @@ def _proxy(address: str | None) -> WebUrl | None:
         message = f"the proxy {_shorten_url(address)} must be named as http://host:port"
         raise FetchError(message, code="unsupported", reason="proxy")
     return proxy
-
-
-def _add_hops(trouble: FetchError, hops: Sequence[str]) -> FetchError:
-    """Add the redirects that led to the error."""
-    if not hops:
-        return trouble
-    message = f"{trouble} (redirected from {_shorten_url(hops[-1])})"
-    facts: dict[str, JsonValue] = {**trouble.facts, "redirects": [*hops]}
-    return FetchError(message, code=trouble.code, **facts)
 
 
 def _reason(exc: Exception) -> str:

@@ -18,7 +18,7 @@ from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_threa
 from indusagi.core.text import escape_invisible, remove_break_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from indusagi.capabilities.web.html_worker import Style
 
@@ -42,28 +42,18 @@ def format_json(text: str) -> str:
     except (ValueError, RecursionError):
         return text
     # `finditer` releases the interpreter lock between two tokens; `findall` would not.
-    return "".join(_indent_json(match[0] for match in _TOKEN.finditer(text)))
-
-
-def _indent_json(tokens: Iterable[str]) -> list[str]:
     written: list[str] = []
     depth, before = 0, ""
-    for token in tokens:
-        if token in {"}", "]"}:
-            depth -= 1
-        if before and _needs_line_break(before, token):
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        closes, is_first = token in {"}", "]"}, before in {"{", "["}
+        depth -= closes
+        if before and (closes != is_first if is_first else closes or before == ","):
             written.append("\n" + "  " * min(depth, _DEEPEST))
         written.append(": " if token == ":" else token)
-        if token in {"{", "["}:
-            depth += 1
+        depth += token in {"{", "["}
         before = token
-    return written
-
-
-def _needs_line_break(before: str, token: str) -> bool:
-    if before in {"{", "["}:
-        return token not in {"}", "]"}
-    return before == "," or token in {"}", "]"}
+    return "".join(written)
 
 
 def show_invisible(text: str) -> tuple[str, int]:
@@ -137,9 +127,6 @@ async def convert_page(html: str, base_url: str, style: Style) -> ConvertedPage:
     if isinstance(result, str):
         raise FetchError(f"the page could not be converted: {result}", code="failed", reason="html")
     text, shortened = result
-    return ConvertedPage(text, _find_title(html), shortened)
-
-
-def _find_title(html: str) -> str:
     match = _TITLE.search(html, 0, _HEAD)
-    return "" if match is None else " ".join(unescape(match[1]).split())
+    title = "" if match is None else " ".join(unescape(match[1]).split())
+    return ConvertedPage(text, title, shortened)

@@ -23,7 +23,7 @@ from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import BodyEndedEarly
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 
     from indusagi.capabilities.web.url import WebUrl
 
@@ -144,7 +144,9 @@ _FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutE
 
 
 def _to_fetch_error(target: WebUrl, exc: Exception) -> FetchError:
-    causes = list(_causes(exc))
+    causes: list[BaseException] = [exc]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
     where = f"{target.host}:{target.port}"
     if isinstance(exc, httpcore2.TimeoutException):
         message = f"{where} did not accept a connection in time"
@@ -168,12 +170,6 @@ def _to_fetch_error(target: WebUrl, exc: Exception) -> FetchError:
 def _shorten_error(exc: Exception) -> str:
     """Shorten an error to the words of the library, without quotes from the server."""
     return str(exc).partition(":")[0][:200]
-
-
-def _causes(exc: BaseException | None) -> Generator[BaseException]:
-    while exc is not None:
-        yield exc
-        exc = exc.__cause__
 
 
 def shared_tls() -> ssl.SSLContext:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.media.images import EncodedImage
     from indusagi.capabilities.overflow import SessionDir
     from indusagi.capabilities.web.body import Truncation
     from indusagi.capabilities.web.client import WebResponse
@@ -157,7 +156,12 @@ async def fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         kept = cache.get(key, current_time())
         if kept is not None:
             return _format_part(kept, offset, ctx.budget, cached=True)
-        found = await _fetch_url(url, settings, form, wanted)
+
+        def cap(headers: Mapping[str, str]) -> int:
+            # Part of an image or file is useless: it is fetched completely or not at all.
+            return wanted if is_text(headers) else settings.hard_bytes
+
+        found = await WebClient(settings).fetch(url, accept=ACCEPT[form], cap=cap)
         if isinstance(found, CrossSiteRedirect):
             message = (
                 f"{found.came_from} redirects to another site ({_status(found.status)}): {found.url}\n"
@@ -182,14 +186,6 @@ async def fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         until = current_time() + settings.cache_s
         cache.put(key, kept, 4 * len(page.text), until=until, limit=settings.cache_bytes)
     return _format_part(kept, offset, ctx.budget, cached=False)
-
-
-async def _fetch_url(url: str, settings: WebSettings, form: Format, wanted: int) -> WebResponse | CrossSiteRedirect:
-    def cap(headers: Mapping[str, str]) -> int:
-        # Part of an image or file is useless: it is fetched completely or not at all.
-        return wanted if is_text(headers) else settings.hard_bytes
-
-    return await WebClient(settings).fetch(url, accept=ACCEPT[form], cap=cap)
 
 
 # -- answers --------------------------------------------------------------------------------------
@@ -274,7 +270,12 @@ async def _show_bytes(
     if page.is_image:
         shown = await fit_picture(page)
         if not isinstance(shown, ReadFailure):
-            return _format_image(shown, head, facts)
+            if (shown.width, shown.height) != shown.original_size:
+                width, height = shown.original_size
+                head += f", {width} by {height} pixels; shown as {shown.width} by {shown.height}"
+            encoded = b64encode(shown.data).decode("ascii")
+            block: JsonObject = {"type": "image", "data": encoded, "mimeType": shown.mime}
+            return ToolResult((TextContentBlock(head), JsonContentBlock(block)), details=facts)
     elif page.kind == PDF and facts["format"] in {"markdown", "text"}:
         shown = await extract_pdf_text(page)
     try:
@@ -286,15 +287,6 @@ async def _show_bytes(
         return replace(shown, notes=(*shown.notes, whole))
     why = "this is no text" if shown is None else shown.why
     return ToolResult.text(f"{head}\nIt is not shown: {why}. It was saved as {path}", **facts)
-
-
-def _format_image(picture: EncodedImage, head: str, facts: dict[str, JsonValue]) -> ToolResult:
-    if (picture.width, picture.height) != picture.original_size:
-        width, height = picture.original_size
-        head += f", {width} by {height} pixels; shown as {picture.width} by {picture.height}"
-    encoded = b64encode(picture.data).decode("ascii")
-    block: JsonObject = {"type": "image", "data": encoded, "mimeType": picture.mime}
-    return ToolResult((TextContentBlock(head), JsonContentBlock(block)), details=facts)
 
 
 def _save_file(session: SessionDir, page: BytesPage) -> str:

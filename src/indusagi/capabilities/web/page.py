@@ -92,7 +92,9 @@ def detect_medium(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]
         return "binary", named or "application/octet-stream"
     if _JSON.fullmatch(named):
         return "json", named
-    if _TEXT_TYPES.fullmatch(named) or (named in _UNSPECIFIC_TYPES and (wide or _is_utf8(head))):
+    # The last character may be truncated: its first bytes are ignored.
+    is_utf8 = "\N{REPLACEMENT CHARACTER}" not in head[:-3].decode("utf-8", "replace")[:-1]
+    if _TEXT_TYPES.fullmatch(named) or (named in _UNSPECIFIC_TYPES and (wide or is_utf8)):
         return "text", named or "text/plain"
     return "binary", named or "application/octet-stream"
 
@@ -100,11 +102,6 @@ def detect_medium(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]
 def file_extension(named: str) -> str:
     """Return the file extension of a media type."""
     return _EXTENSIONS.get(named, ".bin")
-
-
-def _is_utf8(head: bytes) -> bool:
-    # The last character may be truncated: its first bytes are ignored.
-    return "\N{REPLACEMENT CHARACTER}" not in head[:-3].decode("utf-8", "replace")[:-1]
 
 
 T = TypeVar("T")

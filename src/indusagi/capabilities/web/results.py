@@ -80,13 +80,9 @@ def page_key(target: WebUrl) -> str:
     """Return a key that equal pages share: without tracking parameters, `www.` and scheme."""
     path, _, asked = target.path.partition("?")
     kept = [pair for pair in parse_qsl(asked, keep_blank_values=True) if not _TRACKING.fullmatch(pair[0])]
-    host = target.host.removeprefix("www.")
-    return f"{host}:{_port(target)}{path.rstrip('/')}?{urlencode(kept)}"
-
-
-def _port(target: WebUrl) -> int:
     # http and https of one page are one page.
-    return 443 if target.port == 80 else target.port
+    port = 443 if target.port == 80 else target.port
+    return f"{target.host.removeprefix('www.')}:{port}{path.rstrip('/')}?{urlencode(kept)}"
 
 
 def _clean_line(text: str, limit: int) -> str:
@@ -133,8 +129,11 @@ async def search(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 def _parse_query(arguments: JsonObject) -> SearchQuery:
     def domains(key: str) -> Sequence[str]:
-        given = cast("list[str]", arguments.get(key, []))
-        return [parse_host_and_port(_strip_domain(text))[0] for text in given]
+        # Models write a scheme, a path, `*.` and `www.` around a domain.
+        named = (
+            text.strip().rpartition("://")[2].partition("/")[0] for text in cast("list[str]", arguments.get(key, []))
+        )
+        return [parse_host_and_port(name.removeprefix("*.").removeprefix("www."))[0] for name in named]
 
     return SearchQuery(
         text=cast("str", arguments["query"]),
@@ -143,12 +142,6 @@ def _parse_query(arguments: JsonObject) -> SearchQuery:
         exclude_domains=domains("excludeDomains"),
         freshness=cast("Freshness | None", arguments.get("freshness")),
     )
-
-
-def _strip_domain(domain: str) -> str:
-    """Strip a scheme, path, `*.` and `www.` from a domain."""
-    _, _, rest = domain.strip().rpartition("://")
-    return rest.partition("/")[0].removeprefix("*.").removeprefix("www.")
 
 
 @dataclass(slots=True)

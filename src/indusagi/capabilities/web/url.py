@@ -80,7 +80,10 @@ def parse_url(url: str) -> WebUrl:
     _check_characters(url)
     found = _URL.fullmatch(url)
     if found is None:
-        raise _scheme_error(url)
+        problem = "is no web address: it must begin with https:// or http://"
+        if _ANY_SCHEME.match(url) and "://" in url:
+            problem = "has another scheme: only http and https addresses can be fetched"
+        raise FetchError(f"{_quote_url(url)} {problem}", code="unsupported", reason="scheme")
     scheme = cast("Scheme", found["scheme"].lower())
     host, port, address = _parse_authority(found["authority"], url)
     path, _, _ = found["rest"].partition("#")
@@ -109,7 +112,9 @@ def is_same_site(one: WebUrl, other: WebUrl) -> bool:
     if one.address is not None or other.address is not None:
         return False
     short, long = sorted((one.host.removeprefix("www."), other.host.removeprefix("www.")), key=len)
-    return short == long or (long.endswith(f".{short}") and not _is_public_suffix(short))
+    first, _, rest = short.partition(".")
+    is_registry = not rest or (first in _REGISTRIES and len(rest) == 2) or short in _SHARED_HOSTS
+    return short == long or (long.endswith(f".{short}") and not is_registry)
 
 
 def is_subdomain(host: str, domains: Sequence[str]) -> bool:
@@ -124,14 +129,6 @@ def _check_characters(url: str) -> None:
     if _CONTROL.search(url) or "\\" in url or _NUL_IN_DISGUISE.search(url):
         message = f"{_quote_url(url)}: control characters, NUL and backslashes cannot be in an address"
         raise FetchError(message, code="denied", reason="url")
-
-
-def _scheme_error(url: str) -> FetchError:
-    if _ANY_SCHEME.match(url) and "://" in url:
-        message = f"{_quote_url(url)}: only http and https addresses can be fetched"
-        return FetchError(message, code="unsupported", reason="scheme")
-    message = f"{_quote_url(url)} is no web address: it must begin with https:// or http://"
-    return FetchError(message, code="unsupported", reason="scheme")
 
 
 def _parse_authority(text: str, url: str) -> tuple[str, int | None, IPv4Address | IPv6Address | None]:
@@ -203,9 +200,3 @@ _SHARED_HOSTS = frozenset(
     }
 )
 """The best-known domains with public registration of names. A missing entry means one redirect followed."""
-
-
-def _is_public_suffix(domain: str) -> bool:
-    first, _, rest = domain.partition(".")
-    is_registry = first in _REGISTRIES and len(rest) == 2
-    return not rest or is_registry or domain in _SHARED_HOSTS
