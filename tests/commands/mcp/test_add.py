@@ -178,7 +178,7 @@ def test_json_is_added_as_it_is_with_keys_nobody_knows(tmp_path: Path) -> None:
     done = piped(json.dumps(fields), "mcp", "add-json", "--no-check", "s", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert servers_of(user_file()) == {"s": fields}
-    assert "1 of its args are no text, left out" in done.stderr
+    assert "1 of its args are not text, left out" in done.stderr
 
 
 def test_remove_takes_the_row_and_the_consent(tmp_path: Path) -> None:

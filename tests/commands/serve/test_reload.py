@@ -100,7 +100,7 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: P
         ('{"mcpServers": []}', "'mcpServers' is not an object"),
         ('{"servers": "a"}', "'servers' is not an object"),
         ('{"servers": {"a": {"command": 5}}}', "neither a command nor a url"),
-        ('{"servers": {"a": 5}}', "skipped: it is no object"),
+        ('{"servers": {"a": 5}}', "skipped: it is not an object"),
     ],
 )
 def test_a_file_of_the_wrong_shape_changes_nothing_and_is_told(tmp_path: Path, text: str, why: str) -> None:

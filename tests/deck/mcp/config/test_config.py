@@ -126,9 +126,9 @@ def test_a_bad_row_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Pat
         "'neither'",
         "neither a command nor a url",
         "row 3 of",
-        "no object",
-        "2 of its args are no text",
-        "L of its env is no text",
+        "not an object",
+        "2 of its args are not text",
+        "L of its env is not text",
     ):
         assert part in notes
 
@@ -171,8 +171,8 @@ def test_values_that_make_no_sense_are_remarked_on(tmp_path: Path) -> None:
     notes = said(file)
     for part in (
         "cwd",
-        "args are no list",
-        "env are no object",
+        "args are not a list",
+        "env are not an object",
         "timeout",
         "carrier-pigeon",
         "eager nor lazy",
@@ -281,7 +281,7 @@ def test_r35_keys_that_stand_twice_are_told(tmp_path: Path) -> None:
     (config,) = load_mcp_config(file)
     assert isinstance(config, StdioServerConfig)
     assert config.command == "b"
-    assert "'x' stands there twice" in said(file)
+    assert "'x' occurs twice" in said(file)
 
 
 def test_r35_what_is_no_regular_file_is_never_opened(tmp_path: Path, home: Path) -> None:
@@ -541,7 +541,7 @@ def test_rows_that_are_no_objects_are_told_in_every_dialect(tmp_path: Path) -> N
         ("opencode.jsonc", {"mcp": {"servers": {"x": 5}}}),
         (".gemini/settings.json", {"mcpServers": {"x": 5}, "mcp": {}}),
     ):
-        assert "no object" in said(put(tmp_path / name, content))
+        assert "not an object" in said(put(tmp_path / name, content))
     assert "invalid TOML" in said(put(tmp_path / "x.toml", "="))
 
 

@@ -1,4 +1,4 @@
-"""Finds the servers that a user and a project have configured, and says what it could not use."""
+"""Configuration files: the servers of the user and of the project, with notes about unusable entries."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredConfig:
-    """The servers of several files, each id once, and what was left out on the way."""
+    """The servers of several files, each id once, with notes about what was left out."""
 
     rows: Sequence[ServerRow] = ()
     notes: Sequence[Note] = ()
     files: Sequence[str] = ()
-    """Those that were there, in the order of reading."""
+    """The existing files, in the order of reading."""
 
 
 def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
-    """Read one file, or the conventional places of a directory, one after the other.
+    """Read one file, or the conventional files of a directory in order.
 
-    Calling this is consent to what stands there: variables get their values. Whatever cannot be
-    used is left out; `discover_mcp_config` says what that was.
+    The call is consent to their content: variables get their values. Unusable servers are left out;
+    `discover_mcp_config` reports them.
     """
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
@@ -45,20 +45,20 @@ def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
 def parse_config_file(path: str | os.PathLike[str], scope: Scope = "given") -> list[ServerConfig]:
     """Read the servers of one file, with the values of their variables.
 
-    A row that cannot be used, or a variable without a value, leaves out that one server; a file
-    that cannot be read gives none. `discover_mcp_config` says why.
+    An invalid row or a variable without a value leaves out that server; an unreadable file has none.
+    `discover_mcp_config` reports the reasons.
     """
-    found: list[ServerConfig] = []
+    configs: list[ServerConfig] = []
     for row in read_rows(os.fspath(path), scope)[0]:
         try:
-            found.append(row.resolve(os.environ))
+            configs.append(row.resolve(os.environ))
         except UnresolvedVariableError:
             continue
-    return found
+    return configs
 
 
 def server_config_from_row(row: JsonObject) -> ServerConfig | None:
-    """Read one server from a row that carries its own `name`; None if it cannot be used."""
+    """Parse one server from a row that carries its own `name`; None if it is unusable."""
     name = row.get("name")
     origin = Origin("a row", "given", "servers")
     if not isinstance(name, str) or is_switched_off(row):
@@ -70,10 +70,10 @@ def server_config_from_row(row: JsonObject) -> ServerConfig | None:
 
 
 def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig:
-    """Read one file, or every place of a directory, and settle which row of an id counts.
+    """Read one file, or all conventional files of a directory, and choose one row for each id.
 
-    In one file the last row of an id counts. Of several files the user's beat the project's, and
-    among the user's the first of the conventional order does.
+    In one file the last row of an id applies. Among several files the user's precede the project's, and among the
+    user's the first in the conventional order applies.
     """
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
@@ -83,7 +83,10 @@ def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig
 
 
 def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
-    """List where configurations are looked for, in order."""
+    """List the conventional files and their scopes, in order.
+
+    The user's file follows the XDG specification: https://specifications.freedesktop.org/basedir-spec/latest/.
+    """
     home = os.environ.get("HOME") or os.path.expanduser("~")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     legacy = os.path.join(home, ".indusvx", "agent")
@@ -95,12 +98,12 @@ def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
     )
 
 
-def merge_config_files(places: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
-    """Read files, and settle which row of an id counts."""
+def merge_config_files(paths: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
+    """Read files, and choose one row for each id."""
     notes: list[Note] = []
     files: list[str] = []
     kept: dict[str, ServerRow] = {}
-    for path, scope in places:
+    for path, scope in paths:
         if not os.path.lexists(path):
             continue
         files.append(path)
@@ -111,11 +114,11 @@ def merge_config_files(places: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
             if rival is None:
                 kept[row.id] = row
             elif rival.config != row.config or rival.origin.scope != row.origin.scope:
-                notes.extend(_settle(kept, rival, row))
+                notes.extend(_choose(kept, rival, row))
     return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
 
 
-def _settle(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
+def _choose(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
     """Keep one of two rows of one id."""
     stronger = row.origin.scope != "project" and rival.origin.scope == "project"
     winner, loser = (row, rival) if stronger else (rival, row)
@@ -129,18 +132,18 @@ def _settle(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Ite
 
 
 _KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.mcpServers")
-"""Servers stand under one of these keys, whatever the dialect."""
+"""The keys of servers in all dialects."""
 
 
 class UnusableFileError(ValueError):
-    """A configuration file of which nothing can be used; it says where, why, and what to do."""
+    """A configuration file without a usable server; the message has the place, the reason and the remedy."""
 
 
 def read_named_rows(path: str) -> DiscoveredConfig:
-    """Read a file that the user has named: what would be a note elsewhere is an error here.
+    """Read a file that the user has named: problems that are notes elsewhere are errors here.
 
     Raises:
-        UnusableFileError: It cannot be read, is invalid, or has no server that can be used.
+        UnusableFileError: It is unreadable, invalid, or has no usable server.
     """
     found = read_config_file(path)
     if found.trouble is not None:
@@ -161,7 +164,7 @@ def read_named_rows(path: str) -> DiscoveredConfig:
 
 
 def find_shape_problem(document: JsonObject) -> str | None:
-    """Say which key holds something else than servers; None if none does."""
+    """Find a key that should hold servers and holds another type; None if there is none."""
     for key in _KEYS:
         rows = document.get(key, {})
         if not is_json_object(rows) and not (key == "servers" and isinstance(rows, list)):
@@ -170,11 +173,11 @@ def find_shape_problem(document: JsonObject) -> str | None:
 
 
 def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[Note]]:
-    """Read the servers of one file; a row that cannot be used never takes the others with it."""
+    """Read the servers of one file; an invalid row leaves the others usable."""
     found = read_config_file(path)
     if found.trouble is not None:
         return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
-    notes = [Note(f"file {path}", f"the key {key!r} stands there twice; the last one counts") for key in found.repeated]
+    notes = [Note(f"file {path}", f"the key {key!r} occurs twice; the last one counts") for key in found.repeated]
     document = found.document
     dialect = detect_dialect(path, document) if is_json_object(document) else None
     if dialect is None or not is_json_object(document):
@@ -182,22 +185,22 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
         return (), notes
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
-    for number, draft in enumerate(dialect.read_rows(document), start=1):
-        row = _row(number, draft.name, draft.fields, origin, dialect, notes)
+    for number, raw in enumerate(dialect.read_rows(document), start=1):
+        row = _parse_row(number, raw.name, raw.fields, origin, dialect, notes)
         if row is None:
             continue
         if row.id in rows and rows[row.id] != row:
-            notes.append(Note(f"server {row.id!r} of {origin}", "it stands there twice; the last one counts"))
+            notes.append(Note(f"server {row.id!r} of {origin}", "it occurs twice; the last one counts"))
         rows[row.id] = row
     return tuple(rows.values()), notes
 
 
-def _row(
+def _parse_row(
     number: int, identity: str, fields: JsonValue, origin: Origin, dialect: Dialect, notes: list[Note]
 ) -> ServerRow | None:
     owner = f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
     if not is_json_object(fields):
-        notes.append(Note(owner, "skipped: it is no object"))
+        notes.append(Note(owner, "skipped: it is not an object"))
         return None
     if is_switched_off(fields):
         notes.append(Note(owner, _SWITCHED_OFF))
@@ -214,7 +217,7 @@ def _row(
 def resolve_rows(
     rows: Iterable[ServerRow], environ: Mapping[str, str]
 ) -> tuple[Mapping[str, ServerConfig], Sequence[Note]]:
-    """Give rows their values; one whose variables have none is left out, and a note says which."""
+    """Resolve the variables of rows; a row with a variable without value is left out with a note."""
     resolved: dict[str, ServerConfig] = {}
     notes: list[Note] = []
     for row in rows:

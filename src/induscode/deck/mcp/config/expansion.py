@@ -1,15 +1,16 @@
-"""Variables in a configuration, by the rule of whoever wrote the file.
+"""Expansion of variables in a configuration, by the rules of the program whose file it is.
 
-Each dialect has its own way to write a variable. What is not set is never taken for an empty text:
-the row says which variable is missing, and is not used.
+Each dialect has its own syntax of a variable. A variable that is not set is never replaced by an empty text: the row is
+left out, and a note names the variable.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,19 +36,19 @@ _LARGEST_FILE = 64 * 1024
 
 
 class UnresolvedVariableError(Exception):
-    """A variable that has no value here."""
+    """A variable or file without a value."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExpansionContext:
-    """What variables can stand for."""
+    """The values that variables can have."""
 
     environ: Mapping[str, str]
     folder: str
-    """The project, or the folder of the file."""
+    """The project directory, or the directory of the file."""
 
     def variable(self, name: str, default: str | None = None) -> str:
-        """Give the value of a variable.
+        """Return the value of a variable; an empty one is replaced by the default.
 
         Raises:
             UnresolvedVariableError: It is not set, and there is no default.
@@ -62,7 +63,7 @@ class ExpansionContext:
         return value
 
     def file(self, path: str) -> str:
-        """Give the content of a small file, without the newline at its end.
+        """Return the content of a small file, without the newline at its end.
 
         Raises:
             UnresolvedVariableError: It cannot be read.
@@ -70,57 +71,58 @@ class ExpansionContext:
         whole = os.path.join(self.folder, os.path.expanduser(path))
         try:
             if not os.path.isfile(whole) or os.path.getsize(whole) > _LARGEST_FILE:
-                raise UnresolvedVariableError(f"the file {path} is not there, or no small file")
+                raise UnresolvedVariableError(f"the file {path} is absent, or not a small file")
             with open(whole, encoding="utf-8") as file:
                 return file.read().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as exc:
             raise UnresolvedVariableError(f"the file {path} cannot be read: {exc}") from exc
 
 
-def expand(text: str, rule: Expansion, here: ExpansionContext) -> str:
-    """Put values in the place of variables.
+def expand(text: str, rule: Expansion, context: ExpansionContext) -> str:
+    """Replace variables by their values.
 
     Raises:
-        UnresolvedVariableError: One has no value.
+        UnresolvedVariableError: A variable has no value.
     """
-    return _PATTERNS[rule].sub(lambda found: _value(rule, found, here), text)
+    return _PATTERNS[rule].sub(lambda match: _find_value(rule, match, context), text)
 
 
 def reference_pattern(rule: Expansion) -> re.Pattern[str]:
-    """Give the pattern of a reference: what `expand` replaces, and nothing else."""
+    """Return the pattern of a reference: exactly what `expand` replaces."""
     return _PATTERNS[rule]
 
 
-def parse_reference(rule: Expansion, found: re.Match[str]) -> tuple[str, bool]:
-    """Give what a reference names, and whether that is a file and not a variable."""
+def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[str, bool]:
+    """Return the name in a reference, and whether it is a file instead of a variable."""
     if rule == "dollar":
-        return found[1] or found[3], False
+        return match[1] or match[3], False
     if rule == "editor":
-        return found[2] or found[1], False
+        return match[2] or match[1], False
     if rule == "braces":
-        return found[2].strip(), found[1] == "file"
-    return found[1], False
+        return match[2].strip(), match[1] == "file"
+    return match[1], False
 
 
-def _value(rule: Expansion, found: re.Match[str], here: ExpansionContext) -> str:
+def _find_value(rule: Expansion, match: re.Match[str], context: ExpansionContext) -> str:
     if rule == "editor":
-        return _editor_value(found[1], found[2], here)
+        return _find_editor_value(match[1], match[2], context)
     if rule == "braces":
-        return here.variable(found[2]) if found[1] == "env" else here.file(found[2].strip())
-    name, _ = parse_reference(rule, found)
-    return here.variable(name, found[2])
+        return context.variable(match[2]) if match[1] == "env" else context.file(match[2].strip())
+    name, _ = parse_reference(rule, match)
+    return context.variable(name, match[2])
 
 
-def _editor_value(kind: str, name: str | None, here: ExpansionContext) -> str:
+def _find_editor_value(kind: str, name: str | None, context: ExpansionContext) -> str:
+    """Find a variable of VS Code: https://code.visualstudio.com/docs/reference/variables-reference."""
     if kind == "env" and name:
-        return here.variable(name)
+        return context.variable(name)
     if kind == "input" and name:
         raise UnresolvedVariableError(f"the input {name!r} is asked for by an editor")
     values = {
-        "userHome": here.environ.get("HOME", ""),
-        "workspaceFolder": here.folder,
-        "workspaceRoot": here.folder,
-        "workspaceFolderBasename": os.path.basename(here.folder),
+        "userHome": context.environ.get("HOME", ""),
+        "workspaceFolder": context.folder,
+        "workspaceRoot": context.folder,
+        "workspaceFolderBasename": os.path.basename(context.folder),
         "pathSeparator": os.sep,
     }
     known = values.get(kind)

@@ -1,12 +1,13 @@
-"""A server as a file names it, and the configuration it becomes."""
+"""Server rows: one server of a configuration file, and the configuration it resolves to."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import (
     ServerLimits,
     SseServerConfig,
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.config.expansion import Expansion
 
 Scope: TypeAlias = Literal["project", "user", "given"]
-"""Whose file it is: the project's, the user's, or one the user has named for this run."""
+"""The owner of a file: the project, the user, or the command line (`given`)."""
 Start: TypeAlias = Literal["eager", "lazy"]
 
 
 class InvalidRowError(Exception):
-    """A row that names no server."""
+    """A row without a usable server."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origin:
-    """Where a row stands."""
+    """The place of a row."""
 
     file: str
     scope: Scope
@@ -43,20 +44,20 @@ class Origin:
         return f"{self.file} ({self.dialect})"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServerRow:
-    """A server of a file. Its variables are still names: consent is given to those."""
+    """A server of a file, before variables are expanded: consent is given to their names."""
 
     config: ServerConfig
     origin: Origin
     expansion: Expansion = "none"
     required: bool = False
     start: Start | None = None
-    """When to start it; None: as the session thinks best."""
+    """When to start it; None: the default of the session."""
     secrets: tuple[str, ...] = ()
-    """Names of our own variables that the row wants to have handed on."""
+    """Names of environment variables that are passed to the server."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
-    """What was left out of the row."""
+    """Fields that were left out, with the reason."""
 
     @property
     def id(self) -> str:
@@ -64,27 +65,27 @@ class ServerRow:
         return self.config.id
 
     def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
-        """Give the configuration with the values of its variables.
+        """Return the configuration with the values of its variables.
 
         Raises:
-            UnresolvedVariableError: One has none.
+            UnresolvedVariableError: A variable has no value.
         """
-        here = ExpansionContext(environ, find_project_dir(self.origin))
+        context = ExpansionContext(environ, find_project_dir(self.origin))
         config = self.config
 
         def value(text: str) -> str:
-            return expand(text, self.expansion, here)
+            return expand(text, self.expansion, context)
 
         def values(texts: Mapping[str, str]) -> dict[str, str]:
             return {name: value(text) for name, text in texts.items()}
 
         if isinstance(config, StdioServerConfig):
-            handed = {name: here.variable(name) for name in self.secrets}
+            passed = {name: context.variable(name) for name in self.secrets}
             return replace(
                 config,
                 command=value(config.command),
-                args=tuple(value(one) for one in config.args),
-                env={**handed, **values(config.env)},
+                args=tuple(map(value, config.args)),
+                env={**passed, **values(config.env)},
                 cwd=None if config.cwd is None else value(config.cwd),
             )
         proxy = None if config.proxy is None else value(config.proxy)
@@ -92,7 +93,7 @@ class ServerRow:
 
 
 def find_project_dir(origin: Origin) -> str:
-    """Give the folder a file matches about: the one above a folder of settings."""
+    """Return the directory a file is about: the parent of a settings directory such as `.vscode`."""
     folder = os.path.dirname(os.path.abspath(origin.file))
     name = os.path.basename(folder)
     inside_settings = name.startswith(".") and origin.scope != "user"
@@ -128,19 +129,19 @@ _CAMEL = {
 
 
 def is_switched_off(row: JsonObject) -> bool:
-    """Tell whether a row says that it is not to be used."""
+    """Tell whether a row is switched off (`enabled: false`, `disabled: true`)."""
     return row.get("enabled") is False or row.get("disabled") is True
 
 
 def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none") -> ServerRow:
-    """Make a server of the fields that every dialect comes down to.
+    """Parse a server from the fields that all dialects are converted to.
 
     Raises:
-        InvalidRowError: It names no server.
+        InvalidRowError: The row has no name, or neither a command nor a URL.
     """
     if not identity:
         raise InvalidRowError("it has no name")
-    reader = _Reader({_CAMEL.get(key, key): value for key, value in row.items()})
+    reader = _RowParser({_CAMEL.get(key, key): value for key, value in row.items()})
     config = reader.config(identity)
     return ServerRow(
         config,
@@ -153,8 +154,8 @@ def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expa
     )
 
 
-class _Reader:
-    """Reads fields that may be anything, and remembers what was wrong with them."""
+class _RowParser:
+    """Reads fields of any type, and collects remarks about invalid ones."""
 
     def __init__(self, row: JsonObject) -> None:
         self.row = row
@@ -204,45 +205,45 @@ class _Reader:
             return None
         if isinstance(value, str):
             return value
-        self.remarks.append(f"its {name} is no text, and was left out")
+        self.remarks.append(f"its {name} is not text, and was left out")
         return None
 
     def _proxy(self) -> str | None:
-        # An empty text is not the same as none: it means that there is to be no proxy.
+        # An empty text means that no proxy is used; an absent one leaves it to the environment.
         return "" if self.row.get("proxy") == "" else self._text("proxy")
 
     def strings(self, name: str) -> tuple[str, ...] | None:
-        """Read a list of texts; what is none is left out, and remarked on."""
+        """Read a list of texts; other members are left out with a remark."""
         value = self.row.get(name)
         if value is None:
             return None
         if not isinstance(value, list):
-            self.remarks.append(f"its {name} are no list, and were left out")
+            self.remarks.append(f"its {name} are not a list, and were left out")
             return None
-        kept = tuple(one for one in value if isinstance(one, str))
-        if len(kept) < len(value):
-            self.remarks.append(f"{len(value) - len(kept)} of its {name} are no text, left out")
-        return kept
+        texts = tuple(member for member in value if isinstance(member, str))
+        if len(texts) < len(value):
+            self.remarks.append(f"{len(value) - len(texts)} of its {name} are not text, left out")
+        return texts
 
     def _texts(self, name: str) -> dict[str, str]:
         value = self.row.get(name)
         if value is None:
             return {}
         if not is_json_object(value):
-            self.remarks.append(f"its {name} are no object, and were left out")
+            self.remarks.append(f"its {name} are not an object, and were left out")
             return {}
         texts: dict[str, str] = {}
-        for key, one in value.items():
-            text = _as_text(one)
+        for key, member in value.items():
+            text = _to_text(member)
             if text is None:
-                self.remarks.append(f"{key} of its {name} is no text, and was left out")
+                self.remarks.append(f"{key} of its {name} is not text, and was left out")
             else:
                 texts[key] = text
         return texts
 
     def _limits(self) -> ServerLimits:
         limits = ServerLimits()
-        known = {one.name for one in fields(ServerLimits)}
+        known = {field.name for field in fields(ServerLimits)}
         for key, name in _SECONDS.items():
             seconds = self._seconds(key, 1.0)
             if seconds is not None and name in known:
@@ -251,7 +252,7 @@ class _Reader:
         if isinstance(cut, int) and not isinstance(cut, bool) and cut >= 0:
             limits = replace(limits, description_chars=cut)
         elif cut is not None:
-            self.remarks.append("its description_limit is no whole number from 0, and was left out")
+            self.remarks.append("its description_limit is not a whole number from 0, and was left out")
         whole = self._seconds("timeout", 0.001)
         return limits if whole is None else replace(limits, call_idle_s=whole)
 
@@ -261,7 +262,7 @@ class _Reader:
             return None
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return float(value) * unit
-        self.remarks.append(f"its {key} is no positive number, and was left out")
+        self.remarks.append(f"its {key} is not a positive number, and was left out")
         return None
 
     def start(self) -> Start | None:
@@ -276,8 +277,8 @@ class _Reader:
         return None
 
 
-def _as_text(value: JsonValue) -> str | None:
-    """Give a value of a variable or a header: a number and a truth value become their JSON."""
+def _to_text(value: JsonValue) -> str | None:
+    """Convert the value of a variable or a header: numbers and booleans become their JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, (bool, int, float)):

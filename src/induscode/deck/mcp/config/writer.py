@@ -1,8 +1,8 @@
-"""The only writer of our own configuration files: merged, in one step, and nothing lost.
+"""The writer of our own configuration files: merges rows and replaces the file atomically.
 
-A file of another program is never written. Ours keeps every key it has, its order and its
-indentation. What could not be kept is a reason to write nothing: comments, a key that stands there
-twice, a way of writing that is not ours. Two processes wait for each other.
+Files of other programs are never written. A changed file keeps its keys, their order and its indentation. A file that
+could not be written without a loss (comments, a repeated key, another dialect) is refused. Processes lock the
+directory.
 """
 
 from __future__ import annotations
@@ -29,82 +29,82 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.config.rows import Scope
 
 _KEYS = {"indus": "servers", "claude-code": "mcpServers"}
-"""The two ways in which our file may be written, and where the servers stand in each."""
+"""The dialects our file may have, and the key of the servers in each."""
 _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
 def own_config_path(scope: Scope, cwd: str) -> str:
-    """Name our own file of a user or of a project."""
-    return next(path for path, whose in list_config_paths(cwd) if whose == scope)
+    """Return the path of our own file of the user or of the project."""
+    return next(path for path, owner in list_config_paths(cwd) if owner == scope)
 
 
 class OwnConfig:
-    """The servers of one of our files, while it is being changed."""
+    """The servers of one of our files."""
 
     def __init__(self, path: str, document: JsonObject) -> None:
         dialect = detect_dialect(path, document) if document else None
         name = "indus" if dialect is None else dialect.name
         if name not in _KEYS:
-            raise BridgeFault(f"{path} is written the way of {name}: change it by hand")
+            raise BridgeFault(f"{path} is written in the dialect of {name}: change it by hand")
         self.path = path
         self.document = document
         self._key = _KEYS[name]
-        found = document.setdefault(self._key, {})
-        if not isinstance(found, (dict, list)):
+        servers = document.setdefault(self._key, {})
+        if not isinstance(servers, (dict, list)):
             raise BridgeFault(f"{path}: its {self._key!r} are neither a list nor an object")
-        self._found = found
+        self._servers = servers
 
     def rows(self) -> Mapping[str, JsonObject]:
-        """Give the rows by the name of their server; of two the last counts."""
-        if isinstance(self._found, list):
-            named = [(row.get("name"), row) for row in self._found if is_json_object(row)]
+        """Return the rows by server name; the last of a name applies."""
+        if isinstance(self._servers, list):
+            named = [(row.get("name"), row) for row in self._servers if is_json_object(row)]
             return {name: row for name, row in named if isinstance(name, str)}
-        return {name: row for name, row in self._found.items() if is_json_object(row)}
+        return {name: row for name, row in self._servers.items() if is_json_object(row)}
 
     def put(self, name: str, fields: JsonObject) -> None:
-        """Write a row, in the place of one of the same name."""
-        if isinstance(self._found, dict):
-            self._found[name] = fields
+        """Add a row, or replace the row of the same name."""
+        if isinstance(self._servers, dict):
+            self._servers[name] = fields
             return
         named: JsonObject = {"name": name, **fields}
-        places = [at for at, row in enumerate(self._found) if _is_called(row, name)]
-        if places:
-            self._found[places[-1]] = named
+        indexes = [index for index, row in enumerate(self._servers) if _has_name(row, name)]
+        if indexes:
+            self._servers[indexes[-1]] = named
         else:
-            self._found.append(named)
+            self._servers.append(named)
 
     def remove(self, name: str) -> bool:
-        """Take a row out, and tell whether there was one."""
-        if isinstance(self._found, dict):
-            return self._found.pop(name, None) is not None
-        kept = [row for row in self._found if not _is_called(row, name)]
-        gone = len(kept) < len(self._found)
-        self._found[:] = kept
-        return gone
+        """Remove a row, and tell whether there was one."""
+        if isinstance(self._servers, dict):
+            return self._servers.pop(name, None) is not None
+        kept = [row for row in self._servers if not _has_name(row, name)]
+        removed = len(kept) < len(self._servers)
+        self._servers[:] = kept
+        return removed
 
 
-def _is_called(row: JsonValue, name: str) -> bool:
+def _has_name(row: JsonValue, name: str) -> bool:
     return is_json_object(row) and row.get("name") == name
 
 
 def read_own_config(path: str) -> OwnConfig:
-    """Read one of our files; one that is not there has no servers.
+    """Read one of our files; an absent one has no servers.
 
     Raises:
-        BridgeFault: It cannot be read, or not be written without a loss.
+        BridgeFault: It is unreadable, or could not be written without a loss.
     """
     return OwnConfig(path, _document(path)[0])
 
 
 @contextmanager
 def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
-    """Let the caller change one of our files; it is written when the block ends without error.
+    """Let the caller change one of our files; it is written when the block ends without an error.
 
-    A `private` file is for this user's eyes alone, and may be a link to where the user keeps it. A
-    project's may not: whoever wrote the project could have it lead anywhere.
+    A `private` file has mode 0600 and may be a symbolic link to where the user stores it. A project's file may not be a
+    link: the author of the project could point it anywhere.
 
     Raises:
-        BridgeFault: It cannot be read, not be written without a loss, or somebody holds it.
+        BridgeFault: It is unreadable, could not be written without a loss, or another process holds it.
         OSError: It cannot be written.
     """
     folder = os.path.dirname(path)
@@ -114,12 +114,12 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
     else:
         _refuse_links(path, folder)
     make_dirs(folder, 0o700 if private else 0o777)
-    with _turn(folder):
+    with _locked(folder):
         document, text = _document(path)
         config = OwnConfig(path, document)
-        before = _text(document, text)
+        before = _format(document, text)
         yield config
-        after = _text(document, text)
+        after = _format(document, text)
         if after != before:
             _write(path, after, private=private)
 
@@ -131,7 +131,7 @@ def _refuse_links(path: str, folder: str) -> None:
 
 
 @contextmanager
-def _turn(folder: str) -> Generator[None]:
+def _locked(folder: str) -> Generator[None]:
     try:
         with locked_directory(folder):
             yield
@@ -150,16 +150,16 @@ def _document(path: str) -> tuple[JsonObject, str]:
         raise BridgeFault(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
     if not text.strip():
         return {}, text
-    found = parse_json(text)
-    if found.trouble is not None:
-        raise BridgeFault(f"{path}: {found.trouble}: correct it first")
-    if found.repeated:
-        raise BridgeFault(f"{path}: the key {found.repeated[0]!r} stands there twice: take one out")
+    parsed = parse_json(text)
+    if parsed.trouble is not None:
+        raise BridgeFault(f"{path}: {parsed.trouble}: correct it first")
+    if parsed.repeated:
+        raise BridgeFault(f"{path}: the key {parsed.repeated[0]!r} occurs twice: remove one")
     if not _is_plain(text):
         raise BridgeFault(f"{path} has comments or trailing commas, which would be lost: change it by hand")
-    if not is_json_object(found.document):
-        raise BridgeFault(f"{path} holds no JSON object: correct it first")
-    return found.document, text
+    if not is_json_object(parsed.document):
+        raise BridgeFault(f"{path} is not a JSON object: correct it first")
+    return parsed.document, text
 
 
 def _is_plain(text: str) -> bool:
@@ -170,10 +170,10 @@ def _is_plain(text: str) -> bool:
     return True
 
 
-def _text(document: JsonObject, before: str) -> str:
-    """Write a document the way it was written before."""
-    found = _INDENT.search(before)
-    indent = found[1] if found else "  "
+def _format(document: JsonObject, before: str) -> str:
+    """Format a document with the indentation it had before."""
+    match = _INDENT.search(before)
+    indent = match[1] if match else "  "
     try:
         text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as exc:
@@ -189,7 +189,7 @@ def _write(path: str, text: str, *, private: bool) -> None:
         with os.fdopen(handle, "wb") as file:
             if not private and os.path.exists(path):
                 os.fchmod(handle, stat.S_IMODE(os.stat(path).st_mode))
-            # Half a surrogate pair has no UTF-8 form; as an escape, which JSON allows, it has one.
+            # A lone surrogate has no UTF-8 form; as an escape, which JSON allows, it has one (RFC 8259 §8.2).
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(handle)
@@ -201,7 +201,7 @@ def _write(path: str, text: str, *, private: bool) -> None:
 
 
 def change_row(path: str, name: str, change: Callable[[JsonObject], JsonObject], *, private: bool) -> bool:
-    """Change one row of a file, and tell whether there was one to change.
+    """Change one row of a file, and tell whether there was such a row.
 
     Raises:
         BridgeFault: As for `changing`.
