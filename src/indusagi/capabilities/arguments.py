@@ -144,9 +144,18 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         yield from _missing(error)
     elif error.validator == "additionalProperties" and error.validator_value is False:
         yield from _unknown(error)
-    elif error.validator in _UNIONS and error.context and not _is_simple_union(error):
-        # The closest branch was probably meant: its problem says more than the list of all branches.
-        yield from _sentences(max(error.context, key=_closeness))
+    elif (
+        error.validator in _UNIONS
+        and error.context
+        and not all(branch.validator in _SIMPLE and not branch.relative_path for branch in error.context)
+    ):
+        # The closest branch was probably meant, one of the right type or else the deepest: its problem says more than
+        # the list of all branches.
+        closest = max(
+            error.context,
+            key=lambda branch: (branch.validator != "type" or bool(branch.relative_path), len(branch.relative_path)),
+        )
+        yield from _sentences(closest)
     elif size := _SIZES.get(str(error.validator)):
         bound, noun = size
         wanted = format_count(cast("int", error.validator_value), noun)
@@ -156,16 +165,6 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         yield f"{_format_path(error)} must be {expected}, got {_clip_json(error.instance)}"
     else:
         yield f"{_format_path(error)}: {_clip(error.message)}"
-
-
-def _is_simple_union(union: ValidationError) -> bool:
-    """Tell whether every branch of a union fails at its type or its values."""
-    return all(error.validator in _SIMPLE and not error.relative_path for error in union.context or ())
-
-
-def _closeness(error: ValidationError) -> tuple[bool, int]:
-    """Rank the errors of branches: those of the right type first, then the deeper ones."""
-    return error.validator != "type" or bool(error.relative_path), len(error.relative_path)
 
 
 def _missing(error: ValidationError) -> Iterator[str]:
@@ -181,17 +180,17 @@ def _missing(error: ValidationError) -> Iterator[str]:
 def _unknown(error: ValidationError) -> Iterator[str]:
     accepted = _properties(error)
     listed = _clip(", ".join(accepted) or "none")
-    unknown = [key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)]
+    patterns = cast("JsonObject", error.schema).get("patternProperties")
+    by_pattern = [*patterns] if isinstance(patterns, dict) else []
+    unknown = [
+        key
+        for key in cast("JsonObject", error.instance)
+        if key not in accepted and not any(re.search(pattern, key) for pattern in by_pattern)
+    ]
     for number, key in enumerate(unknown):
         meant = find_similar_name(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
         hint = f"did you mean {meant!r}? " if meant else ""
         yield f"{_format_path(error, key)} is not accepted; {hint}Accepted: {listed}"
-
-
-def _is_accepted(key: str, error: ValidationError, accepted: list[str]) -> bool:
-    patterns = cast("JsonObject", error.schema).get("patternProperties")
-    by_pattern = patterns if isinstance(patterns, dict) else {}
-    return key in accepted or any(re.search(pattern, key) for pattern in by_pattern)
 
 
 def _describe_keyword(keyword: object, value: object, error: ValidationError | None = None) -> str | None:

@@ -71,7 +71,9 @@ class Clipping:
 
 def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
     """Cut `text` down to the budget."""
-    head, tail = _shares(budget, keep)
+    part, whole = {Keep.HEAD: (1, 1), Keep.TAIL: (0, 1), Keep.ENDS: (1, _HEAD_SHARE)}[keep]
+    head = OutputBudget(budget.max_bytes * part // whole, budget.max_lines * part // whole)
+    tail = OutputBudget(budget.max_bytes - head.max_bytes, budget.max_lines - head.max_lines)
     size = sum(len(piece) for piece in encode_pieces(text))
     # A character has at least one byte; one more character shows whether the text ends there.
     front = _encode(text[: head.max_bytes + 1])
@@ -94,16 +96,6 @@ def _encode(text: str) -> bytes:
 def count_lines(text: str) -> int:
     """Count lines as an editor does: a last line without a newline counts."""
     return text.count("\n") + (text[-1:] not in {"", "\n"})
-
-
-def _shares(budget: OutputBudget, keep: Keep) -> tuple[OutputBudget, OutputBudget]:
-    nothing = OutputBudget(0, 0)
-    if keep is Keep.HEAD:
-        return budget, nothing
-    if keep is Keep.TAIL:
-        return nothing, budget
-    head = OutputBudget(budget.max_bytes // _HEAD_SHARE, budget.max_lines // _HEAD_SHARE)
-    return head, OutputBudget(budget.max_bytes - head.max_bytes, budget.max_lines - head.max_lines)
 
 
 def _head_end(data: bytes, budget: OutputBudget) -> int:

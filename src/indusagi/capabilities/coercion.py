@@ -28,7 +28,8 @@ def coerce_to(schema: JsonSchema, aliases: Mapping[str, str]) -> Callable[[JsonV
     required = listed if isinstance(listed, list) else []
 
     def is_optional(name: str) -> bool:
-        return name in properties and name not in required and not _takes_null(properties[name])
+        kind = _type_of(properties[name]) if name in properties and name not in required else None
+        return isinstance(kind, str) and kind != "null"
 
     def prepare(arguments: JsonValue) -> JsonValue:
         if not is_json_object(arguments):
@@ -45,14 +46,9 @@ def coerce_to(schema: JsonSchema, aliases: Mapping[str, str]) -> Callable[[JsonV
     return prepare
 
 
-def _takes_null(schema: JsonValue) -> bool:
-    kind = schema.get("type") if is_json_object(schema) else None
-    return not isinstance(kind, str) or kind == "null"
-
-
 def _unquote(value: JsonValue, schema: JsonValue) -> JsonValue:
     """Parse a number, a boolean, a list or an object that was sent as a string."""
-    kind = schema.get("type") if is_json_object(schema) else None
+    kind = _type_of(schema)
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, str) or kind == "string":
@@ -61,23 +57,18 @@ def _unquote(value: JsonValue, schema: JsonValue) -> JsonValue:
         return int(float(value))
     if kind == "boolean" and value.strip().lower() in {"true", "false"}:
         return value.strip().lower() == "true"
-    if kind == "array" and is_json_object(schema) and _is_single_item(value, schema.get("items")):
-        return [value]
+    items = schema.get("items") if is_json_object(schema) else None
+    is_empty = value.strip().lower() in {"", "null", "none"}
+    if kind == "array" and _type_of(items) == "string" and not is_empty and not _SEVERAL.search(value):
+        return [value]  # can only be the single item of a list of strings
     if kind in {"array", "object"} and len(value) <= _LONGEST_LIST:
-        return _from_json(value, list if kind == "array" else dict)
+        try:
+            parsed = cast("JsonValue", json.loads(value))
+        except (ValueError, RecursionError):
+            return value
+        return parsed if isinstance(parsed, list if kind == "array" else dict) else value
     return value
 
 
-def _is_single_item(text: str, items: JsonValue) -> bool:
-    """Tell whether a string can only be the single item of a list of strings."""
-    kind = items.get("type") if is_json_object(items) else None
-    is_nothing = text.strip().lower() in {"", "null", "none"}
-    return kind == "string" and not is_nothing and not _SEVERAL.search(text)
-
-
-def _from_json(text: str, wanted: type) -> JsonValue:
-    try:
-        value = cast("JsonValue", json.loads(text))
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, wanted) else text
+def _type_of(schema: JsonValue) -> JsonValue:
+    return schema.get("type") if is_json_object(schema) else None

@@ -33,10 +33,6 @@ class ContextId(str):
     __slots__ = ("__weakref__",)
 
 
-def _new_context_id() -> ContextId:
-    return ContextId(f"ctx_{os.urandom(10).hex()}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """Optional handles that a host provides."""
@@ -89,7 +85,7 @@ class ToolContext:
     framework: Framework = field(default_factory=Framework)
     session_dir: SessionDir = field(default_factory=SessionDir)
     on_progress: ProgressSink | None = None
-    context_id: ContextId = field(default_factory=_new_context_id)
+    context_id: ContextId = field(default_factory=lambda: ContextId(f"ctx_{os.urandom(10).hex()}"))
     closing: CleanupStack = field(default_factory=CleanupStack)
     keeps_jobs: bool = True
     """Whether jobs can outlive the call. False for a command that makes one call and ends."""

@@ -43,16 +43,13 @@ def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str
             continue
         if not shown[name] or uses[shown[name]] > 1:
             # A line ending is visible in a text, but not in a key.
-            shown[name] = _find_free_name(escape_invisible(name.replace("\r", "<U+000D>"))[0], taken)
+            escaped = free = escape_invisible(name.replace("\r", "<U+000D>"))[0]
+            number = 2
+            while free in taken:
+                free, number = f"{escaped} ({number})", number + 1
+            shown[name] = free
         taken.add(shown[name])
     return shown
-
-
-def _find_free_name(name: str, taken: set[str]) -> str:
-    free, number = name, 2
-    while free in taken:
-        free, number = f"{name} ({number})", number + 1
-    return free
 
 
 def iter_strings(value: JsonValue) -> Iterator[str]:

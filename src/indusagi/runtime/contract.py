@@ -24,10 +24,6 @@ JsonSchema: TypeAlias = Mapping[str, JsonLike]
 _NO_DETAILS: Mapping[str, JsonValue] = MappingProxyType({})
 
 
-def _no_details() -> Mapping[str, JsonValue]:
-    return _NO_DETAILS
-
-
 @dataclass(frozen=True, slots=True)
 class ToolDescriptor:
     """The description of one tool for a model."""
@@ -70,7 +66,7 @@ class ToolResult:
     is_error: bool = False
     structured: JsonValue = field(default=None, kw_only=True)
     """The result as one JSON value, for tools with an output schema."""
-    details: Mapping[str, JsonValue] = field(default_factory=_no_details, kw_only=True)
+    details: Mapping[str, JsonValue] = field(default_factory=lambda: _NO_DETAILS, kw_only=True)
     """Facts for programs (an error `code`, counts, paths), which the model does not get."""
     keep: Keep = field(default=Keep.HEAD, kw_only=True)
 

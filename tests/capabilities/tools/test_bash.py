@@ -370,14 +370,14 @@ async def test_program_that_waits_for_terminal_input_is_reported(
         ToolCall("1", "bash", {"command": f'{PYTHON} -c "{script}"', "timeoutMs": 3000}), on_progress=told.append
     )
     assert outcome.details["ended"] == "timeout"
-    assert "it was waiting for somebody to type" in str(outcome.output)
-    assert any("waits for somebody to type" in one.message for one in told)
+    assert "it was waiting for terminal input" in str(outcome.output)
+    assert any("waits for terminal input" in one.message for one in told)
 
 
 async def test_slow_program_is_not_reported_as_waiting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0.3)
     outcome = await session.run("sleep 600 | cat", timeoutMs=1500)
-    assert "somebody to type" not in str(outcome.output)
+    assert "terminal input" not in str(outcome.output)
 
 
 # -- its end --------------------------------------------------------------------------------------

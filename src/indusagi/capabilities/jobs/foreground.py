@@ -95,15 +95,14 @@ class ForegroundWait:
             self._size, self._moved = size, anyio.current_time()
         elif not self.stalled and anyio.current_time() - self._moved >= STALL_S:
             self._moved = anyio.current_time()
-            self.stalled = await to_thread.run_sync(self._reads_terminal)
+            self.stalled = await to_thread.run_sync(
+                lambda: reads_terminal([self._process.pid, *self._process.survivors()])
+            )
             if self.stalled:
-                self._ctx.report(ToolProgress(size, None, "waits for somebody to type"))
+                self._ctx.report(ToolProgress(size, None, "waits for terminal input"))
         if self._ctx.on_progress is not None and size != self._reported:
             self._reported = size
             self._ctx.report(ToolProgress(size, None, await to_thread.run_sync(self._read_latest)))
-
-    def _reads_terminal(self) -> bool:
-        return reads_terminal([self._process.pid, *self._process.survivors()])
 
     def _read_latest(self) -> str:
         try:
@@ -144,12 +143,12 @@ def _may_end_before(former: list[list[str]]) -> bool:
     """Tell whether an earlier command may have given the code, so that the last one did not run."""
     if any("exit" in words[:2] for words in former):
         return True
-    strict = any(words[0] == "set" and _is_strict(words[1:]) for words in former)
+    strict = any(
+        words[0] == "set" and (option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option))
+        for words in former
+        for option in words[1:]
+    )
     return strict and not all(words[0] in _QUIET_FIRST for words in former)
-
-
-def _is_strict(options: list[str]) -> bool:
-    return any(option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option) for option in options)
 
 
 def _guards(steps: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:

@@ -191,15 +191,13 @@ class Job:
             await to_thread.run_sync(self.process.survivors)
             signal_group(self.process.pid, first)
         elif self.process.mark:  # one by one: the id of the group may have been reused
-            await to_thread.run_sync(self._signal_marked, first)
+            tree = ProcessTree(self.process.mark)
+            await to_thread.run_sync(lambda: signal_processes(tree.list_running(None), first))
         with anyio.move_on_after(STOP_GRACE_MS / 1000, shield=True):
             while (await self.look()).running:  # noqa: ASYNC110 — as in poll
                 await anyio.sleep(_GLANCE_S)
             return STOP_GRACE_MS
         return 0
-
-    def _signal_marked(self, number: int) -> None:
-        signal_processes(ProcessTree(self.process.mark).list_running(None), number)
 
     async def _close(self) -> None:
         self._ended = anyio.current_time()

@@ -302,18 +302,12 @@ def _entry(entry: os.DirEntry[str], folder: int) -> DirEntry:
         status = entry.stat(follow_symlinks=False)
         target = os.readlink(entry.name, dir_fd=folder) if entry.is_symlink() else None
     except OSError:  # removed meanwhile, or not searchable: the name is known
-        return DirEntry(entry.name, _entry_kind(entry))
+        is_dir, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+        mode = stat.S_IFLNK if entry.is_symlink() else stat.S_IFDIR if is_dir else stat.S_IFREG if is_file else 0
+        return DirEntry(entry.name, _kind(mode))
     kind = _kind(status.st_mode)
     size = status.st_size if kind is FileKind.FILE else None
     return DirEntry(entry.name, kind, size, target)
-
-
-def _entry_kind(entry: os.DirEntry[str]) -> FileKind:
-    if entry.is_symlink():
-        return FileKind.SYMLINK
-    if entry.is_dir(follow_symlinks=False):
-        return FileKind.DIRECTORY
-    return FileKind.FILE if entry.is_file(follow_symlinks=False) else FileKind.OTHER
 
 
 def _remove(target: DirFdPath) -> None:

@@ -342,15 +342,10 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
             message = "it is too long for the system: write it to a file, and run that file"
             raise OSError(errno.E2BIG, message) from exc
         raise
-    receipt = await to_thread.run_sync(_write_receipt, child, command, folder)
+    receipt = None
+    with suppress(OSError, ValueError):  # a command runs without a receipt when the disk is full
+        receipt = await to_thread.run_sync(write_receipt, child.mark, child.pid, command, folder)
     return LocalProcess(child, capture, wrapped, receipt)
-
-
-def _write_receipt(child: ChildProcess, command: str, folder: str) -> str | None:
-    try:
-        return write_receipt(child.mark, child.pid, command, folder)
-    except (OSError, ValueError):  # a command runs without a receipt when the disk is full
-        return None
 
 
 def _require_valid_strings(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:

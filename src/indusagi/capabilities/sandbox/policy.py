@@ -95,7 +95,7 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
     protected = tuple(
         path
         for path in _list_protected(sandbox, workspace)
-        if is_within(path, *roots) and (os.path.lexists(path) or _could_appear(path))
+        if is_within(path, *roots) and (os.path.lexists(path) or os.access(f"{os.path.dirname(path)}/.", os.W_OK))
     )
     return SandboxLayout(
         workspace=workspace,
@@ -195,8 +195,3 @@ def _read_pointer(file: str, prefix: str, base: str) -> str | None:
     if not content.startswith(prefix) or "\0" in content:
         return None
     return os.path.realpath(os.path.join(base, content.removeprefix(prefix).strip()))
-
-
-def _could_appear(path: str) -> bool:
-    parent = os.path.dirname(path)
-    return os.path.isdir(parent) and os.access(parent, os.W_OK)

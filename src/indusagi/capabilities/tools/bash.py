@@ -21,7 +21,7 @@ from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_code, find_lasting_survivors
-from indusagi.capabilities.jobs.job import Job, describe_exit, to_shell_exit_code
+from indusagi.capabilities.jobs.job import describe_exit, to_shell_exit_code
 from indusagi.capabilities.jobs.output import RenderedOutput, hidden_note, render_output
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
 from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, SandboxState, ShellProcess
@@ -230,7 +230,10 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     command = cast("str", arguments["command"])
     try:
         if arguments.get("background"):
-            return _in_background(await table.start(ctx, command, folder))
+            job = await table.start(ctx, command, folder)
+            text = f"{job.id} started (pid {job.process.pid}): poll and stop it with the process tool"
+            facts: JsonObject = {"job": job.id, "pid": job.process.pid, "sandbox": str(job.process.sandbox)}
+            return ToolResult.text(text, **facts, path=job.path)
         reading = await find_shown_file(command, folder, ctx)
         path = await capture_path(ctx.session_dir, "tool-output")
         process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
@@ -259,11 +262,6 @@ async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, re
             report.notes.append(f"{format_path(session.cwd)} is gone: started in {ctx.cwd}")
             session.cwd = None
     return await resolve_start_directory(path_given(arguments, "cwd"), ctx)
-
-
-def _in_background(job: Job) -> ToolResult:
-    text = f"{job.id} started (pid {job.process.pid}): poll and stop it with the process tool"
-    return ToolResult.text(text, job=job.id, pid=job.process.pid, sandbox=str(job.process.sandbox), path=job.path)
 
 
 def _note_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
@@ -315,7 +313,11 @@ class _Call:
         finally:
             if not adopted:
                 with anyio.CancelScope(shield=True):
-                    await self._close()
+                    await self._process.aclose()
+                    # The file goes if the whole output was returned.
+                    if self._path is not None and self._report.details.get("path") is None:
+                        with suppress(OSError):
+                            await anyio.Path(self._path).unlink()
 
     def _report_lost_output(self, exc: OSError) -> ToolResult:
         code = self._process.exit_code
@@ -330,7 +332,7 @@ class _Call:
         self._report.code = code
         self._report.details |= {"ended": code, "exitCode": to_shell_exit_code(self._process.exit_code)}
         if self._watch.stalled:
-            why = f"{why}; it was waiting for somebody to type"
+            why = f"{why}; it was waiting for terminal input"
         self._report.notes.append(f"{why}; it was ended with all that it had started")
         return self._report.result(shown.text)
 
@@ -343,12 +345,6 @@ class _Call:
         }
         self._report.notes.extend(hidden_note(shown.text))
         return shown
-
-    async def _close(self) -> None:
-        """End what is left, and remove the output file if the whole output was returned."""
-        await self._process.aclose()
-        if self._path is not None and self._report.details.get("path") is None:
-            await to_thread.run_sync(_unlink, self._path)
 
     def _explain_exit(self, shown: RenderedOutput) -> None:
         code = self._process.exit_code or 0
@@ -390,8 +386,3 @@ class _Call:
         count = "1 process runs" if len(left) == 1 else f"{len(left)} processes run"
         self._report.notes.append(f"{count} on in the background as {job.id} (pids {pids}): use the process tool")
         return True
-
-
-def _unlink(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)

@@ -150,7 +150,12 @@ class ChildProcess:
         if process.stdin is None:
             self.input_open = False
         else:
-            writer = PipeWriter(self.writable, self._lose_input)
+
+            def lose_input() -> None:
+                self.input_open = False
+                self._close_pipe(self.writable)
+
+            writer = PipeWriter(self.writable, lose_input)
             self._stdin, _ = await loop.connect_write_pipe(lambda: writer, process.stdin)
 
     def _watch_exit(self, loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes]) -> None:
@@ -196,10 +201,6 @@ class ChildProcess:
     def _close_pipe(self, ended: asyncio.Event) -> None:
         ended.set()
         self._listener.state_changed()
-
-    def _lose_input(self) -> None:
-        self.input_open = False
-        self._close_pipe(self.writable)
 
     @property
     def pid(self) -> int:
