@@ -19,7 +19,7 @@ INFO: dict[str, Any] = {"name": "host", "version": "1"}
 SCHEMA: Any = {"type": "object", "properties": {"b": {"default": 1}, "a": {"$ref": "#/$defs/x"}}}
 
 
-def test_a_row_holds_what_the_descriptor_holds_in_the_same_order() -> None:
+def test_a_row_has_the_fields_of_the_descriptor_in_the_same_order() -> None:
     frozen: Any = MappingProxyType({**SCHEMA, "required": ("b",)})
     descriptor = ToolDescriptor(
         "t", "d", frozen, title="T", annotations={"readOnlyHint": True}, output_schema={"type": "object"}
@@ -36,7 +36,7 @@ def test_a_row_holds_what_the_descriptor_holds_in_the_same_order() -> None:
     )
 
 
-def test_a_schema_without_a_type_gets_the_one_that_clients_demand() -> None:
+def test_a_schema_without_a_type_gets_type_object() -> None:
     assert build_tool_row(ToolDescriptor("t", "", {"properties": {}})) == {
         "name": "t",
         "description": "",
@@ -61,7 +61,7 @@ def test_a_tool_that_json_cannot_carry_is_left_out_and_the_others_stay(broken: A
 
 
 @given(identity=st.integers() | st.text(max_size=20), names=st.lists(st.text(max_size=5)))
-def test_the_prepared_bytes_say_what_the_value_says(identity: int | str, names: list[str]) -> None:
+def test_the_encoded_listing_equals_its_value(identity: int | str, names: list[str]) -> None:
     tools = [ToolDescriptor(name, name, {"type": "object"}) for name in names]
     for result in (build_listing(tools, INFO).legacy, build_listing(tools, INFO).modern):
         frame: Any = {"jsonrpc": "2.0", "id": identity, "result": result}

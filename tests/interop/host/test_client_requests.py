@@ -89,7 +89,7 @@ async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstr
 
 @pytest.mark.parametrize("upstream", ["legacy", "modern"])
 @pytest.mark.parametrize("front", ["memory-modern", "memory-legacy"])
-async def test_a_client_that_cannot_be_asked_is_not_asked(front: str, upstream: str) -> None:
+async def test_a_client_without_the_capability_gets_no_request(front: str, upstream: str) -> None:
     async with mounted(upstream) as bridge:
         async with client_of(create_provider_host(bridge.box), front) as client:
             told = await client.call_tool("honest__ask", ASK)
@@ -211,7 +211,7 @@ async def abandoned(client: Client, place: Path) -> None:
 
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("other", ["memory-modern", "memory-legacy"])
-async def test_a_question_after_a_cancelled_call_reaches_no_other_client(
+async def test_a_server_request_after_a_cancelled_call_reaches_no_other_client(
     front: str, other: str, tmp_path: Path
 ) -> None:
     async with stubborn(tmp_path) as bridge:
@@ -232,7 +232,7 @@ async def test_a_question_after_a_cancelled_call_reaches_no_other_client(
             assert '"two"' in str(told.content)
 
 
-async def test_a_question_after_a_call_that_took_too_long_reaches_no_client(tmp_path: Path) -> None:
+async def test_a_server_request_after_a_timed_out_call_reaches_no_client(tmp_path: Path) -> None:
     async with stubborn(tmp_path, call_idle_s=1.0) as bridge:
         host = create_provider_host(bridge.box)
         # By no client of the host: the library may call as well.
@@ -244,7 +244,7 @@ async def test_a_question_after_a_call_that_took_too_long_reaches_no_client(tmp_
             assert "cannot be told which client" in str(told.content)
 
 
-async def test_an_older_client_is_asked_although_a_call_of_its_own_was_cancelled(tmp_path: Path) -> None:
+async def test_an_older_client_can_be_asked_after_it_cancelled_a_call(tmp_path: Path) -> None:
     async with stubborn(tmp_path) as bridge:
         host = create_provider_host(bridge.box)
         async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
@@ -270,7 +270,7 @@ async def test_too_many_abandoned_calls_make_every_caller_ambiguous() -> None:
     assert calls.find_caller() is None
 
 
-async def test_several_calls_of_one_older_client_share_its_ear() -> None:
+async def test_calls_of_one_older_client_have_the_same_caller() -> None:
     async with mounted("legacy") as bridge:
         host = create_provider_host(bridge.box)
         async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
@@ -285,7 +285,7 @@ async def test_several_calls_of_one_older_client_share_its_ear() -> None:
     assert answers == [{"action": "accept", "content": {"name": "Ada"}}] * 5
 
 
-async def test_a_refusal_of_the_client_is_what_the_server_hears() -> None:
+async def test_an_error_of_the_client_reaches_the_server() -> None:
     async def elicit(context: object, params: object) -> ElicitResult:
         raise MCPError(-1, "not today")
 
@@ -331,7 +331,7 @@ async def raw_client(bridge: MountedProtocolBridge) -> AsyncGenerator[Raw]:
         yield Raw(streams)
 
 
-async def test_a_parked_call_goes_on_with_its_answers_and_only_once() -> None:
+async def test_a_suspended_call_is_resumed_with_its_answers_once() -> None:
     async with mounted("legacy") as bridge, raw_client(bridge) as client:
         first = await client.call("honest__ask", ASK)
         assert first["resultType"] == "input_required"
@@ -392,7 +392,7 @@ async def test_a_client_that_never_answers_has_its_call_cancelled() -> None:
         await suspended.resume(request, "a")
 
 
-async def test_there_is_room_for_so_many_parked_calls() -> None:
+async def test_suspended_calls_are_limited() -> None:
     suspended = SuspendedCalls(calls=1)
     await suspended.begin(request_like(), parked(), asking)
     with pytest.raises(RpcError, match="too many"):
@@ -400,7 +400,7 @@ async def test_there_is_room_for_so_many_parked_calls() -> None:
     await suspended.close()
 
 
-async def test_each_owner_has_its_own_room_for_parked_calls() -> None:
+async def test_each_owner_has_its_own_limit_of_suspended_calls() -> None:
     suspended = SuspendedCalls(calls=1)
     mine = SuspendedCall("a", {"elicitation": {}}, 0, lambda _: None, b"me")
     await suspended.begin(request_like(), parked(), asking)
@@ -410,10 +410,10 @@ async def test_each_owner_has_its_own_room_for_parked_calls() -> None:
 
 
 class Bearer:
-    """Whoever holds one token, in the newer protocol over HTTP."""
+    """A client with one token, in revision 2026-07-28 over HTTP."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self._url, self._token = url, token
+    def __init__(self, client: httpx2.AsyncClient, url: str, token: str) -> None:
+        self._client, self._url, self._token = client, url, token
 
     async def call(self, name: str, arguments: JsonObject, **more: Any) -> Any:
         params = {"name": name, "arguments": arguments, "_meta": STAMP, **more}
@@ -425,12 +425,11 @@ class Bearer:
             "mcp-name": name,
         }
         frame = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        async with httpx2.AsyncClient(headers=headers) as client:
-            told = (await client.post(self._url, json=frame)).json()
-        return told.get("result", told.get("error"))
+        response = (await self._client.post(self._url, json=frame, headers=headers)).json()
+        return response.get("result", response.get("error"))
 
 
-async def test_a_state_is_of_use_to_nobody_but_the_token_it_was_given_to() -> None:
+async def test_a_request_state_is_valid_for_its_own_token_only() -> None:
     bench = Bench()
 
     async def ask(arguments: JsonObject, ctx: object) -> str:
@@ -440,8 +439,8 @@ async def test_a_state_is_of_use_to_nobody_but_the_token_it_was_given_to() -> No
 
     bench.add("ask", ask)
     settings = HttpSettings(tokens=["a" * 64, "b" * 64])
-    async with create_provider_host(bench.box).serve_http(settings) as serving:
-        one, two = Bearer(serving.url, "a" * 64), Bearer(serving.url, "b" * 64)
+    async with create_provider_host(bench.box).serve_http(settings) as serving, httpx2.AsyncClient() as client:
+        one, two = Bearer(client, serving.url, "a" * 64), Bearer(client, serving.url, "b" * 64)
         first = await one.call("ask", {})
         answers = {key: {"action": "accept"} for key in first["inputRequests"]}
         given = {"requestState": first["requestState"], "inputResponses": answers}
@@ -455,7 +454,7 @@ async def test_a_state_is_of_use_to_nobody_but_the_token_it_was_given_to() -> No
         assert "requestState" in await two.call("ask", {})
 
 
-async def test_a_host_that_ends_leaves_no_parked_call_behind() -> None:
+async def test_closing_a_host_ends_its_suspended_calls() -> None:
     suspended, ended = SuspendedCalls(), asyncio.Event()
 
     async def running(call: SuspendedCall) -> JsonObject:
@@ -484,7 +483,7 @@ async def test_a_request_that_is_cancelled_cancels_its_call() -> None:
     assert call.cancel.reason == "enough"
 
 
-async def test_a_call_that_breaks_is_told_to_whoever_waits() -> None:
+async def test_a_failing_suspended_call_raises_in_the_waiting_request() -> None:
     async def running(call: SuspendedCall) -> JsonObject:
         raise RpcError(-7, "broken")
 

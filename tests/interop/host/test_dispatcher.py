@@ -160,7 +160,7 @@ async def test_discovery_needs_no_handshake() -> None:
         ("subscriptions/listen", {"_meta": STAMP}, -32602),
     ],
 )
-async def test_what_cannot_be_served_is_refused_by_its_code(method: str, params: JsonObject, code: int) -> None:
+async def test_unsupported_requests_are_refused_with_their_code(method: str, params: JsonObject, code: int) -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         refused = await client.answer(1, method, params)
         assert refused["code"] == code
@@ -168,7 +168,7 @@ async def test_what_cannot_be_served_is_refused_by_its_code(method: str, params:
             assert refused["data"] == {"supported": ["2026-07-28"], "requested": "2031-01-01"}
 
 
-async def test_what_older_clients_say_out_of_habit_is_taken() -> None:
+async def test_usual_requests_of_older_clients_are_accepted() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         assert await client.answer(0, "ping") == {}
         await client.initialize()
@@ -218,7 +218,7 @@ def test_c22_no_message_ends_the_host(frame: Any) -> None:
     asyncio.run(main())
 
 
-async def test_the_parts_of_a_batch_are_taken_one_by_one() -> None:
+async def test_the_parts_of_a_batch_are_handled_one_by_one() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         client.say([{"jsonrpc": "2.0", "id": n, "method": "ping"} for n in (1, 2)])
         assert [frame["id"] for frame in await client.hears(2)] == [1, 2]
@@ -315,7 +315,7 @@ async def test_more_calls_than_may_run_wait_and_more_than_may_wait_are_refused()
         assert bench.seen["hang"] == 3
 
 
-async def test_progress_is_told_only_to_those_who_ask_and_never_backwards() -> None:
+async def test_progress_is_sent_on_request_only_and_never_decreases() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         await client.answer(1, "tools/call", modern(name="steps"))
         assert len(client.heard) == 1
@@ -351,7 +351,7 @@ async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> No
         assert len(await client.hears(2)) == 2
 
 
-async def test_a_call_keeps_its_place_until_its_answer_is_taken() -> None:
+async def test_a_call_keeps_its_slot_until_its_response_is_read() -> None:
     bench = Bench()
     host = create_provider_host(bench.box(), limits=HostLimits(calls=2))
     async with raw_client(host) as client:
@@ -364,7 +364,7 @@ async def test_a_call_keeps_its_place_until_its_answer_is_taken() -> None:
         assert {frame["id"] for frame in await client.hears(6)} == {*range(6)}  # type: ignore[arg-type]
 
 
-async def test_what_a_client_does_not_read_has_a_limit() -> None:
+async def test_unread_responses_are_limited() -> None:
     bench = Bench()
     host = create_provider_host(bench.box(), limits=HostLimits(unread_bytes=1_500))
     long = {"text": "x" * 1_000}
@@ -420,7 +420,7 @@ async def test_a_box_that_fails_is_an_error_result_without_its_secrets(
         assert "swordfish" not in json.dumps(client.heard)
 
 
-async def test_a_host_that_fails_itself_says_no_more_than_that(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_shows_no_details_to_the_client(caplog: pytest.LogCaptureFixture) -> None:
     def lost() -> ToolBox:
         raise OSError("/home/me/secret is gone")
 
@@ -430,7 +430,7 @@ async def test_a_host_that_fails_itself_says_no_more_than_that(caplog: pytest.Lo
         assert "secret" in caplog.text
 
 
-async def test_a_tool_that_heeds_no_token_is_ended_by_force() -> None:
+async def test_a_tool_that_ignores_its_cancel_token_is_ended_by_force() -> None:
     ended = asyncio.Event()
 
     class Deaf(Broken):
@@ -454,7 +454,7 @@ async def test_a_tool_that_heeds_no_token_is_ended_by_force() -> None:
 # -- changes --------------------------------------------------------------------------------
 
 
-async def test_a_subscription_is_acknowledged_told_and_ended_in_good_order() -> None:
+async def test_a_subscription_is_acknowledged_notified_and_ended_with_a_response() -> None:
     bench = Bench()
     host = create_provider_host(bench.box)
     async with raw_client(host) as client:
@@ -489,7 +489,7 @@ async def test_a_client_hears_nothing_it_did_not_ask_for() -> None:
         await until(lambda: other.heard[-1].get("method") == "notifications/tools/list_changed")
 
 
-async def test_there_is_a_limit_to_those_who_listen() -> None:
+async def test_subscriptions_are_limited() -> None:
     limits = HostLimits(listeners=2, calls=1)
     async with raw_client(create_provider_host(Bench().box(), limits=limits)) as client:
         for identity in range(3):
@@ -500,7 +500,7 @@ async def test_there_is_a_limit_to_those_who_listen() -> None:
         assert await client.answer("c", "tools/call", modern(name="echo"))
 
 
-async def test_nothing_is_taken_while_the_host_stops() -> None:
+async def test_requests_are_refused_while_the_host_stops() -> None:
     bench = Bench()
     async with raw_client(create_provider_host(bench.box())) as client:
         client.ask(1, "tools/call", modern(name="hang"))
@@ -530,7 +530,7 @@ async def test_calls_that_outlast_the_stop_are_cancelled() -> None:
 # -- links ----------------------------------------------------------------------------------
 
 
-async def test_a_pair_of_links_keeps_what_came_before_somebody_listened() -> None:
+async def test_a_transport_pair_stores_frames_until_it_is_attached() -> None:
     ours, theirs = linked_pair()
     ours.send({"n": 1})
     await settled()
@@ -561,7 +561,7 @@ async def test_our_own_client_speaks_to_our_own_host_without_the_sdk() -> None:
     await running.waiting()
 
 
-async def test_a_second_handshake_is_taken_and_nobody_is_told_twice() -> None:
+async def test_a_second_handshake_is_accepted_without_a_second_notification() -> None:
     bench = Bench()
     host = create_provider_host(bench.box)
     async with raw_client(host) as client:

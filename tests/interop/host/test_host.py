@@ -41,7 +41,7 @@ async def test_the_snippet_of_the_specification_serves_in_the_background() -> No
         await running.waiting()
 
 
-async def test_a_host_that_nobody_holds_serves_until_its_streams_end() -> None:
+async def test_a_host_without_references_serves_until_its_streams_end() -> None:
     import gc  # noqa: PLC0415 — only here
 
     async with create_client_server_memory_streams() as (ours, theirs):
@@ -54,7 +54,7 @@ async def test_a_host_that_nobody_holds_serves_until_its_streams_end() -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_cancel_ends_the_connection_and_what_runs() -> None:
+async def test_cancel_ends_the_connection_and_running_calls() -> None:
     bench = Bench()
     async with create_client_server_memory_streams() as (ours, theirs):
         running = await host_of(bench).connect(theirs)
@@ -94,7 +94,7 @@ async def test_a_host_is_stopped_when_its_calls_are_answered() -> None:
 
 
 @pytest.mark.parametrize("transport", [object(), (1, 2), "stdio"])
-async def test_what_is_no_transport_is_a_transport_fault(transport: Any) -> None:
+async def test_an_object_that_is_not_a_transport_is_a_transport_fault(transport: Any) -> None:
     with pytest.raises(ProtocolFault, match="cannot serve over") as caught:
         await create_provider_host(Bench().box()).connect(transport)
     assert caught.value.kind == "transport"
@@ -164,7 +164,7 @@ async def test_a_cancelled_call_reaches_its_tool(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", IN_PROCESS)
-async def test_calls_of_one_client_run_side_by_side(way: str) -> None:
+async def test_calls_of_one_client_run_concurrently(way: str) -> None:
     bench = Bench()
     async with client_of(host_of(bench), way) as client, anyio.create_task_group() as tasks:
         for _ in range(3):
@@ -174,7 +174,7 @@ async def test_calls_of_one_client_run_side_by_side(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", TOLD_UNASKED)
-async def test_an_older_client_is_told_that_the_tools_have_changed(way: str) -> None:
+async def test_an_older_client_is_notified_of_changed_tools(way: str) -> None:
     bench, told = Bench(), asyncio.Event()
 
     async def heard(message: IncomingMessage) -> None:
@@ -235,7 +235,7 @@ async def test_a_client_is_met_at_once_and_waits_for_the_tools(way: str) -> None
         await until(lambda: answers == ["True False"])
 
 
-async def test_whoever_stops_waiting_for_the_tools_is_not_waited_for() -> None:
+async def test_a_cancelled_wait_for_the_tools_ends_at_once() -> None:
     host = create_provider_host(Bench().box, ready=anyio.Event())
     async with client_of(host, "memory-legacy") as client:
         with anyio.move_on_after(0.05) as waited:

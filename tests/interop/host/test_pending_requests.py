@@ -101,7 +101,7 @@ async def _given(streams: Any) -> AsyncGenerator[Any]:
 
 
 @pytest.mark.parametrize("way", ["memory", "stdio", "http", "sse"])
-async def test_a_client_of_the_sdk_answers_what_it_is_asked(way: str) -> None:
+async def test_an_sdk_client_answers_requests_of_the_host(way: str) -> None:
     with anyio.fail_after(LIMIT_S):
         async with sdk_client(way) as client:
             for method, key, answer in [
@@ -128,7 +128,7 @@ async def test_questions_of_several_calls_at_once_find_their_own_answers(way: st
         assert answers == [False] * 20
 
 
-async def test_a_refusal_of_the_client_is_an_error_of_the_one_who_asked() -> None:
+async def test_an_error_of_the_client_is_raised_where_the_host_asked() -> None:
     async with create_client_server_memory_streams() as (ours, theirs):
         asking = AskingClient()
         running = RunningProviderHost(asking, HostLimits())
@@ -180,7 +180,7 @@ async def raw(limits: HostLimits | None = None) -> AsyncGenerator[Raw]:
         await client.running.waiting()
 
 
-async def test_the_question_says_what_was_asked_and_its_id_cannot_be_guessed() -> None:
+async def test_a_request_to_a_client_has_a_random_id() -> None:
     async with raw() as client:
         client.link.send(CALL)
         asked = await client.question()
@@ -200,7 +200,7 @@ async def test_the_question_says_what_was_asked_and_its_id_cannot_be_guessed() -
         {"result": {}},
     ],
 )
-async def test_an_answer_to_what_nobody_asked_changes_nothing(stray: JsonObject) -> None:
+async def test_a_response_with_an_unknown_id_is_ignored(stray: JsonObject) -> None:
     async with raw() as client:
         client.link.send(CALL)
         asked = await client.question()
@@ -219,7 +219,7 @@ async def test_an_answer_to_what_nobody_asked_changes_nothing(stray: JsonObject)
         ({"result": []}, InvalidResponseError, -32603),
     ],
 )
-async def test_an_answer_that_is_none_is_told_to_the_one_who_asked(answer: JsonObject, kind: type, code: int) -> None:
+async def test_a_response_without_result_and_error_is_reported(answer: JsonObject, kind: type, code: int) -> None:
     async with raw() as client:
         client.link.send(CALL)
         client.say(id=(await client.question())["id"], **answer)
@@ -229,7 +229,7 @@ async def test_an_answer_that_is_none_is_told_to_the_one_who_asked(answer: JsonO
         assert error.get("data") == ([1] if code == -1 else None)
 
 
-async def test_a_client_that_does_not_answer_in_time_is_told_that_nobody_waits() -> None:
+async def test_a_request_to_a_client_is_cancelled_after_its_deadline() -> None:
     async with raw() as client:
         client.asking.within_s = 0.02
         client.link.send(CALL)
@@ -253,7 +253,7 @@ async def test_a_call_that_is_cancelled_takes_its_question_back() -> None:
         assert not any(frame.get("id") == 7 for frame in client.heard)
 
 
-async def test_a_client_that_goes_leaves_no_question_behind() -> None:
+async def test_requests_to_a_disconnected_client_fail() -> None:
     async with raw() as client:
         client.link.send(CALL)
         await client.question()
@@ -261,7 +261,7 @@ async def test_a_client_that_goes_leaves_no_question_behind() -> None:
     assert isinstance(client.asking.failures[0], ConnectionClosedError)
 
 
-async def test_a_client_is_not_asked_more_than_the_limit() -> None:
+async def test_requests_to_a_client_are_limited() -> None:
     async with raw(HostLimits(asks=2)) as client:
         for number in (1, 2, 7):
             client.link.send({**CALL, "id": number})
@@ -269,7 +269,7 @@ async def test_a_client_is_not_asked_more_than_the_limit() -> None:
         assert refused["error"]["message"] == "the client has too many questions to answer"
 
 
-async def test_a_client_that_has_gone_is_not_asked() -> None:
+async def test_a_disconnected_client_gets_no_request() -> None:
     async with raw() as client:
         client.link.finish()
         with pytest.raises(ConnectionClosedError):
@@ -324,7 +324,7 @@ async def test_over_http_the_question_travels_on_the_stream_of_its_call() -> Non
             assert answer["result"]["structuredContent"] == {"action": "accept"}
 
 
-async def test_over_http_nobody_answers_for_another_session() -> None:
+async def test_over_http_a_session_cannot_answer_for_another() -> None:
     clients: list[AskingClient] = []
     async with sessions(2, clients) as [session, other]:
         posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)
@@ -338,7 +338,7 @@ async def test_over_http_nobody_answers_for_another_session() -> None:
             assert (await anext(told))["result"]["structuredContent"] == {"action": "mine"}
 
 
-async def test_over_http_what_belongs_to_no_call_travels_on_the_standing_stream() -> None:
+async def test_over_http_messages_outside_of_calls_use_the_get_stream() -> None:
     async with sessions(1, []) as [session]:
         arguments = {"method": "roots/list", "unasked": True}
         call = {**CALL, "params": {"name": "ask", "arguments": arguments}}
@@ -358,7 +358,7 @@ async def test_over_http_what_belongs_to_no_call_travels_on_the_standing_stream(
             assert answers[0]["result"]["structuredContent"] == {"roots": []}
 
 
-async def test_over_http_a_client_that_reads_no_events_is_not_asked() -> None:
+async def test_over_http_a_client_that_accepts_json_only_gets_no_request() -> None:
     clients: list[AskingClient] = []
     async with sessions(1, clients) as [session]:
         answer = await session.post(CALL, accept="application/json")
@@ -366,7 +366,7 @@ async def test_over_http_a_client_that_reads_no_events_is_not_asked() -> None:
         assert isinstance(clients[0].failures[0], ConnectionClosedError)
 
 
-async def test_over_http_a_client_that_breaks_off_its_call_is_asked_no_more() -> None:
+async def test_over_http_a_client_that_cancels_its_call_gets_no_more_requests() -> None:
     clients: list[AskingClient] = []
     async with sessions(1, clients) as [session]:
         posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)

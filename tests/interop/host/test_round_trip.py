@@ -77,7 +77,7 @@ async def bridged(bench: Bench, way: str) -> AsyncGenerator[ServerEndpointImpl]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_our_bridge_finds_and_calls_is_what_the_box_holds_and_answers(way: str) -> None:
+async def test_the_bridge_lists_and_calls_the_tools_of_a_host(way: str) -> None:
     bench = Bench()
     box = bench.box()
     async with bridged(bench, way) as endpoint:

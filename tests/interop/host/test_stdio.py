@@ -93,7 +93,7 @@ async def test_a_host_on_standard_streams_loads_neither_the_sdk_nor_a_web_server
         assert loaded & {"mcp", "mcp_types", "pydantic", "httpx2", "uvicorn", "starlette"} == set()
 
 
-async def test_what_a_tool_prints_or_starts_does_not_reach_the_client() -> None:
+async def test_output_of_tools_and_their_processes_does_not_reach_the_client() -> None:
     async with speaker() as talks:
         assert (await talks.answer(1, "tools/call", name="noise"))["content"][0]["text"] == "quiet"
         assert await talks.answer(2, "server/discover")
@@ -101,7 +101,7 @@ async def test_what_a_tool_prints_or_starts_does_not_reach_the_client() -> None:
         assert b"more stray words" in talks.errors
 
 
-async def test_c22_a_line_that_is_too_long_or_no_json_is_answered_and_ends_nothing() -> None:
+async def test_c22_an_overlong_or_invalid_line_is_answered_and_ends_nothing() -> None:
     async with speaker() as talks:
         talks.child.write(b"x" * (17 * 1024 * 1024) + b"\n")
         talks.child.write(b"no json\n\n  \n")
@@ -109,14 +109,14 @@ async def test_c22_a_line_that_is_too_long_or_no_json_is_answered_and_ends_nothi
         assert [line["error"]["code"] for line in talks.lines[:2]] == [-32700, -32700]
 
 
-async def test_a_host_leaves_when_its_client_has_said_its_last_word() -> None:
+async def test_a_host_ends_after_the_end_of_its_input() -> None:
     async with speaker() as talks:
         assert await talks.answer(1, "server/discover")
         await talks.child.end(10.0)
         assert talks.child.exit_code == 0
 
 
-async def test_a_host_that_is_told_to_end_cancels_what_does_not_and_leaves() -> None:
+async def test_a_stopped_host_cancels_calls_that_do_not_end() -> None:
     async with speaker() as talks:
         assert await talks.answer(1, "server/discover")
         talks.child.write(frame(2, "subscriptions/listen", notifications={}))
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_read_is_not_listened_to_until_it_does(piec
         assert lines == taken // len(piece)
 
 
-async def test_a_client_that_reads_nothing_and_says_its_last_word_does_not_keep_the_host() -> None:
+async def test_a_client_that_reads_nothing_and_closes_its_input_ends_the_host() -> None:
     async with unread(b"no json\n") as (child, _):
         assert child.stdin is not None
         child.stdin.close()
@@ -235,7 +235,7 @@ async def piped() -> AsyncGenerator[tuple[StdioHostTransport, int, int]]:
                 continue
 
 
-async def test_what_comes_before_somebody_listens_is_kept() -> None:
+async def test_input_before_attach_is_stored() -> None:
     async with piped() as (link, theirs_in, _):
         os.write(theirs_in, b'{"a":1}\n{"b":2}')
         os.close(theirs_in)
@@ -266,7 +266,7 @@ async def test_a_client_that_reads_nothing_does_not_keep_the_host(monkeypatch: p
         assert link.writable.is_set()
 
 
-async def test_many_lines_at_once_are_taken_in_several_turns() -> None:
+async def test_many_lines_at_once_are_handled_in_several_turns() -> None:
     async with piped() as (link, theirs_in, _):
         heard: list[Any] = []
         turns: set[int] = set()

@@ -83,7 +83,7 @@ async def test_after_the_pause_it_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_command_that_is_not_there_is_told_to_the_client(era: str) -> None:
+async def test_an_absent_command_is_reported_to_the_client(era: str) -> None:
     host = create_relay_host(StdioServerConfig("nothing", "/nowhere/at-all"))
     async with front_of(host) as front:
         method, params = ("initialize", HELLO) if era == "legacy" else ("tools/list", stamped())
@@ -92,7 +92,7 @@ async def test_a_command_that_is_not_there_is_told_to_the_client(era: str) -> No
         assert "was not found" in refused["error"]["message"]
 
 
-async def test_a_server_that_exits_at_what_it_does_not_know_can_be_asked_in_the_old_way(
+async def test_a_server_that_exits_at_an_unknown_method_still_serves_older_revisions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with http_fronts(create_relay_host(fault("dies-on-unknown"))) as [front]:
@@ -135,7 +135,7 @@ async def test_r52_a_client_that_breaks_off_its_call_has_it_cancelled_at_the_ser
         await until(lambda: "\ncancelled " in diary.read_text("utf-8"))
 
 
-async def test_a_call_that_hangs_is_cancelled_by_the_word_of_its_client(tmp_path: Path) -> None:
+async def test_a_hanging_call_is_cancelled_by_its_client(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     async with http_fronts(create_relay_host(honest("--log", diary))) as [front]:
         await front.hello()
@@ -172,7 +172,7 @@ async def test_an_idle_session_ends_and_its_process_too(tmp_path: Path) -> None:
         assert not is_alive(starts(diary)[0])
 
 
-async def test_r52_a_hundred_sessions_at_once_are_refused_in_words(tmp_path: Path) -> None:
+async def test_r52_a_hundred_sessions_at_once_are_refused_with_a_message(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     host = create_relay_host(honest("--log", diary))
     async with http_fronts(host, 20, sessions=4) as fronts:
@@ -196,7 +196,7 @@ async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
     assert not len(host.pool)
 
 
-async def test_words_to_a_relay_that_has_ended_start_no_server(tmp_path: Path) -> None:
+async def test_messages_to_an_ended_relay_start_no_server(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     host = create_relay_host(honest("--log", diary))
     ours, theirs = linked_pair()
@@ -277,7 +277,7 @@ async def test_a_call_that_runs_when_the_host_is_stopped_may_finish() -> None:
         ({"authorization": f"Bearer {TOKEN}", "origin": "http://evil.com"}, 403),
     ],
 )
-async def test_r51_whoever_may_not_come_in_starts_no_server(
+async def test_r51_an_unauthorized_request_starts_no_server(
     headers: dict[str, str], status: int, tmp_path: Path
 ) -> None:
     diary = tmp_path / "diary"
@@ -357,7 +357,7 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, channel:
                         assert "result" in await front.ask("tools/call", stamped(headed), 6)
 
 
-async def test_a_number_that_cannot_be_written_again_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_number_that_cannot_be_encoded_again_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def answer(exchange: Exchange) -> None:
         identity = json.dumps(exchange.request.rpc.get("id")).encode()
         if exchange.request.is_a("GET") or exchange.request.is_a("DELETE"):
@@ -379,7 +379,7 @@ async def test_a_number_that_cannot_be_written_again_is_told_of(caplog: pytest.L
             assert "roots/list" in caplog.text
 
 
-async def test_an_address_where_nobody_is_is_named() -> None:
+async def test_an_unreachable_address_is_named() -> None:
     config = StreamableHttpServerConfig("there", "http://127.0.0.1:9/mcp")
     async with front_of(create_relay_host(config)) as front:
         refused = await front.ask("initialize", HELLO)

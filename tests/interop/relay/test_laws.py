@@ -73,7 +73,7 @@ def test_a_frame_that_is_read_and_written_is_the_same(value: Any, style: Any, ke
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_what_a_message_carries_keeps_the_way_it_is_written(odd: str) -> None:
+def test_params_and_results_keep_their_exact_bytes(odd: str) -> None:
     text = f'{{"jsonrpc":"2.0","id":1,"result":{{"x":{odd}}}}}'.encode()
     read = decode_frame_verbatim(text)
     assert isinstance(read, dict)
@@ -100,7 +100,7 @@ def test_a_number_that_cannot_be_written_again_is_refused_where_it_would_have_to
 
 
 @given(st.binary(max_size=40) | st.text('{}[]":,1ae \t\r\n\\', max_size=20).map(str.encode))
-def test_what_one_reader_refuses_the_other_refuses_too(text: bytes) -> None:
+def test_both_decoders_refuse_the_same_input(text: bytes) -> None:
     try:
         expected: Any = decode_frame(text)
     except (ValueError, RecursionError):
@@ -126,7 +126,7 @@ def test_what_one_reader_refuses_the_other_refuses_too(text: bytes) -> None:
         b"",
     ],
 )
-def test_what_is_no_json_is_refused(text: bytes) -> None:
+def test_invalid_json_is_refused(text: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
         decode_frame_verbatim(text)
 

@@ -99,7 +99,7 @@ async def told(way: Any, config: StdioServerConfig, steps: Sequence[Step]) -> li
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_client_hears_through_the_relay_what_the_server_says(way: str, era: str) -> None:
+async def test_a_client_receives_the_servers_messages_through_the_relay(way: str, era: str) -> None:
     config = honest("--era", "both", "--pages", 2)
     steps = LEGACY
     if era == "modern":
@@ -233,7 +233,7 @@ async def test_a_client_of_the_sdk_hears_of_changes_over_http() -> None:
 # -- what is on the way ---------------------------------------------------------------------
 
 
-async def test_the_words_of_the_client_come_as_they_are(tmp_path: Any) -> None:
+async def test_messages_of_the_client_arrive_unchanged(tmp_path: Any) -> None:
     """Params that are absent stay absent, and numbers and texts keep the way they are written."""
     script = tmp_path / "mirror.py"
     script.write_text(

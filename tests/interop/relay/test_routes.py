@@ -96,7 +96,7 @@ def modern_call(front: Any, identity: Any, **meta: Any) -> None:
 # -- a client with a connection of its own --------------------------------------------------
 
 
-async def test_progress_goes_to_the_call_whose_token_it_bears(behind: Behind) -> None:
+async def test_progress_goes_to_the_call_with_its_token(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
         call(front, 1, progressToken="a")
@@ -112,7 +112,7 @@ async def test_progress_goes_to_the_call_whose_token_it_bears(behind: Behind) ->
 
 
 @pytest.mark.parametrize("method", ["notifications/message", "roots/list"])
-async def test_what_names_no_call_goes_to_the_newest(behind: Behind, method: str) -> None:
+async def test_messages_that_name_no_call_go_to_the_newest(behind: Behind, method: str) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
         await streams(front)
@@ -141,7 +141,7 @@ async def test_news_go_to_the_standing_stream(behind: Behind, method: str) -> No
         assert (await front.stream_of("standing")) == {"jsonrpc": "2.0", "method": method}
 
 
-async def test_what_no_stream_can_carry_waits_for_one(behind: Behind) -> None:
+async def test_messages_without_a_stream_wait_for_one(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
         behind.ask(9, "sampling/createMessage")
@@ -152,7 +152,7 @@ async def test_what_no_stream_can_carry_waits_for_one(behind: Behind) -> None:
         await until(lambda: len(front.by_request["standing"]) == 2)
 
 
-async def test_what_waits_for_a_stream_is_bounded(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_that_wait_for_a_stream_are_limited(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
         caplog.set_level(logging.DEBUG)
@@ -219,7 +219,7 @@ async def test_a_question_that_is_withdrawn_is_withdrawn_where_it_was_put(behind
         assert not behind.link.replies()
 
 
-async def test_nobody_answers_what_the_server_did_not_ask(behind: Behind) -> None:
+async def test_a_response_to_an_unknown_server_request_is_dropped(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG), 2) as [one, other]:
         await opened(one, behind)
         await opened(other, behind)
@@ -282,7 +282,7 @@ async def test_an_error_is_passed_on_with_all_that_is_in_it(behind: Behind) -> N
             assert json.loads(await front.next_frame())["error"] == error
 
 
-async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits(behind: Behind) -> None:
+async def test_an_invalid_response_fails_its_request_at_once(behind: Behind) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
@@ -358,7 +358,7 @@ async def test_a_request_without_a_token_passes_as_it_was_written(behind: Behind
         assert asked["params"].encoded == text
 
 
-async def test_what_cannot_be_written_again_is_refused_or_dropped(
+async def test_values_that_cannot_be_encoded_again_are_refused_or_dropped(
     behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A number that no double holds passes in the bytes it came in, and in no others."""
@@ -378,7 +378,7 @@ async def test_what_cannot_be_written_again_is_refused_or_dropped(
 
 
 @pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list"])
-async def test_a_push_that_names_nobody_is_refused_and_never_delivered(
+async def test_a_server_request_that_names_no_client_is_refused_and_never_delivered(
     behind: Behind, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with http_fronts(create_relay_host(CONFIG), 2) as fronts:
@@ -410,7 +410,7 @@ async def test_a_push_that_names_nobody_is_refused_and_never_delivered(
         ("notifications/cancelled", {"requestId": 1}),
     ],
 )
-async def test_a_notice_that_names_nobody_is_dropped(
+async def test_a_notification_that_names_no_request_is_dropped(
     behind: Behind, method: str, params: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with http_fronts(create_relay_host(CONFIG), 2) as fronts:
@@ -426,7 +426,7 @@ async def test_a_notice_that_names_nobody_is_dropped(
         assert "dropped" in caplog.text
 
 
-async def test_words_for_the_log_reach_the_only_one_who_asked_for_them(behind: Behind) -> None:
+async def test_log_messages_reach_the_only_request_that_asked_for_them(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
         asked = await behind.heard("tools/call")
@@ -441,7 +441,7 @@ async def test_words_for_the_log_reach_the_only_one_who_asked_for_them(behind: B
         assert json.loads(await front.next_frame())["id"] == 2
 
 
-async def test_after_a_cancelled_call_it_is_not_clear_who_speaks(
+async def test_after_a_cancelled_call_log_messages_have_no_addressee(
     behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_shared, "ABANDONED_S", 5.0)  # the client has a clock as well
@@ -505,7 +505,7 @@ async def test_of_very_many_tools_the_last_are_remembered(behind: Behind) -> Non
     schemas.learn({"tools": {}})
 
 
-async def test_a_late_answer_to_a_cancelled_call_is_not_heard(behind: Behind) -> None:
+async def test_a_late_response_to_a_cancelled_call_is_dropped(behind: Behind) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
@@ -557,7 +557,7 @@ async def test_a_listener_is_let_go_with_an_answer_when_the_host_ends(behind: Be
 # -- how many -------------------------------------------------------------------------------
 
 
-async def test_so_many_clients_have_a_connection_of_their_own_and_no_more(behind: Behind) -> None:
+async def test_connections_to_the_server_are_limited(behind: Behind) -> None:
     host = create_relay_host(CONFIG, limits=HostLimits(upstreams=2, linger_s=0.1))
     async with front_of(host) as first, front_of(host) as second:
         for front in (first, second):
@@ -572,7 +572,7 @@ async def test_so_many_clients_have_a_connection_of_their_own_and_no_more(behind
         await until(lambda: len(behind.links) == 3)
 
 
-async def test_calls_that_hang_hold_up_no_other(behind: Behind) -> None:
+async def test_hanging_calls_do_not_block_others(behind: Behind) -> None:
     host = create_relay_host(CONFIG, limits=HostLimits(calls=2, linger_s=0.1))
     async with front_of(host) as front:
         for number in range(10):
@@ -583,7 +583,7 @@ async def test_calls_that_hang_hold_up_no_other(behind: Behind) -> None:
         await front.hears(lambda frame: frame.get("id") == "last")
 
 
-async def test_a_server_that_takes_nothing_is_not_given_more(behind: Behind) -> None:
+async def test_a_server_that_does_not_read_gets_no_more_requests(behind: Behind) -> None:
     host = create_relay_host(CONFIG, limits=HostLimits(waiting=2, linger_s=0.1))
     async with front_of(host) as front:
         front.say("x/y", {}, 1)
@@ -603,7 +603,7 @@ async def test_a_server_that_takes_nothing_is_not_given_more(behind: Behind) -> 
 LARGE = {"blob": "x" * 500_000}
 
 
-async def test_what_a_server_does_not_read_is_bounded(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unread_messages_to_a_server_are_limited(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
@@ -626,7 +626,7 @@ async def test_what_a_server_does_not_read_is_bounded(behind: Behind, caplog: py
         await front.hears(lambda frame: frame.get("id") == 1)
 
 
-async def test_what_is_told_before_a_connection_stands_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_before_a_connection_is_open_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     late, link = asyncio.Event(), FakeTransport()
 
     @asynccontextmanager
@@ -648,7 +648,7 @@ async def test_what_is_told_before_a_connection_stands_is_bounded(monkeypatch: p
             link.answer(asked["id"], {})
 
 
-async def test_large_words_to_a_client_that_does_not_read_are_few(behind: Behind) -> None:
+async def test_large_messages_to_a_client_that_does_not_read_are_limited(behind: Behind) -> None:
     large = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": LARGE})
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
@@ -662,7 +662,7 @@ async def test_large_words_to_a_client_that_does_not_read_are_few(behind: Behind
         assert len(front.heard) < 12
 
 
-async def test_a_server_fills_no_log(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
+async def test_warnings_about_a_server_are_limited(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1)
         asked = await behind.heard("tools/call")
@@ -681,7 +681,7 @@ async def test_a_server_fills_no_log(behind: Behind, caplog: pytest.LogCaptureFi
 # -- a server that breaks off ---------------------------------------------------------------
 
 
-async def test_a_server_that_was_started_anew_knows_what_the_last_one_knew(behind: Behind) -> None:
+async def test_a_restarted_server_gets_the_handshake_and_settings_again(behind: Behind) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("initialize", HELLO, 0)
         await behind.heard("initialize")
@@ -751,7 +751,7 @@ async def test_a_notice_without_a_server_starts_none(behind: Behind) -> None:
         assert not behind.links
 
 
-async def test_words_after_the_end_are_not_heard(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
+async def test_input_after_the_end_is_ignored(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)

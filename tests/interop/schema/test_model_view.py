@@ -113,7 +113,7 @@ def test_a_view_is_its_own_view(rng: Random) -> None:
 
 
 @given(randoms)
-def test_where_every_level_has_one_known_type_the_view_is_the_normalised_schema(rng: Random) -> None:
+def test_with_one_known_type_per_level_the_view_is_the_normalized_schema(rng: Random) -> None:
     raw = subset_schema(rng)
     view = model_view(raw)
     assert compact_json(normalize_schema(view.schema)) == compact_json(normalize_schema(raw))
@@ -506,7 +506,7 @@ DEFINITIONS: JsonObject = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_a_parameter_is_shown_as_wide_as_it_is_or_wider(case: str) -> None:
+def test_a_parameter_allows_as_much_as_before_or_more(case: str) -> None:
     level, expected, values = CASES[case]
     raw = tool(level, **{"$defs": DEFINITIONS})
     view = model_schema(raw)
@@ -532,7 +532,7 @@ def test_references_into_any_part_of_the_schema_are_found() -> None:
     assert level_of(raw, "r") == {"type": "array", "items": {"type": "integer"}}
 
 
-def test_below_another_id_no_reference_is_trusted() -> None:
+def test_references_below_another_id_are_not_followed() -> None:
     inner: JsonObject = {
         "$id": "https://example.invalid/inner",
         "$ref": "#/$defs/x",
@@ -567,7 +567,7 @@ BRANCHES: list[JsonValue] = [
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
-def test_a_union_at_the_top_is_shown_as_one_list_of_properties(keyword: str) -> None:
+def test_a_union_at_the_root_becomes_one_list_of_properties(keyword: str) -> None:
     raw: JsonObject = {"description": "d", keyword: BRANCHES, "$defs": X}
     view = model_view(raw)
     assert view.schema == {
@@ -629,7 +629,7 @@ def test_a_union_of_required_names_at_the_top_leaves_the_properties() -> None:
     assert model_schema(raw) == {"type": "object", "properties": raw["properties"]}
 
 
-def test_parts_at_the_top_are_shown_as_one_list_of_properties() -> None:
+def test_parts_at_the_root_become_one_list_of_properties() -> None:
     raw: JsonObject = {
         "type": "object",
         "properties": {"a": {"type": "string"}, "z": {"type": "null"}},
@@ -655,7 +655,7 @@ def test_parts_at_the_top_are_shown_as_one_list_of_properties() -> None:
     assert fits(view, {"a": "ab", "b": 1})
 
 
-def test_closed_parts_at_the_top_leave_what_both_allow() -> None:
+def test_closed_parts_at_the_root_allow_their_common_properties() -> None:
     part: JsonObject = {"properties": {"a": {}, "b": {}}, "additionalProperties": False}
     other: JsonObject = {"properties": {"b": {}, "c": {}}, "additionalProperties": False}
     view = model_schema({"type": "object", "allOf": [part, other]})
@@ -673,7 +673,7 @@ def test_closed_parts_at_the_top_leave_what_both_allow() -> None:
         {"type": ["array", "null"]},
     ],
 )
-def test_a_schema_that_no_object_fits_is_shown_as_any_object(raw: JsonObject) -> None:
+def test_a_schema_that_no_object_fits_becomes_any_object(raw: JsonObject) -> None:
     view = model_view(raw)
     assert view.schema == CLOSED
     assert view.widened
@@ -694,7 +694,7 @@ def test_the_top_is_an_object_even_if_it_does_not_say_so(raw: JsonObject) -> Non
 
 
 @pytest.mark.parametrize("raw", [None, 5, "object", [], False])
-def test_what_is_no_schema_is_shown_as_any_object(raw: object) -> None:
+def test_a_value_that_is_not_a_schema_becomes_any_object(raw: object) -> None:
     assert model_schema(raw) == CLOSED
     assert model_view(raw).widened == ("$: no schema",)
 
@@ -707,7 +707,7 @@ def test_any_object_fits_true() -> None:
 # What is left out, and said to be
 
 
-def test_the_places_that_were_widened_are_named() -> None:
+def test_widened_levels_are_noted_with_their_paths() -> None:
     raw: JsonObject = {
         "type": "object",
         "$defs": {**X, **NODE, "strange name": {"type": "int"}},
@@ -729,7 +729,7 @@ def test_the_places_that_were_widened_are_named() -> None:
     )
 
 
-def test_only_the_first_places_are_named() -> None:
+def test_only_the_first_notes_are_kept() -> None:
     properties: JsonObject = {f"p{n}": {"type": "any"} for n in range(30)}
     widened = model_view({"type": "object", "properties": properties}).widened
     assert len(widened) == 17
@@ -750,7 +750,7 @@ def test_only_the_first_places_are_named() -> None:
         ({"enum": [b"x"], "unevaluatedItems": False}, {}),
     ],
 )
-def test_what_json_cannot_carry_is_left_out_with_what_leans_on_it(level: Any, expected: Any) -> None:
+def test_a_dropped_keyword_takes_those_that_depend_on_it_along(level: Any, expected: Any) -> None:
     assert shown(level) == expected
 
 
@@ -764,7 +764,7 @@ def nested(times: int) -> JsonObject:
     return level
 
 
-def test_a_view_is_as_deep_as_allowed_and_no_deeper() -> None:
+def test_the_depth_of_a_view_is_limited() -> None:
     fitting = nested(MAX_DEPTH - 1)
     assert model_view(fitting) == type(model_view(True))(fitting)
     view = model_view(nested(MAX_DEPTH + 1))
@@ -779,7 +779,7 @@ def deep_part(times: int) -> JsonObject:
     return part
 
 
-def test_a_part_that_is_taken_whole_is_not_too_deep() -> None:
+def test_a_part_that_is_copied_has_limited_depth() -> None:
     assert shown(deep_part(30)) == deep_part(30)
     assert shown(deep_part(100)) == {}
 
@@ -835,7 +835,7 @@ def deep_branch(times: int) -> JsonObject:
     return level
 
 
-def test_what_does_not_fit_is_widened_and_the_rest_is_kept() -> None:
+def test_levels_that_do_not_fit_are_widened_and_the_rest_is_kept() -> None:
     large: JsonObject = {"type": "string", "enum": [f"{n:07}" for n in range(6_000)]}
     raw: JsonObject = {
         "type": "object",
@@ -859,7 +859,7 @@ def test_what_does_not_fit_is_widened_and_the_rest_is_kept() -> None:
     assert len(compact_json(view.schema)) <= MAX_BYTES
 
 
-def test_after_many_levels_that_do_not_fit_no_more_are_tried() -> None:
+def test_after_many_levels_that_do_not_fit_the_rest_is_minimal() -> None:
     large: JsonObject = {"type": "string", "enum": [f"{n:07}" for n in range(6_000)]}
     properties: JsonObject = {f"p{n}": large for n in range(30)}
     properties["last"] = {"type": "string", "maxLength": 3}
@@ -867,7 +867,7 @@ def test_after_many_levels_that_do_not_fit_no_more_are_tried() -> None:
     assert cast("JsonObject", view.schema["properties"])["last"] == {"type": "string"}
 
 
-def test_looking_at_parts_that_cannot_be_taken_ends_some_time() -> None:
+def test_work_on_parts_that_cannot_be_copied_is_limited() -> None:
     document = SchemaDocument({}, part_bytes=100)
     parts = [[[0] * 60, [0] * 60] for _ in range(40)]
     assert {document.encode(part) for part in parts} == {None}

@@ -87,7 +87,7 @@ def test_a_level_without_a_known_type_becomes_a_closed_object(level: JsonValue) 
 
 
 @pytest.mark.parametrize("keyword", sorted(STRIPPED))
-def test_a_stripped_keyword_goes_at_every_level(keyword: str) -> None:
+def test_a_stripped_keyword_is_removed_at_every_level(keyword: str) -> None:
     level: JsonObject = {"type": "string", keyword: {"type": "string"}}
     raw: JsonObject = {
         "type": "object",
@@ -108,7 +108,7 @@ def test_a_property_with_the_name_of_a_keyword_stays(name: str) -> None:
     assert normalize_schema(raw) == raw
 
 
-def test_what_is_stripped_is_the_documented_list() -> None:
+def test_the_stripped_keywords_are_the_documented_list() -> None:
     listed = """
         $schema $id $ref $defs definitions $comment deprecated readOnly writeOnly default examples
         contentEncoding contentMediaType
@@ -116,7 +116,7 @@ def test_what_is_stripped_is_the_documented_list() -> None:
     assert set(listed.split()) == STRIPPED
 
 
-def test_keywords_that_lead_nowhere_else_pass_as_they_are() -> None:
+def test_keywords_without_references_are_copied() -> None:
     level: JsonObject = {
         "type": "string",
         "anyOf": [{"default": 1, "$ref": "#/x"}],
@@ -162,7 +162,7 @@ def test_properties_are_always_a_record(properties: JsonValue) -> None:
         ({"p": 1}, None),
     ],
 )
-def test_required_names_what_exists_or_is_dropped(required: JsonValue, kept: list[str] | None) -> None:
+def test_required_names_declared_properties_or_is_dropped(required: JsonValue, kept: list[str] | None) -> None:
     raw: JsonObject = {"type": "object", "properties": {"p": {"type": "string"}, "q": {}}, "required": required}
     assert normalize_schema(raw).get("required") == kept
 
@@ -273,7 +273,7 @@ def test_a_level_inside_itself_is_cut_where_it_begins_again() -> None:
     }
 
 
-def test_a_level_in_two_places_is_no_loop() -> None:
+def test_a_level_in_two_places_is_not_recursion() -> None:
     shared: dict[str, Any] = {"type": "string"}
     raw = {"type": "object", "properties": {"a": shared, "b": shared}}
     assert normalize_schema(raw) == raw
@@ -299,14 +299,14 @@ def looping() -> Any:
     [math.nan, -math.inf, {1}, b"x", (1,), object(), 10**5_000, [{1: 2}], {None: 1}, looping()],
     ids=lambda value: type(value).__name__,
 )
-def test_a_keyword_that_json_cannot_carry_is_left_out_whole(value: Any) -> None:
+def test_a_keyword_that_is_not_json_is_dropped(value: Any) -> None:
     raw = {"type": "string", "not": {"enum": [value]}, "minLength": 1, 7: "seven"}
     assert normalize_schema(raw) == {"type": "string", "minLength": 1}
     with pytest.raises(NotJson):
         copy_json(value)
 
 
-def test_a_property_whose_name_is_no_string_is_left_out() -> None:
+def test_a_property_whose_name_is_not_a_string_is_dropped() -> None:
     raw = {"type": "object", "properties": {1: {"type": "string"}, "p": {"type": "string"}}}
     assert normalize_schema(raw) == in_object({"type": "string"})
 

@@ -105,7 +105,7 @@ async def test_garbage_is_counted_and_nothing_is_written_about_it(
     assert capfd.readouterr().err == ""
 
 
-async def test_what_comes_behind_a_refusal_is_not_read_as_a_request(
+async def test_bytes_behind_a_refused_request_are_not_parsed_as_a_request(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A body that was not waited for may hold anything, also what looks like a request."""
@@ -132,7 +132,7 @@ REFUSED = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 9999\r\n\r\n"
 
 
 @pytest.mark.parametrize(("begun", "answer"), [(b"", b""), (HALF, b"HTTP/1.1 408 ")], ids=["nothing", "half"])
-async def test_a_client_whose_headers_do_not_come_is_given_up(begun: bytes, answer: bytes) -> None:
+async def test_a_client_whose_headers_do_not_arrive_is_dropped(begun: bytes, answer: bytes) -> None:
     """Once something was asked there is an answer to it."""
     async with serving(head_s=0.05) as http:
         assert (await http.raw(begun))[:13] == answer
@@ -144,7 +144,9 @@ async def test_a_client_whose_headers_do_not_come_is_given_up(begun: bytes, answ
     [(HALF, b" 408 ", {"late": 1}), (REFUSED, b" 421 ", {})],
     ids=["headers", "the body of what was refused already"],
 )
-async def test_a_client_that_drips_is_given_up(begun: bytes, status: bytes, dropped: dict[str, int]) -> None:
+async def test_a_client_that_sends_byte_by_byte_is_refused(
+    begun: bytes, status: bytes, dropped: dict[str, int]
+) -> None:
     """Each drop comes in time; the request as a whole does not."""
     async with serving(head_s=0.3) as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
@@ -164,7 +166,7 @@ async def test_a_client_that_drips_is_given_up(begun: bytes, status: bytes, drop
         assert (await http.health())["dropped"] == dropped
 
 
-async def test_a_client_that_keeps_its_connection_is_given_up_for_its_next_request_alone() -> None:
+async def test_the_head_deadline_applies_to_each_request_of_a_connection() -> None:
     async with serving(head_s=0.05) as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
         head = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{http.port}\r\n"
@@ -193,7 +195,7 @@ async def test_a_call_that_takes_long_is_not_late() -> None:
         assert "let go" in got.text
 
 
-async def test_strangers_who_only_connect_do_not_keep_others_out() -> None:
+async def test_unauthenticated_connections_do_not_block_other_clients() -> None:
     async with serving(unauthenticated=3, ping_s=0.01) as http:
         session = await http.session()
         unauthenticated: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -250,7 +252,7 @@ def deaf_client(http: Http, frame: Any, session: str, room: int = 4096) -> socke
 
 
 @pytest.mark.parametrize("ping_s", [15.0, 0.01], ids=["in one piece", "as events"])
-async def test_an_answer_that_nobody_reads_is_given_up(
+async def test_a_client_that_does_not_read_its_response_is_dropped(
     ping_s: float, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(unread_s=0.2, ping_s=ping_s) as http:
@@ -271,7 +273,7 @@ async def test_an_answer_that_nobody_reads_is_given_up(
     assert capfd.readouterr().err == ""
 
 
-async def test_an_answer_takes_its_place_until_it_is_read() -> None:
+async def test_an_unread_response_counts_against_the_quota() -> None:
     async with serving(requests_each=1) as http:
         http.bench.add("large", large)
         session = await http.session()
@@ -310,7 +312,7 @@ async def test_a_slow_reader_gets_all_of_its_answer() -> None:
         assert (await http.health())["dropped"] == {}
 
 
-async def test_a_stopped_host_does_not_wait_for_those_who_read_nothing(
+async def test_a_stopped_host_does_not_wait_for_clients_that_read_nothing(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with anyio.fail_after(20):
@@ -328,7 +330,7 @@ async def test_a_stopped_host_does_not_wait_for_those_who_read_nothing(
 # -- places ---------------------------------------------------------------------------------
 
 
-async def test_an_initialize_that_nobody_would_be_answered_takes_no_place() -> None:
+async def test_an_initialize_notification_opens_no_session() -> None:
     async with serving(sessions=1) as http:
         notice = {k: v for k, v in initialize().items() if k != "id"}
         for _ in range(3):
@@ -345,7 +347,7 @@ async def test_an_initialize_that_nobody_would_be_answered_takes_no_place() -> N
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_a_client_that_takes_no_events_waits_for_its_json_however_long_it_takes(era: str) -> None:
+async def test_a_client_that_accepts_json_only_waits_for_it_however_long_it_takes(era: str) -> None:
     async with serving(ping_s=0.01) as http, anyio.create_task_group() as tasks:
         frame = call("hang")
         if era == "modern":

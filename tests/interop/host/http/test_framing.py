@@ -125,7 +125,9 @@ async def test_finding_d11_a_version_with_other_framing_is_refused() -> None:
 
 
 @given(before=st.integers(0, 3), zeros=st.integers(0, 30), size=st.integers(0, 10**30))
-def test_finding_d11_one_number_is_read_whatever_its_length(before: int, zeros: int, size: int) -> None:
+def test_finding_d11_a_content_length_of_any_length_is_compared_with_the_limit(
+    before: int, zeros: int, size: int
+) -> None:
     value = b" " * before + b"0" * zeros + str(size).encode()
     fault = check_head(b"POST / HTTP/1.1\r\nContent-Length:%b\r\n\r\n" % value, LIMIT)
     expected = HeadFault(413, f"the body has more than {LIMIT:,} bytes") if size > LIMIT else None
@@ -133,7 +135,7 @@ def test_finding_d11_one_number_is_read_whatever_its_length(before: int, zeros: 
 
 
 @given(st.text("0123456789,+-_ xeE.abc٣", min_size=1))
-def test_finding_d11_what_is_not_one_number_is_never_taken(value: str) -> None:
+def test_finding_d11_a_content_length_that_is_not_one_number_is_refused(value: str) -> None:
     data = b"POST / HTTP/1.1\r\nContent-Length: " + value.encode() + b"\r\n\r\n"
     number = value.strip(" ")
     fault = check_head(data, LIMIT)
@@ -185,7 +187,7 @@ async def test_finding_d11_an_invalid_chunk_length_is_refused() -> None:
         assert status_of(await raw.send(raw.head(CHUNKED) + b"not a length\r\n")) == 400
 
 
-async def test_a_body_in_chunks_of_one_byte_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_in_chunks_of_one_byte_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "indusagi.interop.protocol_bridge.host.http.connection._FRAMING_BYTES"
     monkeypatch.setattr(place, 8 * 1024)
     async with serving(body_s=600) as raw:
@@ -212,7 +214,7 @@ async def test_finding_d11_a_request_that_breaks_off_is_answered(cut: int) -> No
 
 
 @pytest.mark.parametrize("path", ["/health", "/sse", "/messages"])
-async def test_finding_d11_a_wrong_method_is_told_the_right_one(path: str) -> None:
+async def test_finding_d11_a_wrong_method_gets_an_allow_header(path: str) -> None:
     async with serving(sse=True) as raw:
         head = raw.head("Connection: close", method="PUT").replace(b"/mcp", path.encode(), 1)
         answer = await raw.send(head)
@@ -348,7 +350,7 @@ def test_finding_d11_the_limit_of_open_files_is_raised_to_what_is_needed(
     assert ran.stdout.split() == told.split()
 
 
-def test_finding_d11_a_limit_that_cannot_be_raised_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_d11_a_limit_that_cannot_be_raised_lowers_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("not here")
 

@@ -124,7 +124,7 @@ def test_whatever_a_thing_is_called_its_name_can_be_repeated(method: str, name: 
 
 
 @pytest.mark.parametrize("said", ["=?base64?grüße?=", "=?base64?_w==?=", "=?base64?YR==?=", "=?base64?/w==?="])
-def test_a_wrapper_around_no_text_says_nothing(said: str) -> None:
+def test_base64_around_invalid_text_is_refused(said: str) -> None:
     assert decode_header_value(said) is None
     frame = {"method": "tools/call", "params": {"name": said, "_meta": STAMP}}
     lines = [("mcp-protocol-version", VERSION), ("mcp-method", "tools/call"), ("mcp-name", said)]
@@ -135,16 +135,16 @@ def test_a_wrapper_around_no_text_says_nothing(said: str) -> None:
 @example("=?base64??=")
 @example("=?base64?=")
 @example("=?BASE64?YQ==?=")
-def test_wrapped_words_are_read_as_by_the_sdk(said: str) -> None:
+def test_base64_headers_are_decoded_as_by_the_sdk(said: str) -> None:
     if said.isascii():
         assert decode_header_value(said) == inbound.decode_header_value(said)
 
 
-def test_errors_are_told_with_the_statuses_of_the_sdk() -> None:
+def test_errors_have_the_http_statuses_of_the_sdk() -> None:
     assert dict(STATUSES) == dict(inbound.ERROR_CODE_HTTP_STATUS)
 
 
-def test_a_version_that_is_not_spoken_is_told_with_those_that_are() -> None:
+def test_an_unsupported_version_is_answered_with_the_supported_ones() -> None:
     frame: dict[str, Any] = {
         "method": "tools/list",
         "params": {"_meta": {VERSION_KEY: "2031-01-01", CAPABILITIES_KEY: {}}},
@@ -166,7 +166,7 @@ def test_a_version_that_is_not_spoken_is_told_with_those_that_are() -> None:
         (None, [VERSION_KEY, CAPABILITIES_KEY]),
     ],
 )
-def test_what_a_stamp_lacks_is_named(meta: Any, named: Sequence[str]) -> None:
+def test_missing_fields_of_meta_are_named(meta: Any, named: Sequence[str]) -> None:
     found = check_headers([], {"method": "tools/list", "params": {"_meta": meta}}, lambda _: None)
     assert found is not None
     assert found.code == -32602
@@ -254,7 +254,7 @@ def test_arguments_and_their_headers_agree_as_for_the_sdk(
 
 
 @given(marked_schemas(), ARGUMENTS)
-def test_what_a_client_of_the_sdk_repeats_is_taken(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+def test_headers_of_an_sdk_client_are_accepted(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     assert verdict([*CALLED, *repeated(schema, arguments)], call(arguments), schema) is None
 
 
@@ -281,7 +281,7 @@ def test_what_a_client_of_the_sdk_repeats_is_taken(schema: dict[str, Any], argum
         ("string", ["a"], None, True),
     ],
 )
-def test_numbers_are_compared_as_numbers_and_all_else_as_words(
+def test_integers_are_compared_as_numbers_and_other_values_as_text(
     kind: str, value: Any, said: str | None, taken: bool
 ) -> None:
     schema = {"properties": {"a": {"type": kind, "x-mcp-header": "A"}, "b": True}}

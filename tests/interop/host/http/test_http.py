@@ -113,7 +113,9 @@ async def serving(**settings: Any) -> AsyncGenerator[Http]:
     ],
     ids=str,
 )
-async def test_r51_c2_a_stranger_does_not_reach_a_handler(bind: str, headers: dict[str, str], status: int) -> None:
+async def test_r51_c2_an_unauthorized_request_does_not_reach_a_handler(
+    bind: str, headers: dict[str, str], status: int
+) -> None:
     async with serving(host=bind) as http:
         sent = {k: v.encode() for k, v in {**BOTH, **KNOWN, **headers}.items()}
         for method, path in (("POST", "/mcp"), ("GET", "/health"), ("OPTIONS", "/mcp")):
@@ -141,7 +143,7 @@ async def test_r51_c2_a_stranger_does_not_reach_a_handler(bind: str, headers: di
         ("POST", "/messages"),
     ],
 )
-async def test_nobody_is_asked_for_a_token_where_there_is_nothing(
+async def test_an_unserved_path_is_not_found_with_or_without_a_token(
     known: dict[str, str], method: str, path: str
 ) -> None:
     async with serving() as http:
@@ -154,7 +156,7 @@ async def test_nobody_is_asked_for_a_token_where_there_is_nothing(
         assert (await http.client.request(method, path, headers=page)).status_code == 403
 
 
-async def test_a_token_is_asked_for_wherever_there_is_something() -> None:
+async def test_a_token_is_required_at_every_served_path() -> None:
     async with serving(sse=True, path="/tools") as http:
         for method in ("GET", "POST", "DELETE", "OPTIONS"):
             for path in ("/tools", "/health", "/sse", "/messages", "/messages?session_id=x"):
@@ -172,7 +174,7 @@ async def test_the_names_of_this_machine_are_let_in(name: str) -> None:
         assert (await http.post(INITIALIZE, **headers)).status_code == 200
 
 
-def test_the_doors_know_the_names_they_are_given_and_no_others() -> None:
+def test_the_access_policy_allows_its_own_and_the_configured_names_only() -> None:
     settings = HttpSettings(host="0.0.0.0", allowed_hosts=["Tools.example"], allowed_origins=["https://app.example"])
     policy = build_access_policy(settings, ["t"], 80)
     assert policy.hosts == {
@@ -188,7 +190,7 @@ def test_the_doors_know_the_names_they_are_given_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("host", "alone"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)]
 )
-def test_an_address_of_this_machine_alone_is_told_from_others(host: str, alone: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, alone: bool) -> None:
     assert is_loopback(host) == alone
 
 
@@ -240,7 +242,7 @@ async def test_a_host_that_cannot_start_is_a_transport_fault(settings: dict[str,
     assert caught.value.kind == "transport"
 
 
-async def test_a_port_that_is_taken_is_a_transport_fault() -> None:
+async def test_a_port_in_use_is_a_transport_fault() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ProtocolFault, match="cannot listen"):
             async with serving(port=taken.getsockname()[1]):
@@ -280,7 +282,7 @@ async def test_a_session_belongs_to_its_token() -> None:
         assert (await http.post(ping)).status_code == 400
 
 
-async def test_r52_there_is_a_limit_to_sessions_and_one_that_failed_takes_no_place() -> None:
+async def test_r52_sessions_are_limited_and_a_failed_handshake_counts_not() -> None:
     async with serving(spare_s=60.0) as http:
         bad: dict[str, Any] = {**INITIALIZE, "params": {}}
         assert (await http.post(bad)).json()["error"]["code"] == -32602
@@ -300,7 +302,7 @@ async def test_r52_there_is_a_limit_to_sessions_and_one_that_failed_takes_no_pla
         assert (await http.modern("server/discover")).status_code == 200
 
 
-async def test_a_session_that_nobody_uses_makes_room() -> None:
+async def test_an_idle_session_makes_place_for_a_new_one() -> None:
     async with serving(sessions=2, spare_s=0.0) as http:
         sessions = [await http.session() for _ in range(3)]
         ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
@@ -365,7 +367,7 @@ def no_collection() -> Generator[None]:
     ],
     ids=lambda value: str(value)[:20],
 )
-async def test_r52_c22_a_body_that_cannot_be_taken_is_refused_and_the_host_lives(
+async def test_r52_c22_an_invalid_body_is_refused_and_the_host_goes_on(
     version: str | None, body: bytes, status: int
 ) -> None:
     async with serving() as http:
@@ -408,7 +410,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         ({"accept": "text/html", "mcp_protocol_version": "2026-07-28"}, 406),
     ],
 )
-async def test_what_is_not_understood_is_refused(headers: dict[str, str], status: int) -> None:
+async def test_invalid_messages_are_refused(headers: dict[str, str], status: int) -> None:
     async with serving() as http:
         assert (await http.post(INITIALIZE, **headers)).status_code == status
 
@@ -424,13 +426,13 @@ async def test_what_is_not_understood_is_refused(headers: dict[str, str], status
         ("POST", "/messages", None, 404),
     ],
 )
-async def test_what_is_not_there_is_told(method: str, path: str, version: str | None, status: int) -> None:
+async def test_unknown_methods_and_tools_are_reported(method: str, path: str, version: str | None, status: int) -> None:
     async with serving() as http:
         headers = KNOWN if version is None else {**KNOWN, "mcp-protocol-version": version}
         assert (await http.client.request(method, path, headers=headers)).status_code == status
 
 
-async def test_what_headers_and_body_say_must_agree() -> None:
+async def test_headers_must_agree_with_the_body() -> None:
     async with serving() as http:
         frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"_meta": STAMP}}
         for headers, code in (
@@ -459,7 +461,7 @@ async def test_headers_that_come_twice_are_refused() -> None:
             assert (got.status_code, got.json()["error"]["code"]) == (400, -32020)
 
 
-async def test_notifications_are_taken_and_not_answered() -> None:
+async def test_notifications_get_no_response() -> None:
     async with serving() as http:
         notice = {"jsonrpc": "2.0", "method": "notifications/initialized"}
         session = await http.session()
@@ -470,7 +472,7 @@ async def test_notifications_are_taken_and_not_answered() -> None:
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, -32022)
 
 
-async def test_a_client_that_takes_no_events_gets_the_answer_alone() -> None:
+async def test_a_client_that_accepts_json_only_gets_the_response_alone() -> None:
     async with serving() as http:
         frame: dict[str, Any] = {
             "jsonrpc": "2.0",
@@ -529,7 +531,7 @@ async def test_r52_a_client_that_vanishes_has_its_call_cancelled(era: str) -> No
         assert (await http.modern("server/discover")).status_code == 200
 
 
-async def test_r52_a_client_that_stays_and_reads_nothing_is_given_up() -> None:
+async def test_r52_a_client_that_stays_and_reads_nothing_is_dropped() -> None:
     ended = asyncio.Event()
 
     async def flood(arguments: JsonObject, ctx: ToolContext) -> str:
@@ -555,7 +557,7 @@ async def test_r52_a_client_that_stays_and_reads_nothing_is_given_up() -> None:
         assert (await http.modern("server/discover")).status_code == 200
 
 
-async def test_an_older_client_that_cancels_is_told_that_nothing_will_come() -> None:
+async def test_a_cancelled_http_request_gets_an_error_response() -> None:
     async with serving() as http:
         session = await http.session()
         call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "hang"}}
@@ -641,7 +643,7 @@ async def test_a_message_for_an_old_stream_that_is_not_there_is_refused() -> Non
         assert (await http.post(ping, "/messages?session_id=x")).status_code == 404
 
 
-def test_a_state_directory_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_state_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "indus").symlink_to(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(PermissionError):

@@ -83,7 +83,7 @@ async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_th
     assert await sessions.admit(b"") is not None
 
 
-async def test_a_place_that_is_being_left_is_given_to_one_alone() -> None:
+async def test_the_place_of_an_ending_session_is_given_to_one_new_session() -> None:
     sessions = sessions_of(sessions=1)
     slow = await opened(sessions)
     left_alone(slow)

@@ -11,7 +11,7 @@ from binascii import Error as NotBase64
 from binascii import a2b_base64, b2a_base64
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES
@@ -204,13 +204,17 @@ def _find_header_arguments(schema: JsonObject) -> Sequence[_HeaderArgument]:
         header = _ARGUMENT_HEADER + token.lower()
         if _TOKEN.fullmatch(token) is None or kind not in _HEADER_TYPES or header in marked:
             return ()
-        marked[header] = _HeaderArgument(path, header, kind)
+        marked[header] = _HeaderArgument(_flatten_path(path), header, kind)
     return [*marked.values()]
 
 
-def _iterate_levels(schema: JsonObject) -> Iterator[tuple[tuple[str, ...] | None, JsonObject]]:
+_Path: TypeAlias = tuple["_Path", str] | tuple[()]
+"""The path of an argument, linked from its end: a schema of any depth is walked in linear time."""
+
+
+def _iterate_levels(schema: JsonObject) -> Iterator[tuple[_Path | None, JsonObject]]:
     """Yield a schema and all schemas below it, with the path of the argument; None where it is not certain."""
-    waiting: list[tuple[tuple[str, ...] | None, JsonValue]] = [((), schema)]
+    waiting: list[tuple[_Path | None, JsonValue]] = [((), schema)]
     while waiting:
         path, level = waiting.pop()
         if not is_json_object(level):
@@ -218,13 +222,21 @@ def _iterate_levels(schema: JsonObject) -> Iterator[tuple[tuple[str, ...] | None
         yield path, level
         for key, value in level.items():
             if key == "properties" and is_json_object(value):
-                waiting += [(None if path is None else (*path, name), inner) for name, inner in value.items()]
+                waiting += [(None if path is None else (path, name), inner) for name, inner in value.items()]
             elif key in _HOLD_ONE:
                 waiting.append((None, value))
             elif key in _HOLD_SEVERAL and isinstance(value, list):
                 waiting += [(None, inner) for inner in value]
             elif key in _HOLD_NAMED and is_json_object(value):
                 waiting += [(None, inner) for inner in value.values()]
+
+
+def _flatten_path(path: _Path) -> tuple[str, ...]:
+    names: list[str] = []
+    while path:
+        path, name = cast("tuple[_Path, str]", path)
+        names.append(name)
+    return tuple(reversed(names))
 
 
 def _compare_argument(argument: _HeaderArgument, header: str | None, value: JsonValue) -> str | None:
