@@ -61,12 +61,12 @@ def _refuse(*_args: object, **_more: object) -> object:
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
-def _noted(done: list[str], name: str, really: Callable[..., None]) -> Callable[..., None]:
-    def noted(*args: object, **more: object) -> None:
+def _record_calls(done: list[str], name: str, really: Callable[..., None]) -> Callable[..., None]:
+    def record(*args: object, **more: object) -> None:
         done.append(name)
         really(*args, **more)
 
-    return noted
+    return record
 
 
 async def test_written_content_is_read_back(fs: Fs) -> None:
@@ -208,11 +208,11 @@ async def test_a_temporary_file_is_never_more_accessible_than_the_finished_one(
     (tmp_path / "a").chmod(mode)
     fchmod, first = os.fchmod, list[int]()
 
-    def watched(handle: int, mode: int) -> None:
+    def watch(handle: int, mode: int) -> None:
         first.append(stat.S_IMODE(os.fstat(handle).st_mode))
         fchmod(handle, mode)
 
-    monkeypatch.setattr(os, "fchmod", watched)
+    monkeypatch.setattr(os, "fchmod", watch)
     await fs.write_file("a", b"new")
     assert [found & ~mode for found in first] == [0]
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
@@ -290,7 +290,7 @@ def test_a_forbidden_write_names_the_file() -> None:
 
 
 def _as_nobody(folder: str, code: str, *, groups: list[int] | None = None, tell: str = "type(exc).__name__") -> str:
-    """Use a door as a user who is not root; give what was printed or what is to be told."""
+    """Use the files as another user than root; return the output or the error."""
     script = f"""
 import asyncio, os, tempfile
 from indusagi.capabilities.files.paths.policy import workspace_policy
@@ -319,7 +319,7 @@ asyncio.run(main())
         text=True,
         timeout=20,
         check=False,
-        env=unmeasured(),  # nobody may not write the figures
+        env=unmeasured(),  # the user `nobody` may not write coverage data
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -437,7 +437,7 @@ async def test_a_write_is_synced_before_the_rename(fs: Fs, tmp_path: Path, monke
     for name in ("fsync", "replace"):
         really: Callable[..., None] = getattr(os, name)
 
-        monkeypatch.setattr(os, name, _noted(done, name, really))
+        monkeypatch.setattr(os, name, _record_calls(done, name, really))
     await fs.write_file("a", b"x")
     assert done == ["fsync", "replace"]
     os.link(tmp_path / "a", tmp_path / "b")
@@ -479,7 +479,7 @@ async def test_r44_a_waiting_writer_of_a_pipe_is_not_disturbed(fs: Fs, tmp_path:
     def write() -> None:
         try:
             with open(pipe, "wb") as file:
-                file.write(b"for somebody else")
+                file.write(b"for another reader")
             written.append("whole")
         except BrokenPipeError:
             written.append("broken")
@@ -493,7 +493,7 @@ async def test_r44_a_waiting_writer_of_a_pipe_is_not_disturbed(fs: Fs, tmp_path:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         await anyio.to_thread.run_sync(thread.join)
-        assert (written, os.read(reader, 100)) == (["whole"], b"for somebody else")
+        assert (written, os.read(reader, 100)) == (["whole"], b"for another reader")
     finally:
         os.close(reader)
 
@@ -652,7 +652,7 @@ async def test_a_cancelled_reading_returns_at_once_and_closes_the_file(fs: Fs) -
             tasks.start_soon(fs.reading, "a", work)
             await anyio.to_thread.run_sync(begun.wait, 10)
             tasks.cancel_scope.cancel()
-    assert not handles[0].closed  # still at work, and nobody waits for it
+    assert not handles[0].closed  # still at work, without a caller that waits
     leave.set()
     await until(lambda: handles[0].closed)
 

@@ -127,7 +127,7 @@ async def test_the_same_content_again_changes_nothing(ctx: ToolContext, tmp_path
     assert outcome.details["changed"] is False
     after = (tmp_path / "a.txt").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    # Whoever knows the content of a file has read it.
+    # A caller that knows the content of a file has read it.
     assert not (await write(ctx, "a.txt", "other\n")).is_error
 
 

@@ -36,14 +36,14 @@ def texts(draw: st.DrawFn) -> str:
     return text if draw(st.booleans()) else text.removesuffix(ends[-1])
 
 
-def replaced(text: str, old: str, new: str, *, every: bool = False) -> tuple[MatchStrategy, str]:
+def replace_once(text: str, old: str, new: str, *, every: bool = False) -> tuple[MatchStrategy, str]:
     found = find_match(text, old, new, every=every)
     assert isinstance(found, TextMatch), f"{old!r} not found in {text!r}"
     assert every or len(found.spans) == 1
     return found.strategy, splice(text, found, old, new)
 
 
-def missed(text: str, old: str, new: str = "other") -> bool:
+def has_no_match(text: str, old: str, new: str = "other") -> bool:
     return isinstance(find_match(text, old, new), NoMatch)
 
 
@@ -84,7 +84,7 @@ def test_a_strategy_ignores_nothing_else(text: str, old: str) -> None:
     for span in found.spans:
         there = text[span.start : span.end]
         wanted, seen = _but_for(found.strategy, old), _but_for(found.strategy, there)
-        # Whoever quotes the last line of a file cannot see whether it is ended.
+        # A model that quotes the last line of a file cannot see whether it has an ending.
         unended = span.end == len(text) and not text.endswith("\n")
         assert seen == wanted or (unended and seen + "\n" == wanted)
 
@@ -131,7 +131,7 @@ def test_whole_lines_quoted_with_other_endings_and_blanks_are_found(text: str, d
         (MatchStrategy.EXACT, "a\nb\n", "b\n", "b\r\nc\r\n", "a\nb\nc\n"),
         (MatchStrategy.ENDINGS, "a\r\nb\r\n", "\nb", "\nx\nb", "a\r\nx\r\nb\r\n"),
         (MatchStrategy.ENDINGS, "a\r\nb", "\n", "\n\n", "a\r\n\r\nb"),
-        # Whoever names line endings and nothing else means them.
+        # Line endings are used as given if nothing else changes.
         (MatchStrategy.EXACT, "a\r\nb\n", "a\r\n", "a\n", "a\nb\n"),
         (MatchStrategy.ENDINGS, "a\r\nb\r\n", "a\nb\n", "a\r\nb\r\n", "a\r\nb\r\n"),
         # A last line that is not ended.
@@ -176,7 +176,7 @@ def test_whole_lines_quoted_with_other_endings_and_blanks_are_found(text: str, d
 def test_ignored_differences_are_preserved(
     strategy: MatchStrategy, text: str, old: str, new: str, expected: str
 ) -> None:
-    assert replaced(text, old, new) == (strategy, expected)
+    assert replace_once(text, old, new) == (strategy, expected)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_ignored_differences_are_preserved(
     ],
 )
 def test_other_differences_prevent_a_match(text: str, old: str) -> None:
-    assert missed(text, old)
+    assert has_no_match(text, old)
 
 
 def test_the_first_strategy_with_a_match_decides() -> None:
-    assert replaced("  a\na\n", "\na\n", "\nb\n") == (MatchStrategy.EXACT, "  a\nb\n")
+    assert replace_once("  a\na\n", "\na\n", "\nb\n") == (MatchStrategy.EXACT, "  a\nb\n")
     found = find_match("a \na  \n", "a\n", "b\n")
     assert isinstance(found, TextMatch)
     assert (found.strategy, len(found.spans)) == (MatchStrategy.TRAILING, 2)
@@ -217,7 +217,7 @@ def test_the_first_strategy_with_a_match_decides() -> None:
 
 def test_each_of_all_places_keeps_its_own_indentation() -> None:
     text = "if a:\n\tx()\n\ty()\nelse:\n\t\tx()\n\t\ty()\n"
-    strategy, changed = replaced(text, "    x()\n    y()\n", "    x()\n    z()\n", every=True)
+    strategy, changed = replace_once(text, "    x()\n    y()\n", "    x()\n    z()\n", every=True)
     assert strategy is MatchStrategy.INDENT
     assert changed == "if a:\n\tx()\n\tz()\nelse:\n\t\tx()\n\t\tz()\n"
 
@@ -244,13 +244,13 @@ def test_finding_e2_overlapping_places_are_replaced_once(text: str, old: str, st
 
 
 def test_finding_e2_blanks_before_a_quoted_newline_stay() -> None:
-    strategy, text = replaced("keep  \nold \nrest\n", "\nold\nrest", "!")
+    strategy, text = replace_once("keep  \nold \nrest\n", "\nold\nrest", "!")
     assert (strategy, text) == (MatchStrategy.TRAILING, "keep  !\n")
 
 
 def test_probe_0_5_python_stays_python_when_the_indentation_was_quoted_wrongly() -> None:
     text = "class A:\n    def f(self):\n        x = 1\n        return x\n"
-    _, changed = replaced(text, "def f(self):\n    x = 1", "def f(self):\n    if self:\n        x = 2")
+    _, changed = replace_once(text, "def f(self):\n    x = 1", "def f(self):\n    if self:\n        x = 2")
     ast.parse(changed)
     assert changed == ("class A:\n    def f(self):\n        if self:\n            x = 2\n        return x\n")
 
@@ -292,12 +292,12 @@ def test_a_block_quoted_with_another_indentation_is_changed_correctly(
     depth = quoted[at][: len(quoted[at]) - len(quoted[at].lstrip())]
     new = [*quoted[:at], f"{depth}if z:", f"{depth}{unit}pass", *quoted[at:]]
 
-    def told(line: str) -> str:
+    def misquote(line: str) -> str:
         level = (len(line) - len(line.lstrip())) // len(unit)
         wrong = unit * (level + 1) if kind == "margin" else other * level
         return wrong + line.lstrip() if line else line
 
-    old_text, new_text = ("\n".join(map(told, part)) for part in (quoted, new))
+    old_text, new_text = ("\n".join(map(misquote, part)) for part in (quoted, new))
     text = ending.join([*lines, ""])
     found = find_match(text, old_text, new_text)
     if isinstance(found, TextMatch) and found.strategy is MatchStrategy.INDENT and len(found.spans) == 1:
@@ -305,7 +305,7 @@ def test_a_block_quoted_with_another_indentation_is_changed_correctly(
         assert changed == ending.join([*lines[:start], *new, *lines[start + len(quoted) :], ""])
         ast.parse(changed)
     else:
-        # There are other such lines, or lines that are as deep as these are told to be.
+        # There are other such lines, or lines that are as deep as these are misquote to be.
         assert isinstance(found, TextMatch)
 
 
@@ -388,5 +388,5 @@ def test_a_line_number_in_any_line_is_recognised() -> None:
 def test_every_strategy_handles_a_hundred_thousand_lines() -> None:
     text = "".join(f"    value_{n} = compute({n})  \r\n" for n in range(100_000))
     old = "value_99998 = compute(99998)\nvalue_99999 = compute(99999)"
-    assert replaced(text, old, "x\ny")[0] is MatchStrategy.INDENT
-    assert missed(text, old + "0")
+    assert replace_once(text, old, "x\ny")[0] is MatchStrategy.INDENT
+    assert has_no_match(text, old + "0")

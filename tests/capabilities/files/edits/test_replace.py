@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def changed(data: bytes, old: str, new: str, *, every: bool = False) -> bytes:
+def apply_edit(data: bytes, old: str, new: str, *, every: bool = False) -> bytes:
     change = edit_text(data, [Replacement(old, new, every)], "a.txt")
     assert isinstance(change, TextChange), change
     return change.after
@@ -78,29 +78,29 @@ def test_an_absent_carriage_return_is_not_found(data: bytes, *, every: bool) -> 
 
 
 def test_carriage_returns_can_be_removed() -> None:
-    assert changed(b"a\r\nb\r\n", "\r", "", every=True) == b"a\nb\n"
+    assert apply_edit(b"a\r\nb\r\n", "\r", "", every=True) == b"a\nb\n"
 
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("new", ["c", "c\nd", "c\r"])
 def test_half_a_line_ending_is_not_replaced(new: str, *, every: bool) -> None:
-    after = changed(b"a\r\nb\r\n", "b\r", new, every=every)
+    after = apply_edit(b"a\r\nb\r\n", "b\r", new, every=every)
     assert after == b"a\r\n" + new.removesuffix("\r").replace("\n", "\r\n").encode() + b"\r\n"
 
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
 def test_a_line_with_an_ending_matches_before_a_last_line_without_one(ending: bytes, *, every: bool) -> None:
-    after = changed(ending.join([b"a", b"b", b"a"]), "a\n", "c\n", every=every)
+    after = apply_edit(ending.join([b"a", b"b", b"a"]), "a\n", "c\n", every=every)
     assert after == ending.join([b"c", b"b", b"a"])
-    assert changed(ending.join([b"b", b"a"]), "a\n", "c", every=every).endswith(b"c")
+    assert apply_edit(ending.join([b"b", b"a"]), "a\n", "c", every=every).endswith(b"c")
 
 
 def test_the_memory_does_not_grow_with_the_number_of_places() -> None:
     data = b"x;" * 100_000
     tracemalloc.start()
     try:
-        after = changed(data, ";", ";\n", every=True)
+        after = apply_edit(data, ";", ";\n", every=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -116,7 +116,7 @@ def test_the_encoding_of_a_file_is_kept(encoding: str, tmp_path: Path) -> None:
     letters = words.get(encoding, "café, naïve")
     text = f"{letters}\r\nold line\r\n{letters}\r\n" * 20
     data = text.encode(encoding)
-    after = changed(data, "old line", "new line", every=True)
+    after = apply_edit(data, "old line", "new line", every=True)
     assert after == text.replace("old line", "new line").encode(encoding)
     (tmp_path / "a").write_bytes(after)
     name = {"utf-8-sig": "utf-8", "latin-1": "latin1"}.get(encoding, encoding)
@@ -128,15 +128,15 @@ def test_the_encoding_of_a_file_is_kept(encoding: str, tmp_path: Path) -> None:
 
 
 def test_probe_0_4_an_ascii_edit_of_a_latin_1_file_keeps_its_letters() -> None:
-    assert changed(b"caf\xe9\nx = 1\n", "x = 1", "x = 2") == b"caf\xe9\nx = 2\n"
+    assert apply_edit(b"caf\xe9\nx = 1\n", "x = 1", "x = 2") == b"caf\xe9\nx = 2\n"
 
 
 def test_probe_0_3_an_lf_quotation_of_a_crlf_file_leaves_crlf_only() -> None:
-    assert changed(b"one\r\ntwo\r\nthree\r\n", "one\ntwo", "ONE\nTWO") == b"ONE\r\nTWO\r\nthree\r\n"
+    assert apply_edit(b"one\r\ntwo\r\nthree\r\n", "one\ntwo", "ONE\nTWO") == b"ONE\r\nTWO\r\nthree\r\n"
 
 
 def test_characters_missing_in_the_encoding_are_refused() -> None:
-    assert changed("café\nx\n".encode("latin-1"), "x", "né") == "café\nné\n".encode("latin-1")
+    assert apply_edit("café\nx\n".encode("latin-1"), "x", "né") == "café\nné\n".encode("latin-1")
     refused = edit_text("café\nx\n".encode("latin-1"), [Replacement("x", "→")], "a.txt")
     assert isinstance(refused, EditRefusal)
     assert (refused.code, "→" in refused.message) == ("encoding", True)
@@ -154,12 +154,12 @@ def test_half_a_surrogate_pair_is_refused(half: int) -> None:
 def test_invalid_bytes_in_a_text_are_kept() -> None:
     data = "süße füße\n".encode() * 20 + b"broken \x80\n" + "näher üben\n".encode() * 2
     data += b"\xff\n" + "größer\n".encode() * 20
-    assert changed(data, "üben", "ruhn", every=True) == data.replace("üben".encode(), b"ruhn")
+    assert apply_edit(data, "üben", "ruhn", every=True) == data.replace("üben".encode(), b"ruhn")
 
 
 @pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
 def test_a_byte_order_mark_is_kept_and_never_added(mark: bytes) -> None:
-    assert changed(mark + b"a\nb\n", "a\n", "c\n") == mark + b"c\nb\n"
+    assert apply_edit(mark + b"a\nb\n", "a\n", "c\n") == mark + b"c\nb\n"
     for content in ("c\n", "\ufeffc\n"):
         change = overwrite_text(mark + b"a\n", content, "a.txt")
         assert isinstance(change, TextChange)
@@ -178,7 +178,7 @@ def test_a_replacement_that_would_make_a_file_too_large_is_refused() -> None:
 def test_a_lone_carriage_return_is_an_ordinary_character(old: str, new: str, after: bytes) -> None:
     """Classic Mac OS ended lines so; such a file is one line."""
     data = b"a\rb\rz\r"
-    assert changed(data, old, new) == after
+    assert apply_edit(data, old, new) == after
     refused = edit_text(data, [Replacement("a\nb", "c")], "a.txt")
     assert isinstance(refused, EditRefusal)
     assert refused.code == "no_match"
@@ -189,6 +189,6 @@ def test_neighbouring_lines_are_kept_in_a_file_with_mixed_endings(lines: list[by
     at = min(at, len(lines))
     for ending in (b"\n", b"\r\n"):
         data = b"".join([*lines[:at], b"  here" + ending, *lines[at:]])
-        after = changed(data, "here\n", "one\ntwo\n")
+        after = apply_edit(data, "here\n", "one\ntwo\n")
         expected = [*lines[:at], b"  one" + ending, b"two" + ending, *lines[at:]]
         assert after == b"".join(expected)

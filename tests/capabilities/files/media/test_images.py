@@ -41,7 +41,7 @@ def noise(size: tuple[int, int], kind: str = "PNG", mode: str = "L") -> bytes:
     return out.getvalue()
 
 
-def fitted(data: bytes, mime: str) -> EncodedImage:
+def fit(data: bytes, mime: str) -> EncodedImage:
     found = fit_image_sync(data, mime)
     assert isinstance(found, EncodedImage), found
     with Image.open(io.BytesIO(found.data)) as image:
@@ -88,14 +88,14 @@ def test_a_damaged_header_gives_no_size_or_a_possible_one(start: bytes, rest: by
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WebP"])
 def test_a_small_image_is_passed_on_byte_for_byte(kind: str) -> None:
     data = image_file(kind, (640, 480))
-    found = fitted(data, f"image/{kind.lower()}")
+    found = fit(data, f"image/{kind.lower()}")
     assert found.data is data
     assert found.original_size == (640, 480)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_large_image_is_scaled_down(kind: str) -> None:
-    found = fitted(image_file(kind, (4_000, 1_000)), f"image/{kind.lower()}")
+    found = fit(image_file(kind, (4_000, 1_000)), f"image/{kind.lower()}")
     assert (found.width, found.height) == (1_568, 392)
     assert found.original_size == (4_000, 1_000)
     assert found.mime == ("image/jpeg" if kind == "JPEG" else "image/png")
@@ -109,14 +109,14 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small_limits")
 def test_an_image_too_large_as_png_becomes_a_jpeg() -> None:
-    found = fitted(noise((400, 400)), "image/png")
+    found = fit(noise((400, 400)), "image/png")
     assert (found.mime, found.width) == ("image/jpeg", 400)
 
 
 @pytest.mark.usefixtures("_small_limits")
 def test_an_image_too_large_as_jpeg_gets_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 8_000)
-    found = fitted(noise((400, 400), mode="RGB"), "image/png")
+    found = fit(noise((400, 400), mode="RGB"), "image/png")
     assert len(found.data) <= 8_000
     assert found.width < 400
 
@@ -127,7 +127,7 @@ def test_transparent_pixels_of_a_jpeg_become_white() -> None:
     image = Image.effect_noise((400, 400), 90).convert("RGBA")
     image.putalpha(0)
     image.save(out, "PNG", compress_level=0)
-    found = fitted(out.getvalue(), "image/png")
+    found = fit(out.getvalue(), "image/png")
     assert found.mime == "image/jpeg"
     with Image.open(io.BytesIO(found.data)) as shown:
         assert shown.getpixel((0, 0)) == (255, 255, 255)
@@ -136,7 +136,7 @@ def test_transparent_pixels_of_a_jpeg_become_white() -> None:
 def test_the_orientation_of_the_camera_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    found = fitted(image_file("JPEG", (3_000, 1_000), exif=exif), "image/jpeg")
+    found = fit(image_file("JPEG", (3_000, 1_000), exif=exif), "image/jpeg")
     assert found.height > found.width
 
 

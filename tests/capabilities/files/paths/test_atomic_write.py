@@ -60,12 +60,12 @@ def test_a_full_disk_keeps_the_old_content(size: int, names: int, tmp_path: Path
 def test_a_full_disk_keeps_the_old_content_of_a_file_written_in_place(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the file is written where it is."""
+    """The directory does not accept a new file."""
 
-    def closed(*_: object) -> None:
+    def refuse_new_file(*_: object) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(atomic_write, "_create_temporary", closed)
+    monkeypatch.setattr(atomic_write, "_create_temporary", refuse_new_file)
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
     with little_room(), pytest.raises(OSError, match="File too large"):
@@ -75,19 +75,19 @@ def test_a_full_disk_keeps_the_old_content_of_a_file_written_in_place(
     assert path.read_bytes() == b"n" * 7
 
 
-def left_unfinished(path: Path, data: bytes) -> Path:
-    """Write a file by a process that is ended before it is done; give what it leaves behind."""
+def abandon_write(path: Path, data: bytes) -> Path:
+    """Write a file as a process that is killed meanwhile does; return the temporary file it leaves."""
 
-    def ended(*_: object, **__: object) -> None:
+    def end_process(*_: object, **__: object) -> None:
         raise SystemExit
 
-    def gone(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError
 
     before = set(path.parent.iterdir())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "fsync", ended)
-        patched.setattr(os, "unlink", gone)
+        patched.setattr(os, "fsync", end_process)
+        patched.setattr(os, "unlink", fail)
         with pytest.raises(SystemExit):
             put(path, data)
     (left,) = set(path.parent.iterdir()) - before
@@ -98,7 +98,7 @@ def left_unfinished(path: Path, data: bytes) -> Path:
 def test_the_next_write_removes_the_temporary_file_of_a_killed_process(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     put(path, b"old")
-    left = left_unfinished(path, b"half")
+    left = abandon_write(path, b"half")
     assert path.read_bytes() == b"old"
     put(tmp_path / "other", b"")
     assert left.exists()
@@ -109,7 +109,7 @@ def test_the_next_write_removes_the_temporary_file_of_a_killed_process(name: str
 
 def test_the_temporary_file_of_a_running_process_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    left = left_unfinished(path, b"half")
+    left = abandon_write(path, b"half")
     with left.open("rb") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         put(path, b"new")
@@ -139,7 +139,7 @@ def test_a_temporary_file_removed_as_abandoned_is_not_renamed(tmp_path: Path, mo
 @pytest.mark.parametrize("stands", ["folder", "link", "pipe"])
 def test_an_obstacle_at_the_temporary_name_does_not_prevent_a_write(stands: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
-    left = left_unfinished(path, b"half")
+    left = abandon_write(path, b"half")
     left.unlink()
     if stands == "folder":
         left.mkdir()
@@ -155,7 +155,7 @@ def test_an_obstacle_at_the_temporary_name_does_not_prevent_a_write(stands: str,
 def test_a_temporary_file_renamed_meanwhile_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process puts its file in place, and begins a second one, before it can be locked."""
     path = tmp_path / "a"
-    left = left_unfinished(path, b"theirs")
+    left = abandon_write(path, b"theirs")
     lock = fcntl.flock
     with ExitStack() as held:
 
@@ -184,7 +184,7 @@ def test_a_file_system_without_locks_is_written(
 
     path = tmp_path / "a"
     if leftover:
-        left_unfinished(path, b"half")
+        abandon_write(path, b"half")
     monkeypatch.setattr(fcntl, "flock", refuse)
     for data in (b"one", b"two"):
         put(path, data)

@@ -104,10 +104,10 @@ def by_git(root: Path) -> set[str]:
 
 
 def by_us(root: Path) -> set[str]:
-    return set(_kept(str(root), "", IgnoreRules.load(str(root))))
+    return set(_list_kept(str(root), "", IgnoreRules.load(str(root))))
 
 
-def _kept(folder: str, above: str, rules: IgnoreRules) -> Iterator[str]:
+def _list_kept(folder: str, above: str, rules: IgnoreRules) -> Iterator[str]:
     for entry in os.scandir(folder):
         is_dir = entry.is_dir(follow_symlinks=False)
         if entry.name == ".git" or rules.ignores(entry.name, is_dir=is_dir):
@@ -116,7 +116,7 @@ def _kept(folder: str, above: str, rules: IgnoreRules) -> Iterator[str]:
             yield above + entry.name
             continue
         below = rules.below(entry.name, entry.path, os.listdir(entry.path))
-        yield from _kept(entry.path, f"{above}{entry.name}/", below)
+        yield from _list_kept(entry.path, f"{above}{entry.name}/", below)
 
 
 def grow(chance: random.Random, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Directories opened from a base, while links are swapped in."""
+"""Directories opened from a base, while links are swap_first in."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_link_is_neither_followed_nor_opened(way: str, tmp_path: Path) -> None
 
 
 class Field(NamedTuple):
-    """A workspace in which `d` and `f` are swapped for links that lead out, and back again."""
+    """A workspace in which `d` and `f` are swap_first for links that lead out, and back again."""
 
     root: Path
     outside: Path
@@ -201,12 +201,12 @@ def test_c4_nothing_is_created_or_removed_outside_while_links_are_swapped(field:
             with suppress(PathRefused, FileNotFoundError, NotADirectoryError, SymlinkError):
                 field.fs._make(f"d/{number}/deep")
             with suppress(PathRefused, FileNotFoundError, SymlinkError):
-                field.fs._at("d/x", _unlinked, writing=True, follow=False)
+                field.fs._at("d/x", _unlink, writing=True, follow=False)
     assert contents(field.outside) == before
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _unlinked(spot: openat.DirFdPath) -> None:
+def _unlink(spot: openat.DirFdPath) -> None:
     os.unlink(spot.name, dir_fd=spot.folder)
 
 
@@ -224,13 +224,13 @@ def test_a_link_swapped_in_and_out_only_delays(field: Field, monkeypatch: pytest
     left = [3]
     really = openat.DirFdPath.stat
 
-    def swapped(spot: openat.DirFdPath) -> os.stat_result:
+    def swap_first(spot: openat.DirFdPath) -> os.stat_result:
         if left[0]:
             left[0] -= 1
             raise SymlinkError(spot.path)
         return really(spot)
 
-    monkeypatch.setattr(openat.DirFdPath, "stat", swapped)
+    monkeypatch.setattr(openat.DirFdPath, "stat", swap_first)
     assert field.fs._read("f", 0, None) == b"ours"
     left[0] = 100
     with pytest.raises(OSError, match="symbolic links") as caught:

@@ -377,12 +377,12 @@ async def test_a_git_file_that_is_a_pipe_or_unreadable_does_not_block(
     (world.root / ".git").write_bytes(b"gitdir: sub")
     os_open = os.open
 
-    def closed(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def refuse_git_file(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if path.endswith("/.git"):
             raise PermissionError(13, "Permission denied")
         return os_open(path, flags, mode, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "open", closed)
+    monkeypatch.setattr(os, "open", refuse_git_file)
     await world.fs.write_file("sub/a", b"y")
     assert (world.root / "sub/a").read_bytes() == b"y"
 
@@ -511,7 +511,7 @@ async def test_r43_reads_through_any_links_stay_inside(
             continue
     fs = LocalFs(str(top / "w"), workspace_policy(str(top / "w")))
     for path in (path.format(top=top) for path in paths):
-        assert await _outcome(fs, path) == judged(top / "w", path)
+        assert await _outcome(fs, path) == read_inside(top / "w", path)
 
 
 async def _outcome(fs: Fs, path: str) -> str:
@@ -523,7 +523,7 @@ async def _outcome(fs: Fs, path: str) -> str:
         return "error"
 
 
-def judged(root: Path, path: str) -> str:
+def read_inside(root: Path, path: str) -> str:
     leads_to = os.path.realpath(root / path)
     if os.path.commonpath([leads_to, root]) != str(root):
         return "outside"

@@ -39,13 +39,13 @@ class Counted(io.BytesIO):
         return data
 
 
-def scanned(data: bytes, first: int = 1, count: int = 2_000, most: int = PLENTY) -> TextScan:
+def scan_bytes(data: bytes, first: int = 1, count: int = 2_000, most: int = PLENTY) -> TextScan:
     file = io.BytesIO(data)
     head = file.read(HEAD_BYTES)
     return scan_lines(file, head, len(data), LineRange(first, count, most), never_stopped)
 
 
-def shown(found: TextScan) -> list[tuple[int, str]]:
+def format_lines(found: TextScan) -> list[tuple[int, str]]:
     return [(line.number, line.format(found.form)) for line in found.lines]
 
 
@@ -73,16 +73,16 @@ def test_lines_are_those_of_the_text_in_every_encoding(
     expected = expected[:-1] if expected[-1] == "" else expected
     first = first or 1
     start = first - 1 if first > 0 else max(0, len(expected) + first)
-    found = scanned(data, first, count)
+    found = scan_bytes(data, first, count)
     assert found.total == len(expected)
     assert found.digest == digest_bytes(data)
     numbered = list(enumerate(expected, start=1))
-    assert shown(found) == numbered[start : start + count]
+    assert format_lines(found) == numbered[start : start + count]
 
 
 @given(st.binary(max_size=300))
 def test_the_form_equals_that_of_decode_lossless(data: bytes) -> None:
-    form, whole = scanned(data).form, decode_lossless(data)[1]
+    form, whole = scan_bytes(data).form, decode_lossless(data)[1]
     assert (form.bom, form.encoding) == (whole.bom, whole.encoding) or whole.encoding == "latin-1"
     if form.encoding == whole.encoding:
         assert form.line_ending == whole.line_ending
@@ -108,8 +108,8 @@ def test_sed_prints_the_same_lines_of_a_file_of_many_chunks(seed: int, first: in
     done = subprocess.run(
         ["sed", "-n", f"{start},{start + 9}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=20
     )
-    found = scanned(data, first, 10)
-    assert [text for _, text in shown(found)] == done.stdout.decode().splitlines()
+    found = scan_bytes(data, first, 10)
+    assert [text for _, text in format_lines(found)] == done.stdout.decode().splitlines()
     assert found.lines[0].number == start
     assert found.total == 9_000
     assert found.digest == digest_bytes(data)
@@ -126,26 +126,28 @@ def test_lone_carriage_returns_do_not_end_lines(ending: bytes, encoding: str, fi
         ["sed", "-n", f"{start},{start + 1}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=20
     )
     data = text.decode().encode(encoding)
-    found = scanned(data, first, 2)
+    found = scan_bytes(data, first, 2)
     lines = [line[:LONGEST_LINE] for line in done.stdout.decode().replace("\r\n", "\n").split("\n")]
-    assert [line[:LONGEST_LINE] for _, line in shown(found)] == lines[:-1]
+    assert [line[:LONGEST_LINE] for _, line in format_lines(found)] == lines[:-1]
     assert (found.total, found.digest) == (10, digest_bytes(data))
 
 
 @pytest.mark.parametrize("first", [5_000, -100])
 def test_line_endings_across_chunks_are_counted_once(first: int) -> None:
     data = bulky(7, b"\r\n")
-    found = scanned(data, first, 3)
+    found = scan_bytes(data, first, 3)
     assert found.total == 9_000
     assert found.form.line_ending == "crlf"
     start = found.lines[0].number - 1
-    assert [text for _, text in shown(found)] == [line.decode() for line in data.split(b"\r\n")[start : start + 3]]
+    assert [text for _, text in format_lines(found)] == [
+        line.decode() for line in data.split(b"\r\n")[start : start + 3]
+    ]
 
 
 def test_a_file_of_carriage_returns_is_one_line() -> None:
     """Classic Mac OS ended lines so."""
-    found = scanned(b"a\rb\rc\r")
-    assert shown(found) == [(1, "a\rb\rc\r")]
+    found = scan_bytes(b"a\rb\rc\r")
+    assert format_lines(found) == [(1, "a\rb\rc\r")]
     assert (found.total, found.form.line_ending, found.form.final_newline) == (1, "none", False)
 
 
@@ -153,8 +155,8 @@ def test_a_file_of_carriage_returns_is_one_line() -> None:
 @pytest.mark.parametrize("odd", ["é".encode(), b"\r\n", "🙂".encode()])
 def test_characters_and_line_endings_across_chunks_stay_whole(border: int, odd: bytes) -> None:
     data = b"a\r\n" + b"x" * (border - 3) + odd + b"\r\nlast\r\n"
-    found = scanned(data, 3 + (odd == b"\r\n"), 1)
-    assert [text for _, text in shown(found)] == ["last"]
+    found = scan_bytes(data, 3 + (odd == b"\r\n"), 1)
+    assert [text for _, text in format_lines(found)] == ["last"]
     assert (found.form.encoding, found.form.damaged) == ("utf-8", False)
     assert found.form.line_ending == "crlf"
 
@@ -162,26 +164,26 @@ def test_characters_and_line_endings_across_chunks_stay_whole(border: int, odd: 
 def test_utf_16_of_many_chunks_is_read_from_the_end() -> None:
     text = "".join(f"🙂 line {n}\n" for n in range(40_000))
     data = ("\ufeff" + text).encode("utf-16-le")
-    found = scanned(data, -2)
-    assert shown(found) == [(39_999, "🙂 line 39998"), (40_000, "🙂 line 39999")]
+    found = scan_bytes(data, -2)
+    assert format_lines(found) == [(39_999, "🙂 line 39998"), (40_000, "🙂 line 39999")]
     assert not found.form.damaged
 
 
 def test_invalid_utf_16_is_shown_with_replacement_characters() -> None:
-    found = scanned(b"\xff\xfea\0\n\0\x00\xd8b\0\n\0c")
-    assert shown(found) == [(1, "a"), (2, "\ufffdb"), (3, "\ufffd")]
+    found = scan_bytes(b"\xff\xfea\0\n\0\x00\xd8b\0\n\0c")
+    assert format_lines(found) == [(1, "a"), (2, "\ufffdb"), (3, "\ufffd")]
     assert found.form.damaged
 
 
 def test_a_file_that_ends_inside_a_character_is_damaged() -> None:
-    found = scanned("größe\n".encode() * 20 + b"\xc3")
+    found = scan_bytes("größe\n".encode() * 20 + b"\xc3")
     assert (found.form.encoding, found.form.damaged) == ("utf-8", True)
-    assert shown(found)[-1] == (21, "\\xc3")
+    assert format_lines(found)[-1] == (21, "\\xc3")
 
 
 def test_only_the_start_of_a_long_line_is_kept() -> None:
-    found = scanned(b"x" * 5_000_000 + b"\nshort\n")
-    (_, long), (_, short) = shown(found)
+    found = scan_bytes(b"x" * 5_000_000 + b"\nshort\n")
+    (_, long), (_, short) = format_lines(found)
     assert long == "x" * LONGEST_LINE + "… [+4,998,000 characters]"
     assert short == "short"
     assert len(found.lines[0].head) <= 4 * LONGEST_LINE
@@ -197,21 +199,21 @@ def test_only_the_start_of_a_long_line_is_kept() -> None:
     ],
 )
 def test_a_cut_line_tells_the_number_of_missing_characters(line: str, said: str) -> None:
-    (_, text), _ = shown(scanned(f"{line}\nlast\r\n".encode()))
+    (_, text), _ = format_lines(scan_bytes(f"{line}\nlast\r\n".encode()))
     assert text == line.rstrip("\r")[:2_000] + said
 
 
 def test_a_cut_line_in_another_encoding_counts_bytes() -> None:
     russian = "Настройки хранятся в файле, если он не найден. " * 400
-    found = scanned(russian.encode("cp1251") + b"\n")
-    ((_, text),) = shown(found)
+    found = scan_bytes(russian.encode("cp1251") + b"\n")
+    ((_, text),) = format_lines(found)
     assert found.form.encoding == "cp1251"
     assert text == russian[:2_000] + f"… [+{len(russian) - 2_000:,} bytes]"
 
 
 def test_invalid_bytes_are_shown_as_escapes() -> None:
-    found = scanned("größe ä ö ü ß Ä Ö\n".encode() + b"bad \xff\n")
-    assert shown(found)[1] == (2, "bad \\xff")
+    found = scan_bytes("größe ä ö ü ß Ä Ö\n".encode() + b"bad \xff\n")
+    assert format_lines(found)[1] == (2, "bad \\xff")
 
 
 @pytest.mark.parametrize("first", [1, 30_000, 60_000])
@@ -230,7 +232,7 @@ def test_lines_from_the_end_need_only_the_last_chunk_again() -> None:
 
 
 def test_the_kept_bytes_are_limited() -> None:
-    found = scanned(b"y" * 1_000 + b"\n" + b"some line of text\n" * 500_000, 1, 2_000_000, 1_000)
+    found = scan_bytes(b"y" * 1_000 + b"\n" + b"some line of text\n" * 500_000, 1, 2_000_000, 1_000)
     assert sum(len(line.head) for line in found.lines) <= 4 * 1_000 + 4 * LONGEST_LINE
 
 
@@ -240,7 +242,7 @@ def test_the_guess_does_not_depend_on_chunk_borders(cut: int) -> None:
     for odd in (b"\xff", b"\xf0\x9f\x99", b"\xe9"):
         data = "größer\n".encode() * 3 + b"x\n" * border
         data = data[: border - cut] + odd + b" tail\n"
-        form, whole = scanned(data).form, decode_lossless(data)[1]
+        form, whole = scan_bytes(data).form, decode_lossless(data)[1]
         assert (form.encoding, form.damaged) == (whole.encoding, whole.damaged)
 
 

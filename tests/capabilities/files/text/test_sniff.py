@@ -30,14 +30,14 @@ def picture(kind: str) -> bytes:
     return out.getvalue()
 
 
-def zipped() -> bytes:
+def zip_archive() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("a", "b")
     return out.getvalue()
 
 
-def tarred() -> bytes:
+def tar_archive() -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("a"))
@@ -51,11 +51,11 @@ SAMPLES = {
     "image/webp": picture("WebP"),
     "image/tiff": picture("TIFF"),
     "image/bmp": picture("BMP"),
-    "application/zip": zipped(),
+    "application/zip": zip_archive(),
     "application/gzip": gzip.compress(b"text"),
     "application/x-bzip2": bz2.compress(b"text"),
     "application/x-xz": lzma.compress(b"text"),
-    "application/x-tar": tarred(),
+    "application/x-tar": tar_archive(),
     "application/pdf": b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n",
 }
 

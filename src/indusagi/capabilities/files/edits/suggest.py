@@ -54,7 +54,14 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
         return None
     block = "\n".join(wanted_keys)[:_BLOCK_CHARACTERS]
     best: tuple[float, int] = (0.0, 0)
-    for start in _find_starts(keys, wanted_keys):
+    # A long line is a better anchor than a short one, and a unique line better than a repeated one.
+    counts = Counter(wanted_keys)
+    anchors = sorted(
+        (index for index, line in enumerate(wanted_keys) if line),
+        key=lambda index: (counts[wanted_keys[index]] > 1, -len(wanted_keys[index]), index),
+    )
+    similar = ((line, index) for index in anchors[:_ANCHORS] for line in _find_similar_lines(keys, wanted_keys[index]))
+    for start in dict.fromkeys(max(0, line - index) for line, index in similar):
         candidate = "\n".join(keys[start : start + len(wanted_keys)])
         best = max(best, (fuzz.ratio(block, candidate[:_BLOCK_CHARACTERS]), -start))
     similarity, start = best[0], -best[1]
@@ -71,21 +78,6 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
         if tag != "equal":
             view.extend(f"+ {format_visible(line)}" for line in present[new_first:new_end])
     return ClosestMatch(start + 1, "\n".join(view), int(similarity))
-
-
-def _find_starts(keys: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Find the lines at which the wanted block could begin."""
-    starts: dict[int, None] = {}
-    # A long line is a better anchor than a short one, and a unique line better than a repeated one.
-    counts = Counter(wanted)
-    anchors = sorted(
-        (index for index, line in enumerate(wanted) if line),
-        key=lambda index: (counts[wanted[index]] > 1, -len(wanted[index]), index),
-    )
-    for index in anchors[:_ANCHORS]:
-        for line in _find_similar_lines(keys, wanted[index]):
-            starts[max(0, line - index)] = None
-    return list(starts)
 
 
 def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:

@@ -137,7 +137,13 @@ def _objects(value: JsonValue) -> Iterator[JsonObject]:
 def _add_output(output: JsonObject, notebook: Notebook) -> None:
     bundle = output.get("data")
     shown = bundle if is_json_object(bundle) else output
-    text = _output_text(output, shown)
+    if output.get("output_type") in {"error", "pyerr"}:
+        # The colours of a traceback are for a terminal.
+        trace = clean_text(_join_text(output.get("traceback"), "\n"))[0]
+        text = trace or f"{_join_text(output.get('ename'))}: {_join_text(output.get('evalue'))}"
+    else:
+        texts = (_join_text(shown.get(name)) for name in ("text", "text/plain", "text/markdown"))
+        text = next(filter(None, texts), "")
     if text:
         notebook.lines.append("# output:")
         cut = text[:_OUTPUT_CHARACTERS]
@@ -155,15 +161,6 @@ def _add_output(output: JsonObject, notebook: Notebook) -> None:
             detected = sniff(image[:HEAD_BYTES])
             kind = detected.mime if detected and detected.family == "image" else mime
             notebook.images.append(NotebookImage(len(notebook.lines), kind, image))
-
-
-def _output_text(output: JsonObject, shown: JsonObject) -> str:
-    if output.get("output_type") in {"error", "pyerr"}:
-        # The colours of a traceback are for a terminal.
-        trace = clean_text(_join_text(output.get("traceback"), "\n"))[0]
-        return trace or f"{_join_text(output.get('ename'))}: {_join_text(output.get('evalue'))}"
-    texts = (_join_text(shown.get(name)) for name in ("text", "text/plain", "text/markdown"))
-    return next(filter(None, texts), "")
 
 
 def _join_text(value: JsonValue, separator: str = "") -> str:

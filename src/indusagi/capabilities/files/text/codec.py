@@ -85,9 +85,14 @@ def decode_lossless(data: bytes) -> tuple[str, TextForm]:
             sample = build_sample(lead, body[exc.start : exc.start + SAMPLE_BYTES])
             encoding = guess_encoding(sample, count_non_ascii(body[: exc.start]))
     if text is None:
-        text = _decode_exactly(body, encoding)
-    if text is None:  # the encoding does not lead back to the same bytes, Latin-1 always does
-        bom, encoding, text = b"", "latin-1", data.decode("latin-1")
+        errors = _error_handler(encoding)
+        try:
+            text = body.decode(encoding, errors)
+            is_exact = text.encode(encoding, errors) == body  # some encodings have two spellings of a character
+        except UnicodeError:
+            is_exact = False
+        if text is None or not is_exact:
+            bom, encoding, text = b"", "latin-1", data.decode("latin-1")
     crlf = text.count("\r\n")
     return text, TextForm(
         encoding=encoding,
@@ -204,16 +209,6 @@ def name_line_ending(crlf: int, lf: int) -> LineEnding:
 def _error_handler(encoding: str) -> str:
     # UTF-16 can contain half a surrogate pair, and none of its bytes is invalid.
     return "surrogatepass" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
-
-
-def _decode_exactly(body: bytes, encoding: str) -> str | None:
-    """Decode; None if encoding the text again gives other bytes: some encodings have two for one character."""
-    errors = _error_handler(encoding)
-    try:
-        text = body.decode(encoding, errors)
-        return text if text.encode(encoding, errors) == body else None
-    except UnicodeError:
-        return None
 
 
 def _has_surrogates(text: str) -> bool:
