@@ -1,4 +1,4 @@
-"""What holds for every test: a private home, no blocking calls in the loop, no leaks."""
+"""Fixtures of every test: a private home, no blocking calls in the event loop, no leaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
-from tests.support.leaks import Held, held_now, leaked_since
+from tests.support.leaks import HeldResources, find_leaks, snapshot_resources
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from coverage import Coverage
 
-# Bounded by pytest-timeout instead: a deadline for each example would be a wall-clock assertion.
+# pytest-timeout bounds the tests: a deadline per example would be a wall-clock assertion.
 settings.register_profile(
     "indus",
     deadline=None,
@@ -41,8 +41,8 @@ PACKAGES = ("indusagi", "induscode")
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Cancel an async test one second before pytest-timeout would interrupt it.
 
-    The signal of pytest-timeout lands in the event loop, outside the test: the task of the test
-    goes on, and the teardown of its fixtures waits for that task without end.
+    The signal of pytest-timeout interrupts the event loop rather than the test: the task of the test goes on, and the
+    teardown of its fixtures waits for that task without end (https://github.com/pytest-dev/pytest-timeout).
     """
     test = pyfuncitem.obj
     if inspect.iscoroutinefunction(test):
@@ -62,7 +62,7 @@ def _cancel_after(limit_s: float, test: Callable[..., Awaitable[None]]) -> Calla
             late.set()
             loop.call_soon_threadsafe(task.cancel)
 
-        # By the clock of the machine: a test may move that of its loop.
+        # A thread, since a test may replace the clock of its loop.
         timer = threading.Timer(limit_s, cancel)
         timer.daemon = True
         timer.start()
@@ -80,10 +80,7 @@ def _cancel_after(limit_s: float, test: Callable[..., Awaitable[None]]) -> Calla
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Do not measure in a worker what does the same over and over.
-
-    Coverage makes that more than twice as long, and what only such a test reaches lacks an example.
-    """
+    """Stop coverage in a worker during repetitive tests, which it makes more than twice as slow."""
     repeats = any(item.get_closest_marker(name) for name in ("hypothesis", "repeats"))
     measuring = _measuring(item.config) if repeats else None
     if measuring is None:
@@ -96,9 +93,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Keep what coverage has seen: a worker that is slow to end is killed.
+    """Save the coverage data, since a worker that is slow to end is killed.
 
-    A failed test may leave a thread that never ends; the interpreter would wait for it at exit.
+    A failed test may leave a thread that never ends, for which the interpreter would wait at exit.
     """
     if (measuring := _measuring(session.config)) is not None:
         measuring.save()
@@ -109,10 +106,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _measuring(config: pytest.Config) -> Coverage | None:
-    """Give the coverage of a worker, if this is one and it has any."""
+    """Return the coverage of this process if it is a worker."""
     if not hasattr(config, "workerinput"):
         return None
-    from coverage import Coverage  # noqa: PLC0415 — loads slowly, and is for workers alone
+    from coverage import Coverage  # noqa: PLC0415 — slow to import, and only for workers
 
     return Coverage.current()
 
@@ -124,10 +121,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _memory_goes_back() -> Iterator[None]:
-    """Give back what the tests of a module have freed.
-
-    Starting a process that is to die with its parent maps all of the parent's memory anew.
-    """
+    """Return freed memory to the system after each module: fork copies the page tables of the process."""
     yield
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
@@ -136,10 +130,9 @@ def _memory_goes_back() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _new_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Make folders that are numbered as they come.
+    """Make numbered directories.
 
-    The factory itself reads the names of all there are before each new one, which after some
-    thousand tests takes longer than most of them.
+    The factory of pytest lists all existing ones before each new one, which is slow after some thousand tests.
     """
     where = tmp_path_factory.mktemp("t")
     numbers = count()
@@ -154,13 +147,13 @@ def _new_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 @pytest.fixture
 def tmp_path(_new_folder: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
-    """Make a folder that is named after the test, as pytest does."""
+    """Make a directory named after the test, as pytest does."""
     return _new_folder(re.sub(r"\W", "_", request.node.name)[:30])
 
 
 @pytest.fixture(autouse=True)
 def _private_home(_new_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep tests out of the files and the network of whoever runs them."""
+    """Keep tests away from the files and proxies of the user."""
     home = _new_folder("home")
     monkeypatch.setenv("HOME", str(home))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
@@ -173,10 +166,10 @@ def _private_home(_new_folder: Callable[[str], Path], monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True)
 def _no_leaks() -> Iterator[None]:
-    """Compare what the process holds before and after: descriptors, threads, children, tasks."""
-    before: Held = held_now()
+    """Fail on leaked descriptors, threads, child processes and tasks."""
+    before: HeldResources = snapshot_resources()
     yield
-    leaked = leaked_since(before)
+    leaked = find_leaks(before)
     if leaked:
         pytest.fail("left behind: " + "; ".join(leaked))
 
@@ -195,25 +188,24 @@ async def _tasks_end() -> AsyncGenerator[None]:
 
 
 def _is_ours(task: asyncio.Task[object]) -> bool:
-    """Tell our tasks from those of the test runner and of servers that serve for several tests."""
+    """Tell whether a task runs code of our packages."""
     code = getattr(task.get_coro(), "cr_code", None)
     return code is not None and any(f"/{name}/" in code.co_filename for name in PACKAGES)
 
 
 @pytest.fixture(autouse=True)
 def _no_tasks_left(request: pytest.FixtureRequest) -> None:
-    """Have the loop of an async test end without tasks that nobody ended."""
+    """Fail an async test that leaves tasks running."""
     if inspect.iscoroutinefunction(request.function):
         request.getfixturevalue("_tasks_end")
 
 
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
-    """Let a blocking call inside the event loop fail its test."""
+    """Fail on a blocking call in the event loop (https://github.com/cbornet/blockbuster)."""
     with blockbuster_ctx(list(PACKAGES)) as blockers:
-        # A child is started in the loop's own thread, which it is to die with; that waits for the
-        # exec, a few milliseconds.
+        # A child process is started in the thread of the loop (PR_SET_PDEATHSIG); Popen waits for its exec.
         blockers.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
-        # Coverage locks its own data, whoever's callback it happens to be in.
+        # Coverage locks its own data in any callback.
         blockers.functions["threading.Lock.acquire"].can_block_in("coverage/collector.py", "lock_data")
         yield

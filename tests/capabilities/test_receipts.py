@@ -1,4 +1,4 @@
-"""What a crash leaves running is found, told from strangers, and ended."""
+"""Commands left by a crash are found by their receipts, and ended; other processes are left alone."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_concurrent_saves_share_one_directory(monkeypatch: pytest.MonkeyPatch) -
     def wait_for_another_thread(path: str) -> None:
         try:
             meeting.wait(0.1)
-        except threading.BrokenBarrierError:  # nobody else is let in
+        except threading.BrokenBarrierError:  # the lock admits one thread
             pass
 
     monkeypatch.setattr(spill, "_sweep", wait_for_another_thread)

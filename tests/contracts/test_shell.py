@@ -278,7 +278,7 @@ async def test_output_over_the_cap_is_dropped_during_the_end(shell: Shell, monke
 
 
 class SlowDisk:
-    """A disk that writes nothing until it is told to go on."""
+    """A disk that writes nothing until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.going = threading.Event()
@@ -424,7 +424,7 @@ async def test_start_cancelled_at_any_step_leaves_nothing(shell: Shell, step_s: 
     before = len(os.listdir("/proc/self/fd"))
     for steps in range(41):
         work = shell.spawn("sleep 600 & setsid sleep 600 & wait", env={PROBE: str(tmp_path)})
-        task = asyncio.create_task(work)  # noqa: TID251 — cancelled as a stranger would
+        task = asyncio.create_task(work)  # noqa: TID251 — cancelled below
         for _ in range(steps):
             await asyncio.sleep(step_s)
         task.cancel()
@@ -477,7 +477,7 @@ def test_timeouts_are_the_documented_ones() -> None:
     assert local_shell.OUTPUT_CAP_BYTES == 64 * 1024 * 1024
 
 
-# -- whom a signal reaches --------------------------------------------------------------------
+# -- which processes a signal reaches --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -571,7 +571,7 @@ async def test_stop_sends_sigterm_without_waiting_for_end_of_input(shell: Shell,
 async def test_cancelled_stop_ends_a_command_with_input(shell: Shell) -> None:
     process = await shell.spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done", with_input=True)
     await until(lambda: b"ready" in process.read_output())
-    task = asyncio.create_task(process.stop(grace_ms=200))  # noqa: TID251 — as a stranger would
+    task = asyncio.create_task(process.stop(grace_ms=200))  # noqa: TID251 — cancelled below
     await asyncio.sleep(0.05)
     task.cancel()
     with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Work that is seen to its end, whatever happens to those who wait for it."""
+"""Background tasks and shielded work run to their end when waiters are cancelled."""
 
 from __future__ import annotations
 

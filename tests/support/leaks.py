@@ -1,4 +1,4 @@
-"""What a process holds on to, told apart so that a leak has a name."""
+"""Resources of this process, named so that a leak can be reported."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from dataclasses import dataclass
 
 _SETTLE_S = 2.0
-"""Threads and children of finished work need a moment to be gone; a leak stays for good."""
+"""Threads and child processes of finished work need a moment to end; a leak stays."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldResources:
     """Descriptors, threads and child processes, each as text that names it."""
 
     descriptors: frozenset[str]
     threads: frozenset[str]
     children: frozenset[str]
 
-    def beyond(self, before: Held) -> list[str]:
-        """List what is held now and was not before."""
+    def beyond(self, before: HeldResources) -> list[str]:
+        """List resources that are new since `before`."""
         return [
             *(f"descriptor {item}" for item in sorted(self.descriptors - before.descriptors)),
             *(f"thread {item}" for item in sorted(self.threads - before.threads)),
@@ -28,15 +28,15 @@ class Held:
         ]
 
 
-def held_now() -> Held:
-    """Look at what this process holds."""
-    return Held(_descriptors(), _threads(), _children())
+def snapshot_resources() -> HeldResources:
+    """List the resources of this process."""
+    return HeldResources(_descriptors(), _threads(), _children())
 
 
-def leaked_since(before: Held) -> list[str]:
-    """List what is held beyond `before`, once what is only slow to go has gone."""
+def find_leaks(before: HeldResources) -> list[str]:
+    """List resources beyond `before`, after a moment for those that are about to end."""
     deadline = time.monotonic() + _SETTLE_S
-    while (leaked := held_now().beyond(before)) and time.monotonic() < deadline:
+    while (leaked := snapshot_resources().beyond(before)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return leaked
 
@@ -64,7 +64,7 @@ def _children() -> frozenset[str]:
 
 
 def _has_children() -> bool:
-    """Ask the system in one call: most tests have none, and every process is a file to read."""
+    """Tell whether this process has children, by one system call (waitid(2)) instead of the process list."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

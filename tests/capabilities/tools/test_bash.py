@@ -293,7 +293,7 @@ async def test_bash_env_of_the_user_is_read(session: Session, monkeypatch: pytes
 
 
 async def test_probe_0_9_background_child_does_not_delay_the_result(session: Session) -> None:
-    """The command is over when the shell exits; who runs on is a job."""
+    """The command is over when the shell exits; a background process is a job."""
     with anyio.fail_after(20):
         outcome = await session.run("sleep 600 & echo done", timeoutMs=15_000)
     assert str(outcome.output).startswith("done\n[1 process runs on in the background as job-1")

@@ -1,4 +1,4 @@
-"""What is safe without anybody having asked for it, through a box with all native tools."""
+"""Safe defaults, through a toolbox with all native tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 HAVE_BUBBLEWRAP = bool(find_bubblewrap(os.environ.get("PATH", ""), "/nowhere")[0])
 DIRTY = "a\x1b[2J\u202e\U000e0041b.txt"
-"""A name that clears the screen, turns its end around and holds a letter nobody sees."""
+"""A name with an escape sequence, a direction override and an invisible character."""
 CALLS: list[tuple[str, JsonObject]] = [
     ("read", {"path": "{}"}),
     ("ls", {"path": "{}"}),

@@ -408,7 +408,7 @@ async def test_cancelled_start_leaves_no_process(session: Session) -> None:
 
 
 async def test_server_of_one_command_is_reachable_by_another(tmp_path: Path) -> None:
-    """With the sandbox that a session has without being told, whatever this machine has.
+    """With the default sandbox of a session, whatever this machine has.
 
     The sandbox may say in a line below the output what it cannot guard.
     """

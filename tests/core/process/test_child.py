@@ -1,4 +1,4 @@
-"""A child process: its pipes, its exit, and the end of all that it has started."""
+"""Child process: pipes, exit, and the end of its process tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 class Listener:
-    """Notes what it hears."""
+    """Collects the output."""
 
     def __init__(self) -> None:
         self.output = b""
@@ -45,7 +45,7 @@ class Listener:
 
 @asynccontextmanager
 async def running(script: str, **options: Any) -> AsyncGenerator[tuple[ChildProcess, Listener]]:
-    """Start a script of the shell, and kill what is left of it afterwards."""
+    """Start a shell script, and kill its process tree afterwards."""
     listener = Listener()
     child = ChildProcess(listener)
     await child.start(["/bin/sh", "-c", script], os.environ, None, **options)
@@ -221,7 +221,7 @@ async def test_childless_process_is_ended_with_one_scan_of_the_process_list(
 
 
 async def test_orphan_of_a_process_that_exits_at_end_of_input_is_found() -> None:
-    """It has neither session, nor environment, nor pipe: it was seen before."""
+    """It has neither session, environment nor pipe, but was listed before its parent ended."""
     orphan = "env -i setsid sleep 600 > /dev/null 2>&1 & echo $!"
     async with running(f"{orphan}; cat > /dev/null; exit 4") as (child, heard):
         await until(lambda: heard.output.endswith(b"\n"))
@@ -231,7 +231,7 @@ async def test_orphan_of_a_process_that_exits_at_end_of_input_is_found() -> None
 
 
 async def test_survivors_are_killed_when_scanning_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look at thousands of processes takes longer than the kernel gets to end those killed."""
+    """Scanning thousands of processes takes longer than `_REAP_S`."""
     look, pauses = ProcessTree.list_running, iter([0.0])
 
     def slowly(tree: ProcessTree, leader: int | None) -> list[ProcessInfo]:

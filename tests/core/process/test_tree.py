@@ -1,4 +1,4 @@
-"""Finding and signalling what a process has left behind, with real processes."""
+"""Process trees: finding and signalling descendants, with real processes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_descendant_in_another_session_is_found_by_its_marker() -> None:
         exit_of(process)
         assert ProcessTree(new_ulid()).list_running(process.pid) == []
         while not (left := ProcessTree(mark).list_running(process.pid)):
-            pass  # who is just becoming another program shows no environment meanwhile
+            pass  # during execve(2) a process shows no environment
         assert [one.pid for one in left] == [child]
         assert ProcessTree(new_ulid()).list_running(None) == []
         signal_processes(ProcessTree(mark).list_running(None), signal.SIGKILL)
