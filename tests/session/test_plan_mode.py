@@ -147,7 +147,7 @@ async def test_plan_that_cannot_be_stored_is_approved(tmp_path: Path) -> None:
     for folder, said in ((str(tmp_path / "file"), "It could not be kept"), (None, "Go ahead.")):
         mode.folder = folder
         await enter.run({}, ctx)
-        assert mode.is_active()
+        assert mode.active
         result = await leave.run({"plan": PLAN}, ctx)
         assert said in str(result.content)
-        assert not mode.is_active()
+        assert not mode.active

@@ -117,7 +117,10 @@ class RunSummary:
 
 
 class Reporter(Protocol):
-    """Reports a run in one format."""
+    """Reports a run in one format, and collects the denied calls for its summary."""
+
+    denied: list[JsonObject]
+    """Calls that the permissions denied."""
 
     async def report_start(self, start: RunStart) -> None:
         """Report the start of the run."""
@@ -139,6 +142,7 @@ class TextReporter:
     writer: StdoutWriter
     verbose: bool = False
     """Whether standard error is a terminal, and shows which tools are called."""
+    denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
     _line_open: bool = field(default=False, init=False)
     """Whether the last line has no newline yet."""
     _has_text: bool = field(default=False, init=False)
@@ -160,6 +164,7 @@ class TextReporter:
                 self._has_text, self._gap, self._line_open = True, False, not text.endswith("\n")
                 await self.writer.write(before + text)
         elif isinstance(event, ToolAnswered) and event.code == "denied":
+            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
             print_status(event.text)
         elif isinstance(event, ToolCalled) and self.verbose:
             print_status(f"calling {event.name}")
@@ -182,6 +187,7 @@ class JsonReporter:
 
     writer: StdoutWriter
     stream: bool = False
+    denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
 
     async def report_start(self, start: RunStart) -> None:
         """Print the notes on standard error too, for a program that ignores them in the JSON."""
@@ -192,6 +198,8 @@ class JsonReporter:
 
     async def report_event(self, event: RunEvent) -> None:
         """Write a line if `stream` is set."""
+        if isinstance(event, ToolAnswered) and event.code == "denied":
+            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
         if self.stream:
             await self.writer.write(_format_line(event_to_json(event)))
 

@@ -44,10 +44,6 @@ class PlanMode:
         """Directory for plans, one file each; None if plans are not stored."""
         self._approves = approves
 
-    def is_active(self) -> bool:
-        """Tell whether plan mode is on."""
-        return self.active
-
     def wrap(self, card: Capability) -> Capability:
         """Wrap a card of plan mode so that its marks take effect; for `map_capabilities`."""
         if card.name not in {ENTER, EXIT} or is_foreign(card):

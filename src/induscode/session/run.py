@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
@@ -32,7 +32,7 @@ from induscode.boot.session import open_session
 from induscode.deck.contract import BackendFault, DeckFramework, UnknownCapability
 from induscode.deck.stores import FileCheckpoints, FileMemory
 from induscode.deck.stores.memory_file import MEMORY_NAME
-from induscode.session.contract import ExitCode, RequestBudget, RunPlan, RunResult, ToolAnswered, Usage, signal_code
+from induscode.session.contract import ExitCode, RequestBudget, RunPlan, RunResult, Usage, signal_code
 from induscode.session.delegate import ParentSession, SubSessions
 from induscode.session.models import InvalidAddressError, NoModelError, choose_model
 from induscode.session.output import RunStart, RunSummary, StdoutWriter, create_reporter
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
-    from induscode.session.contract import RunEvent
     from induscode.session.models import ModelChoice
     from induscode.session.output import Reporter
     from induscode.session.permissions import PermissionSetup
@@ -301,8 +300,6 @@ class Run:
     cancel: CancelToken
     notes: list[str]
     """Warnings so far; more are added while the run goes on."""
-    denied: list[JsonObject] = field(default_factory=list["JsonObject"])
-    """Calls that the permissions denied."""
 
     def describe_start(self) -> RunStart:
         """Describe the model, the tools and the servers before the first request."""
@@ -350,7 +347,7 @@ class Run:
         model = await to_thread.run_sync(open_model, self.choice)
         async with ModelLoop(model) as loop:
             budget = RequestBudget(self.invocation.max_requests)
-            session, system_prompt = self.session, self.system_prompt
+            session, system_prompt, report_event = self.session, self.system_prompt, self.reporter.report_event
             node = new_ulid()
             try:
                 await to_thread.run_sync(self.resources.checkpoints.begin, node)
@@ -358,7 +355,7 @@ class Run:
                 self._warn(f"what files held before is not kept: {exc}")
             turns = TurnRecorder(session, self.transcript, node)
             parent = ParentSession(
-                loop, session.deck, self._map_servers, system_prompt, budget, self.report_event, turns.record
+                loop, session.deck, self._map_servers, system_prompt, budget, report_event, turns.record
             )
             self.resources.delegate.attach(parent)
             plan = RunPlan(
@@ -369,7 +366,7 @@ class Run:
                 cancel=self.cancel,
                 budget=budget,
                 history=self.transcript.messages(),
-                sink=self.report_event,
+                sink=report_event,
                 on_turn=turns.record,
                 on_message=partial(to_thread.run_sync, self.resources.read_state.save_message),
             )
@@ -389,12 +386,6 @@ class Run:
         """Map the names of remote tools to their servers."""
         return {card.name: card.ref.server for card in self.session.mcp.capabilities}
 
-    async def report_event(self, event: RunEvent) -> None:
-        """Report an event, and remember a denied call."""
-        if isinstance(event, ToolAnswered) and event.code == "denied":
-            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
-        await self.reporter.report_event(event)
-
     def _warn(self, message: str) -> None:
         self.notes.append(message)
         print_status(message)
@@ -410,7 +401,7 @@ class Run:
             result=result,
             usage=usage or Usage(cost_usd=0.0),
             exit_code=code,
-            denied=tuple(self.denied),
+            denied=tuple(self.reporter.denied),
             notes=tuple(self.notes),
         )
         # A cancelled run reports its summary too, as long as there is a reader.

@@ -151,6 +151,12 @@ async def test_invalid_schema_denies_the_call(work: Path) -> None:
 # -- modes ------------------------------------------------------------------------------------
 
 
+class PlanModeOn:
+    """Plan mode that is on."""
+
+    active = True
+
+
 @pytest.mark.parametrize(
     ("approval", "name", "arguments", "allowed"),
     [
@@ -188,7 +194,7 @@ async def test_approval_all_keeps_deny_rules(work: Path) -> None:
 async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
     plans = work / "plans"
     everything = rules(allow="*; write(**); bash(*); github__*")
-    permissions = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=ApprovalMode.ALL)
+    permissions = Permissions(everything, plan=PlanModeOn(), plans_dir=str(plans), approval=ApprovalMode.ALL)
     assert (await check_call(permissions, "read", work, path="a.txt")).allowed
     assert (await check_call(permissions, "todo_set", work, items=[])).allowed
     assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
@@ -205,7 +211,7 @@ async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
 
 
 async def test_plan_mode_writes_plan_files_without_a_rule(work: Path) -> None:
-    permissions = Permissions(plan=lambda: True, plans_dir=str(work / "plans"))
+    permissions = Permissions(plan=PlanModeOn(), plans_dir=str(work / "plans"))
     assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
 
 

@@ -62,10 +62,7 @@ def load_permissions(invocation: Invocation, mode: PlanMode | None = None) -> Pe
     store = RuleStore()
     startup_rules, notes = load_startup_rules(store, invocation.cwd)
     permissions = Permissions(
-        [*flag_rules, *startup_rules],
-        approval=ApprovalMode(invocation.approval),
-        plan=(lambda: False) if mode is None else mode.is_active,
-        store=store,
+        [*flag_rules, *startup_rules], approval=ApprovalMode(invocation.approval), plan=mode, store=store
     )
 
     def wrap(card: Capability) -> Capability:

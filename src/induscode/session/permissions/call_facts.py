@@ -25,7 +25,7 @@ from induscode.deck.contract import is_foreign, iter_layers
 from induscode.session.permissions.shell.parse import parse_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.ports import Refusal
@@ -142,7 +142,7 @@ async def gather_facts(
     ctx: ToolContext,
     *,
     workspace: str | None = None,
-    shell_folders: Iterable[str] = (),
+    find_shell_folder: Callable[[], str | None] = lambda: None,
 ) -> CallFacts:
     """Gather the facts about a call.
 
@@ -151,7 +151,7 @@ async def gather_facts(
         arguments: Its arguments, prepared.
         ctx: The context in which it will run.
         workspace: The resolved working directory, if it is known already.
-        shell_folders: Directories besides the workspace in which a shell may be.
+        find_shell_folder: Gives the directory of the shell, if it is not the workspace.
     """
     if workspace is None:
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
@@ -169,7 +169,7 @@ async def gather_facts(
         fact = await _resolve_path(ctx, path_given(arguments), writing=_PATH_TOOLS[name])
         return replace(facts, paths=(replace(fact, tree=name in _TREE_TOOLS),))
     if kind is CallKind.COMMAND:
-        return await _add_command(facts, ctx, tuple(shell_folders))
+        return await _add_command(facts, ctx, find_shell_folder())
     url = arguments.get("url")
     return replace(facts, url=url if isinstance(url, str) else None)
 
@@ -194,7 +194,7 @@ def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
     return CallKind.LOOK if looks else CallKind.CHANGE
 
 
-async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folders: tuple[str, ...]) -> CallFacts:
+async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | None) -> CallFacts:
     """Add the parsed command, the files of its redirections, and the sandbox."""
     is_input = facts.arguments.get("action") == "write"
     text = facts.arguments.get("input" if is_input else "command")
@@ -202,12 +202,12 @@ async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folders: tuple[
     if is_input:
         script = replace(script, flaws=("it is typed into a process that runs", *script.flaws))
     cwd = facts.arguments.get("cwd")
-    folders: tuple[str, ...] = (facts.workspace, *shell_folders)
+    folders = [facts.workspace] if shell_folder is None else [facts.workspace, shell_folder]
     paths: list[PathFact] = []
     if isinstance(cwd, str):
         folder = cwd if facts.tool in _JOB_TOOLS else path_given(facts.arguments, "cwd")
         paths.append(await _resolve_path(ctx, folder, writing=False))
-        folders = (paths[0].resolved,)
+        folders = [paths[0].resolved]
     for redirect in script.redirects:
         target = redirect.target.text
         if target is None or target in _STREAMS:

@@ -7,7 +7,7 @@ runs the card with exactly what was checked: the same arguments, and a file syst
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import to_thread
@@ -38,7 +38,7 @@ from induscode.session.permissions.policy import (
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
@@ -67,6 +67,15 @@ class CheckResult:
     """The facts that were checked, with the arguments to run with."""
 
 
+class PlanState(Protocol):
+    """State of plan mode."""
+
+    @property
+    def active(self) -> bool:
+        """Whether plan mode is on."""
+        ...
+
+
 class _ShellFolder:
     """The directory of the shell of one context."""
 
@@ -81,7 +90,7 @@ class Permissions:
         rules: From the command line, the user's store and the project.
         approver: Asks a person; without one, a call that needs a question is denied.
         approval: What happens to calls about which a person would be asked.
-        plan: Tells whether the session is in plan mode.
+        plan: State of plan mode; None if the session has none.
         plans_dir: Directory to which plan mode may write.
         store: Where an answer for always is stored; without one it holds for the session.
     """
@@ -92,7 +101,7 @@ class Permissions:
         *,
         approver: Approver | None = None,
         approval: ApprovalMode = ApprovalMode.ASK,
-        plan: Callable[[], bool] = lambda: False,
+        plan: PlanState | None = None,
         plans_dir: str | None = None,
         store: RuleStore | None = None,
     ) -> None:
@@ -171,16 +180,17 @@ class Permissions:
     # -- deciding -------------------------------------------------------------------------------
 
     async def _gather(self, card: Capability, arguments: JsonObject, ctx: ToolContext) -> CallFacts:
-        folder = self._shell_folders.of(ctx).path
         known = self._workspaces.get(ctx.cwd)
         facts = await gather_facts(
-            card, arguments, ctx, workspace=known, shell_folders=() if folder is None else (folder,)
+            card, arguments, ctx, workspace=known, find_shell_folder=lambda: self._shell_folders.of(ctx).path
         )
         self._workspaces[ctx.cwd] = facts.workspace
         return facts
 
     async def _decide(self, facts: CallFacts) -> Decision:
-        context = PolicyContext(approval=self._approval, plan=self._plan(), plans_dir=self._plans_dir)
+        context = PolicyContext(
+            approval=self._approval, plan=self._plan is not None and self._plan.active, plans_dir=self._plans_dir
+        )
         if not facts.paths and facts.script is None:
             return decide_call(facts, tuple(self._rules), context)
 
