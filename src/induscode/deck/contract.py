@@ -1,12 +1,12 @@
-"""The vocabulary of the deck: what a card is, what it is built from, what can go wrong.
+"""Types of the deck: cards, the handles they are built from, and faults.
 
-Shapes only: nothing here opens a file, starts a process or knows another room of the deck.
+Types only: this module opens no file, starts no process and imports no other module of the deck.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -15,6 +15,7 @@ from indusagi.capabilities.ports import SearchProvider, WebSettings
 from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
 
 ValueT = TypeVar("ValueT")
@@ -25,7 +26,7 @@ _LONGEST_ID = 256
 
 
 class CapabilityId(str):
-    """The name a model calls a card by: checked text. Made by `capability_id`."""
+    """The name a model calls a card by, checked. Build it with `capability_id`."""
 
     __slots__ = ()
 
@@ -33,7 +34,7 @@ class CapabilityId(str):
         """Check the name.
 
         Raises:
-            DeckFault: It is empty, too long, or has characters that cannot be in a name.
+            DeckFault: It is empty, too long, or has invisible characters or spaces.
         """
         if not _is_identifier(name):
             raise DeckFault(
@@ -49,16 +50,16 @@ def _is_identifier(name: object) -> bool:
 
 
 def capability_id(name: str) -> CapabilityId:
-    """Make the id of a card from its name.
+    """Build the id of a card from its name.
 
     Raises:
-        DeckFault: It cannot be one.
+        DeckFault: The name is invalid.
     """
     return CapabilityId(name)
 
 
 def parse_member(kind: type[EnumT], value: EnumT | str) -> EnumT:
-    """Give the member of an enumeration, by itself or by its value.
+    """Return the member of an enumeration, given as itself or as its value.
 
     Raises:
         DeckFault: There is no such member.
@@ -73,11 +74,11 @@ def parse_member(kind: type[EnumT], value: EnumT | str) -> EnumT:
 class Profile(StrEnum):
     """The named selections a session can be provisioned with.
 
-    The names are older than the selections: AUTHORING is the one that only looks.
+    The names are older than the selections: AUTHORING is the read-only one.
     """
 
     AUTHORING = "authoring"
-    """Built-ins that leave everything as it was."""
+    """Read-only built-ins."""
     SURVEY = "survey"
     """Every built-in."""
     ALL = "all"
@@ -88,11 +89,11 @@ class Profile(StrEnum):
 
 
 class Card(Protocol):
-    """One tool of the deck, wherever it comes from."""
+    """One tool of the deck, whatever its source."""
 
     @property
     def name(self) -> str:
-        """The name a model calls it by."""
+        """The name a model calls."""
         ...
 
     @property
@@ -102,7 +103,7 @@ class Card(Protocol):
 
     @property
     def description(self) -> str:
-        """What a model is told about it."""
+        """The description a model is shown."""
         ...
 
     @property
@@ -112,11 +113,11 @@ class Card(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether it leaves everything as it was, so that it needs nobody's leave."""
+        """Whether it changes nothing, so that it runs without a question."""
         ...
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Do the work; what goes wrong comes back as an error result."""
+        """Run the tool; a failure is an error result."""
         ...
 
 
@@ -126,16 +127,16 @@ Capability: TypeAlias = Card
 
 @runtime_checkable
 class DescribedCard(Protocol):
-    """A card that knows more about itself than every card must: annotations, an output schema."""
+    """A card with a complete descriptor: annotations, an output schema."""
 
     @property
     def descriptor(self) -> ToolDescriptor:
-        """What a loop or a client is told about it."""
+        """The descriptor for models and clients."""
         ...
 
 
 def describe(card: Capability) -> ToolDescriptor:
-    """Say what a model is told about a card."""
+    """Return the descriptor of a card."""
     if isinstance(card, DescribedCard):
         return card.descriptor
     return ToolDescriptor(
@@ -145,11 +146,11 @@ def describe(card: Capability) -> ToolDescriptor:
 
 @runtime_checkable
 class ForeignCard(Protocol):
-    """A card whose answers a stranger wrote: what cannot be seen in them is made visible."""
+    """A card whose results another party writes: invisible characters in them are made visible."""
 
     @property
     def foreign(self) -> bool:
-        """Whether that is so."""
+        """Whether another party writes the results."""
         ...
 
 
@@ -217,9 +218,9 @@ def is_foreign(card: Capability) -> bool:
     return any(isinstance(layer, ForeignCard) and layer.foreign for layer in iter_layers(card))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DeckFramework:
-    """Handles that a host may inject; a card does without those that are None."""
+    """Handles that a host may inject; cards work without those that are None."""
 
     read_state: ReadStateHandle | None = None
     checkpoint: CheckpointStore | None = None
@@ -227,15 +228,15 @@ class DeckFramework:
     saas: SaasGatewayPort | None = None
     memory: MemoryStore | None = None
     web: WebSettings | None = None
-    """What the web tools may reach; None: public addresses only."""
+    """The addresses that web tools may reach; None: public ones only."""
     search: Sequence[SearchProvider] = ()
     """The providers of `websearch`, in the order they are asked."""
 
     def check(self) -> None:
-        """Make sure that every handle can do what its cards will ask of it.
+        """Check that every handle has the methods its cards call.
 
         Raises:
-            BackendFault: One lacks a method.
+            BackendFault: A handle lacks a method.
         """
         for name, handle, methods in (
             ("read_state", self.read_state, ("record", "digest")),
@@ -243,9 +244,9 @@ class DeckFramework:
             ("delegate", self.delegate, ("list_agents", "run")),
             ("saas", self.saas, ("discover", "execute")),
             ("memory", self.memory, ("read", "replace", "append")),
-            *(("search", one, ("search",)) for one in self.search),
+            *(("search", provider, ("search",)) for provider in self.search),
         ):
-            missing = [one for one in methods if not callable(getattr(handle, one, None))]
+            missing = [method for method in methods if not callable(getattr(handle, method, None))]
             if handle is not None and missing:
                 raise BackendFault(
                     f"the handle {name!r} ({type(handle).__name__}) cannot be used: it has no "
@@ -253,7 +254,7 @@ class DeckFramework:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeckContext:
     """What a card is built from."""
 
@@ -266,9 +267,9 @@ class DeckContext:
 BuildFn: TypeAlias = Callable[[DeckContext], Capability]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CapabilityCard:
-    """One row of the catalog: what a card is, and how it is made."""
+    """One row of the catalog: the description of a card and its builder."""
 
     id: CapabilityId
     title: str
@@ -278,11 +279,11 @@ class CapabilityCard:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", CapabilityId(self.id))
-        members = tuple(parse_member(Profile, one) for one in self.profiles)
+        members = tuple(parse_member(Profile, profile) for profile in self.profiles)
         object.__setattr__(self, "profiles", members)
 
     def in_profile(self, profile: Profile | str) -> bool:
-        """Tell whether a profile selects this row; ALL selects every row that is in any.
+        """Tell whether a profile selects this row; ALL selects every row that belongs to any profile.
 
         Raises:
             DeckFault: There is no such profile.
@@ -295,8 +296,8 @@ def build_card(card: CapabilityCard, ctx: DeckContext) -> Capability:
     """Build the card of a row.
 
     Raises:
-        BuildFailed: Its builder raised, or gave something that is not a card.
-        DeckFault: What the builder itself says about a handle.
+        BuildFailed: Its builder raised, or returned something other than a card.
+        DeckFault: The builder's own fault about a handle.
     """
     try:
         built = card.build(ctx)
@@ -304,10 +305,10 @@ def build_card(card: CapabilityCard, ctx: DeckContext) -> Capability:
         raise
     except Exception as exc:
         raise BuildFailed(card.id, describe_error(exc)) from exc
-    lacking = [one for one in _CARD_MEMBERS if not hasattr(built, one)]
-    if lacking:
-        what = f"its builder gave {type(built).__name__}, which has no {', '.join(lacking)}"
-        raise BuildFailed(card.id, what)
+    missing = [member for member in _CARD_MEMBERS if not hasattr(built, member)]
+    if missing:
+        reason = f"its builder gave {type(built).__name__}, which has no {', '.join(missing)}"
+        raise BuildFailed(card.id, reason)
     return built
 
 
@@ -318,19 +319,19 @@ _CARD_MEMBERS = ("name", "label", "description", "parameters", "read_only", "run
 
 
 class CheckpointStore(Protocol):
-    """Keeps what files held before the deck changed them."""
+    """Stores the contents of files before the deck changes them."""
 
     def record(self, path: str, previous: bytes | None) -> None:
-        """Keep the bytes that stood at an absolute path; None if there was no such file.
+        """Store the content of a file; None if there was no file.
 
-        Of several records of one path under the present node the first counts.
+        Of several records of one path under the present node the first applies.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DelegateRequest:
-    """A piece of work for somebody else."""
+    """Work for a sub-agent."""
 
     objective: str
     agent: str | None = None
@@ -340,14 +341,14 @@ class DelegateRequest:
     timeout_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DelegateReport:
-    """What came of it; not `ok` means that it ended early, and the text holds what there is."""
+    """The result of delegated work; without `ok` it ended early, and the text holds the partial result."""
 
     ok: bool
     text: str
     id: str | None = None
-    """Under which it can be resumed."""
+    """The id for `resume`."""
     reason: str | None = None
     """Why it ended early: `turns`, `time`, `error`, `cancelled`."""
     files: tuple[str, ...] = ()
@@ -357,39 +358,39 @@ class DelegateRunner(Protocol):
     """Runs sub-agents."""
 
     def list_agents(self) -> Sequence[str]:
-        """Name the agents there are."""
+        """List the names of the agents."""
         ...
 
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
-        """Have a piece of work done."""
+        """Run a sub-agent."""
         ...
 
 
 class SaasGatewayPort(Protocol):
-    """Reaches actions of services that somebody else has connected."""
+    """Finds and runs actions of services that the host has connected."""
 
     async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         """Find actions by what they do."""
         ...
 
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
-        """Run an action under the name its vendor gave it."""
+        """Run an action by its vendor's name."""
         ...
 
 
 class MemoryStore(Protocol):
-    """Holds the notes of a project or a session."""
+    """Stores the notes of a project or a session."""
 
     async def read(self) -> str:
-        """Give the notes."""
+        """Return the notes."""
         ...
 
     async def replace(self, content: str) -> None:
-        """Write the notes anew."""
+        """Replace the notes."""
         ...
 
     async def append(self, content: str) -> None:
-        """Add to the notes."""
+        """Append to the notes."""
         ...
 
 
@@ -397,7 +398,7 @@ class MemoryStore(Protocol):
 
 
 class DeckFault(CoreError):
-    """Something the deck cannot do."""
+    """A fault of the deck."""
 
 
 class UnknownCapability(DeckFault):
@@ -419,12 +420,12 @@ class BuildFailed(DeckFault):
 
 
 class BridgeFault(DeckFault):
-    """An MCP configuration cannot be used."""
+    """An invalid MCP configuration, key or ledger operation."""
 
 
 class BackendFault(DeckFault):
-    """A handle that was injected cannot be used."""
+    """An injected handle is unusable."""
 
 
 DeckResult: TypeAlias = ValueT | DeckFault
-"""What an operation of the deck comes to, where a fault is carried instead of raised."""
+"""The result of an operation that returns its fault instead of raising it."""

@@ -1,50 +1,50 @@
-"""What a configuration file of one product or another says, in our words: one function each.
+"""Dialects: one function for each program whose configuration files can be read.
 
-Every function takes the document and gives rows of plain fields, under the names that `rows`
-reads. None of them opens a file, and none of them expands a variable.
+Every function takes a document and yields rows of plain fields, under the names that `rows` parses. It opens no file
+and expands no variable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
 from induscode.deck.mcp.config.expansion import Expansion
 
 
 class RawRow(NamedTuple):
-    """One server as a file has it; anything may stand among its fields."""
+    """One server as a file has it; its fields are unchecked."""
 
     name: str
     fields: JsonValue
     project: str | None = None
-    """The folder that it is for, where one file has servers for several folders."""
+    """Its directory, where one file has servers for several directories."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dialect:
-    """One way to write a configuration."""
+    """The configuration format of one program."""
 
     name: str
     expansion: Expansion
     read_rows: Callable[[JsonObject], Iterator[RawRow]]
     matches: Callable[[JsonObject], bool]
-    """Whether a document whose origin is unknown is written in it."""
+    """Whether a document of unknown origin is written in it."""
     holds: Callable[[JsonObject], bool] | None = None
-    """Whether a document of this product has servers; None: the same question as `matches`."""
+    """Whether a document of this program has servers; None: the same as `matches`."""
 
     def has_servers(self, document: JsonObject) -> bool:
-        """Tell whether a document that is known to be of this product has servers."""
+        """Tell whether a document that is known to belong to this program has servers."""
         return (self.holds or self.matches)(document)
 
 
 def _under(document: JsonObject, *keys: str) -> JsonObject | None:
-    found: JsonValue = document
+    value: JsonValue = document
     for key in keys:
-        found = found.get(key) if is_json_object(found) else None
-    return found if is_json_object(found) else None
+        value = value.get(key) if is_json_object(value) else None
+    return value if is_json_object(value) else None
 
 
 def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
@@ -56,7 +56,7 @@ def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
 
 
 def indus(document: JsonObject) -> Iterator[RawRow]:
-    """Read `servers`: a list of rows with a name each, or an object of rows by name."""
+    """Read `servers`: a list of rows with names, or an object of rows by name."""
     servers = document.get("servers")
     if isinstance(servers, list):
         for row in servers:
@@ -75,17 +75,17 @@ def claude_desktop(document: JsonObject) -> Iterator[RawRow]:
 
 
 def claude_code(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, of the user and of every folder below `projects` (the scope `local`)."""
+    """Read `mcpServers` of the user and of every directory in `projects` (the scope `local`)."""
     yield from _rows(_under(document, "mcpServers"))
     for folder, project in (_under(document, "projects") or {}).items():
         if is_json_object(project):
-            for draft in _rows(_under(project, "mcpServers")):
-                yield draft._replace(project=folder)
+            for row in _rows(_under(project, "mcpServers")):
+                yield row._replace(project=folder)
 
 
 def _has_claude_servers(document: JsonObject) -> bool:
     projects = (_under(document, "projects") or {}).values()
-    return any(_under(one, "mcpServers") for one in (document, *projects) if is_json_object(one))
+    return any(_under(scope, "mcpServers") for scope in (document, *projects) if is_json_object(scope))
 
 
 def vscode(document: JsonObject) -> Iterator[RawRow]:
@@ -99,11 +99,11 @@ def cursor(document: JsonObject) -> Iterator[RawRow]:
 
 
 def codex(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcp_servers`; secrets are handed on by the names of variables."""
-    yield from _converted(_under(document, "mcp_servers"), _codex_row)
+    """Read `mcp_servers`; secrets are passed by the names of variables."""
+    yield from _convert_rows(_under(document, "mcp_servers"), _codex_row)
 
 
-def _converted(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[RawRow]:
+def _convert_rows(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[RawRow]:
     for name, row, _ in _rows(servers):
         yield RawRow(name, convert(row) if is_json_object(row) else row)
 
@@ -125,12 +125,12 @@ def _codex_row(row: JsonObject) -> JsonObject:
         fields.setdefault("startup_timeout_sec", milliseconds / 1000)
     names = fields.get("env_vars")
     if isinstance(names, list):
-        fields["env_vars"] = [one.get("name") if is_json_object(one) else one for one in names]
+        fields["env_vars"] = [name.get("name") if is_json_object(name) else name for name in names]
     return fields
 
 
 def gemini(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where `url` is the old transport and `httpUrl` the present one."""
+    """Read `mcpServers`, where `url` is SSE and `httpUrl` Streamable HTTP."""
     allowed = _names(document, "allowed")
     excluded = _names(document, "excluded") or ()
     for name, row, _ in _rows(_under(document, "mcpServers")):
@@ -149,18 +149,18 @@ def gemini(document: JsonObject) -> Iterator[RawRow]:
 
 
 def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
-    found = (_under(document, "mcp") or {}).get(key)
-    return found if isinstance(found, list) else None
+    names = (_under(document, "mcp") or {}).get(key)
+    return names if isinstance(names, list) else None
 
 
 def opencode(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcp` (version 1), where a command is a list."""
-    yield from _converted(_under(document, "mcp"), _opencode_row)
+    yield from _convert_rows(_under(document, "mcp"), _opencode_row)
 
 
 def opencode_v2(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcp.servers` (version 2)."""
-    yield from _converted(_under(document, "mcp", "servers"), _opencode_row)
+    yield from _convert_rows(_under(document, "mcp", "servers"), _opencode_row)
 
 
 def _opencode_row(row: JsonObject) -> JsonObject:
@@ -172,14 +172,14 @@ def _opencode_row(row: JsonObject) -> JsonObject:
 
 
 def _is_opencode_v2(document: JsonObject) -> bool:
-    """Tell whether `mcp.servers` holds servers, and is not itself a server called `servers`."""
+    """Tell whether `mcp.servers` holds servers, and is not itself a server named `servers`."""
     servers = _under(document, "mcp", "servers")
     return servers is not None and not {"command", "url"} & servers.keys()
 
 
 def windsurf(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
-    yield from _converted(_under(document, "mcpServers"), _windsurf_row)
+    yield from _convert_rows(_under(document, "mcpServers"), _windsurf_row)
 
 
 def _windsurf_row(row: JsonObject) -> JsonObject:
@@ -191,8 +191,8 @@ def _windsurf_row(row: JsonObject) -> JsonObject:
 
 
 def zed(document: JsonObject) -> Iterator[RawRow]:
-    """Read `context_servers`; a command used to be an object with a path."""
-    yield from _converted(_under(document, "context_servers"), _zed_row)
+    """Read `context_servers`; older files have an object with a path as command."""
+    yield from _convert_rows(_under(document, "context_servers"), _zed_row)
 
 
 def _zed_row(row: JsonObject) -> JsonObject:
@@ -205,13 +205,13 @@ def _zed_row(row: JsonObject) -> JsonObject:
 
 
 def amp(document: JsonObject) -> Iterator[RawRow]:
-    """Read `amp.mcpServers`, which is one key with a dot in it."""
+    """Read `amp.mcpServers`, one key with a dot."""
     yield from _rows(_under(document, "amp.mcpServers"))
 
 
 def copilot(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where `tools` is a list of tools or a star for all of them."""
-    yield from _converted(_under(document, "mcpServers"), _copilot_row)
+    """Read `mcpServers`, where `tools` is a list of tools, or `*` for all."""
+    yield from _convert_rows(_under(document, "mcpServers"), _copilot_row)
 
 
 def _copilot_row(row: JsonObject) -> JsonObject:
@@ -224,7 +224,7 @@ def _copilot_row(row: JsonObject) -> JsonObject:
 
 def cline(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
-    yield from _converted(_under(document, "mcpServers"), _cline_row)
+    yield from _convert_rows(_under(document, "mcpServers"), _cline_row)
 
 
 def _cline_row(row: JsonObject) -> JsonObject:
@@ -239,7 +239,7 @@ def _cline_row(row: JsonObject) -> JsonObject:
     return fields
 
 
-# -- which one it is --------------------------------------------------------------------------
+# -- detection --------------------------------------------------------------------------
 
 
 def _has(*keys: str) -> Callable[[JsonObject], bool]:
@@ -258,8 +258,8 @@ def _is_gemini(document: JsonObject) -> bool:
 _HAS_MCP_SERVERS = _has("mcpServers")
 
 
-def _unrecognizable(document: JsonObject) -> bool:
-    """Recognize nothing: a file in such a dialect is known by its name alone."""
+def _matches_nothing(document: JsonObject) -> bool:
+    """Match nothing: a file in such a dialect is recognized by its name only."""
     return False
 
 
@@ -271,10 +271,10 @@ DIALECTS: dict[str, Dialect] = {
         Dialect("zed", "none", zed, _has("context_servers")),
         Dialect("amp", "shell", amp, _has("amp.mcpServers")),
         Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
-        Dialect("qwen", "dollar", gemini, _unrecognizable, _HAS_MCP_SERVERS),
-        Dialect("windsurf", "editor", windsurf, _unrecognizable, _HAS_MCP_SERVERS),
-        Dialect("copilot", "shell", copilot, _unrecognizable, _HAS_MCP_SERVERS),
-        Dialect("cline", "none", cline, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("qwen", "dollar", gemini, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", windsurf, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", copilot, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("cline", "none", cline, _matches_nothing, _HAS_MCP_SERVERS),
         Dialect(
             "claude-code",
             "shell",
@@ -316,18 +316,18 @@ _BY_FILE = (
 
 
 def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
-    """Find out how a document is written: by the name of its file, else by what stands in it."""
+    """Detect the dialect of a document by the name of its file, or else by its keys."""
     name = path.replace("\\", "/")
     for ending, program in _BY_FILE:
         if name.endswith(f"/{ending}") or name == ending:
-            found = find_dialect(program, document)
-            if found is not None:
-                return found
-    return next((one for one in DIALECTS.values() if one.matches(document)), None)
+            dialect = find_dialect(program, document)
+            if dialect is not None:
+                return dialect
+    return next((dialect for dialect in DIALECTS.values() if dialect.matches(document)), None)
 
 
 def find_dialect(program: str, document: JsonObject) -> Dialect | None:
-    """Give the dialect of a file that is known to be a program's; None if it has no servers."""
+    """Return the dialect of a file that is known to belong to a program; None if it has no servers."""
     if program == "opencode" and DIALECTS["opencode-v2"].matches(document):
         return DIALECTS["opencode-v2"]
     return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

@@ -1,9 +1,9 @@
 """References in a row: the variables and files whose values expansion puts into it.
 
-A reference is shown as it is written, wherever a person decides about a server or looks at one: the
-name of a variable is what the decision is about, and its value is not known yet. Literal values
-beside it stay hidden. What is found here is what `expansion.expand` replaces (both use the same
-patterns), and the names in a default, which another reader of the file may replace.
+A reference is shown as written wherever a person decides about a server or looks at one: the decision is about the name
+of the variable, and its value is unknown yet. Literal values beside it stay hidden. The references are those that
+`expansion.expand` replaces (both use the same patterns), and names in a default, which another program that reads the
+file may replace.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from indusagi.core.json import JsonObject
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp.config.expansion import Expansion, parse_reference, reference_pattern
 from induscode.deck.mcp.config.rows import ServerRow
@@ -37,29 +38,29 @@ _URL_PARTS = re.compile(
     r"(?:\?(?P<query>[^#]*))?(?:#(?P<fragment>.*))?",
     re.DOTALL,
 )
-"""The five parts of a URL: RFC 3986, appendix B."""
+"""The five parts of a URL: RFC 3986 appendix B (https://www.rfc-editor.org/rfc/rfc3986#appendix-B)."""
 _FIRST_MARK = 0xE000
 _MARKS = range(_FIRST_MARK, 0xF900)
-"""Private-use characters that stand for references while a URL is taken apart: a reference may
-hold `?`, `#` or `@` in its default."""
+"""Private-use characters that replace references while a URL is split: a reference may hold `?`, `#` or `@` in its
+default."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reference:
-    """A variable or a file whose value would be given away."""
+    """A variable or a file whose value would be disclosed."""
 
     written: str
-    """As the row has it: `${GITHUB_TOKEN}`."""
+    """As written in the row: `${GITHUB_TOKEN}`."""
     name: str
     """The variable, or the path of the file."""
     place: str
-    """Where the value would be put: `header "Authorization"`."""
+    """The place of the value: `header "Authorization"`."""
     recipient: str
-    """Who would get it: the host of the address, or the program."""
+    """The receiver of the value: the host of the address, or the program."""
     looks_secret: bool
 
     def as_json(self) -> JsonObject:
-        """Give it for `--json`."""
+        """Return the facts for `--json`."""
         return {
             "written": hide_shapes(self.written),
             "place": self.place,
@@ -69,13 +70,13 @@ class Reference:
 
     @property
     def warning(self) -> str:
-        """Name the secret, where it stands and who gets it."""
+        """The secret, its place and its receiver."""
         shown = hide_shapes(self.written)
         return f"{shown} looks like a secret: {self.recipient} gets its value, in {self.place}."
 
 
 def find_references(row: ServerRow) -> Sequence[Reference]:
-    """List every reference of a row, in the order of its fields, and who would get its value."""
+    """List the references of a row, in the order of its fields."""
     return tuple(dict.fromkeys(_find(row)))
 
 
@@ -104,25 +105,26 @@ def _find(row: ServerRow) -> Iterator[Reference]:
 
 
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
-    for found in reference_pattern(rule).finditer(text):
-        name, is_file = parse_reference(rule, found)
-        yield Reference(found[0], name, place, recipient, is_file or looks_secret(name))
-        for inner in _NESTED.finditer(found[0], 1 + len(name)):
+    for match in reference_pattern(rule).finditer(text):
+        name, is_file = parse_reference(rule, match)
+        yield Reference(match[0], name, place, recipient, is_file or looks_secret(name))
+        for inner in _NESTED.finditer(match[0], 1 + len(name)):
             nested = inner[1] or inner[2]
             written = f"${{{nested}}}" if inner[1] else f"{inner[0]}}}"
             yield Reference(written, nested, place, recipient, looks_secret(nested))
 
 
 def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference]:
-    """List the references of a URL; one in place of a password is a secret by any name."""
+    """Yield the references of a URL; one in place of a password counts as a secret."""
     marked, references = _mark_references(url, rule)
     user, _, _ = (_split_url(marked)["authority"] or "").rpartition("@")
     first, colon, password = user.partition(":")
     credentials = {
         references[ord(char) - _FIRST_MARK] for char in (password if colon else first) if ord(char) in _MARKS
     }
-    for one in _references(url, rule, place, url_host(url, rule)):
-        yield replace(one, looks_secret=True) if hide_shapes(one.written) in credentials else one
+    for reference in _references(url, rule, place, url_host(url, rule)):
+        is_credential = hide_shapes(reference.written) in credentials
+        yield replace(reference, looks_secret=True) if is_credential else reference
 
 
 def looks_secret(name: str) -> bool:
@@ -131,7 +133,7 @@ def looks_secret(name: str) -> bool:
 
 
 def quote(text: str) -> str:
-    """Write a text so that every character can be seen, and the whole of it."""
+    """Quote a text in ASCII, with every character visible."""
     return json.dumps(text, ensure_ascii=True)
 
 
@@ -139,15 +141,15 @@ def quote(text: str) -> str:
 
 
 def show_value(text: str, rule: Expansion) -> str | None:
-    """Show a value: its references as written, its literal parts hidden; None without references.
+    """Show a value with its references as written and its literal parts hidden; None without references.
 
-    The word before a credential (`Bearer`, RFC 9110 section 11.1) is no secret and stays.
+    The scheme before a credential (`Bearer`, RFC 9110 §11.1) stays.
     """
-    shown, at, there = "", 0, False
-    for found in reference_pattern(rule).finditer(text):
-        shown += _hide_literal(text[at : found.start()]) + hide_shapes(found[0])
-        at, there = found.end(), True
-    return shown + _hide_literal(text[at:]) if there else None
+    shown, end, has_reference = "", 0, False
+    for match in reference_pattern(rule).finditer(text):
+        shown += _hide_literal(text[end : match.start()]) + hide_shapes(match[0])
+        end, has_reference = match.end(), True
+    return shown + _hide_literal(text[end:]) if has_reference else None
 
 
 def _hide_literal(text: str) -> str:
@@ -155,7 +157,7 @@ def _hide_literal(text: str) -> str:
 
 
 def show_url(url: str, rule: Expansion = "none") -> str:
-    """Show where an address leads: credentials and the query hidden, references as written."""
+    """Show a URL with its references as written; credentials and query are hidden."""
     marked, references = _mark_references(url, rule)
     parts = _split_url(marked)
     if parts["authority"] is None:
@@ -171,7 +173,7 @@ def show_url(url: str, rule: Expansion = "none") -> str:
 
 
 def url_host(url: str, rule: Expansion) -> str:
-    """Give the host of an address as it is written, with its port."""
+    """Return the host of a URL as written, with its port."""
     marked, references = _mark_references(url, rule)
     authority = _split_url(marked)["authority"]
     host = (authority or "").rpartition("@")[2]
@@ -179,20 +181,20 @@ def url_host(url: str, rule: Expansion) -> str:
 
 
 def _split_url(text: str) -> dict[str, str | None]:
-    found = _URL_PARTS.fullmatch(text)
-    assert found is not None, "every part is optional"
-    return found.groupdict()
+    match = _URL_PARTS.fullmatch(text)
+    assert match is not None, "every part is optional"
+    return match.groupdict()
 
 
 def _mark_references(text: str, rule: Expansion) -> tuple[str, list[str]]:
-    marked, references, at = "", list[str](), 0
-    for found in reference_pattern(rule).finditer(text):
-        marked += _drop_marks(text[at : found.start()]) + chr(_FIRST_MARK + len(references))
-        references.append(hide_shapes(found[0]))
-        at = found.end()
+    marked, references, end = "", list[str](), 0
+    for match in reference_pattern(rule).finditer(text):
+        marked += _drop_marks(text[end : match.start()]) + chr(_FIRST_MARK + len(references))
+        references.append(hide_shapes(match[0]))
+        end = match.end()
         if len(references) == len(_MARKS):
             break
-    return marked + _drop_marks(text[at:]), references
+    return marked + _drop_marks(text[end:]), references
 
 
 def _drop_marks(text: str) -> str:
