@@ -220,7 +220,7 @@ async def test_a_file_that_somebody_else_changed_is_left_alone_unless_asked(work
     (step,) = await store.preview("n", ctx.fs)
     assert (step.action, step.conflict) == ("delete", True)
     kept = await store.restore("n", ctx.fs)
-    assert kept.left == ((str(work / "a"), "somebody else changed it since"),)
+    assert kept.left == ((str(work / "a"), "another program has changed it since"),)
     assert (work / "a").read_text(encoding="utf-8") == "theirs"
     forced = await store.restore("n", ctx.fs, insist={str(work / "a")})
     assert forced.done == (str(work / "a"),)

@@ -1,12 +1,12 @@
-"""The native tools of the framework as cards: one table, and every view of it derived.
+"""Native tools of the framework as cards: one table, from which every view is derived.
 
-The framework owns what a tool does; the deck adds a title, a summary and the profiles.
+The framework defines what a tool does; the deck adds a title, a summary and the profiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import TypeAlias, cast
@@ -15,6 +15,7 @@ from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.json import JsonValue
+from indusagi.core.records import record
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolResult
 from induscode.deck.contract import (
     Capability,
@@ -34,7 +35,7 @@ BridgeBuilder: TypeAlias = Callable[[DeckContext], Capability]
 
 
 class BuiltinCard:
-    """A native tool under the title of the deck."""
+    """A native tool with a title of the deck."""
 
     def __init__(self, tool: DefinedTool, title: str, *, read_only: bool) -> None:
         self._tool = tool
@@ -47,36 +48,36 @@ class BuiltinCard:
 
     @property
     def name(self) -> str:
-        """The name a model calls it by."""
+        """The name a model calls."""
         return self._tool.name
 
     @property
     def label(self) -> str:
-        """The title of the deck."""
+        """The title."""
         return self.descriptor.title or self.name
 
     @property
     def description(self) -> str:
-        """What a model is told about it."""
+        """The description a model is shown."""
         return self._tool.description
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of its arguments."""
+        """The schema of the arguments."""
         return self._tool.parameters
 
     @property
     def read_only(self) -> bool:
-        """Whether it leaves everything as it was."""
+        """Whether it changes nothing."""
         return self._read_only
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Do the work."""
+        """Run the tool."""
         call = ToolCall(f"{self.name}-builtin", self.name, arguments)
         return (await self._tool.invoke(call, ctx)).result
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BuiltinDescriptor:
     """One row of the table."""
 
@@ -87,15 +88,15 @@ class BuiltinDescriptor:
     build: BridgeBuilder = field(compare=False, repr=False)
 
     def card(self) -> CapabilityCard:
-        """Give it as a row of the catalog."""
+        """Return the row of the catalog."""
         return CapabilityCard(self.id, self.title, self.summary, self.profiles, self.build)
 
 
 def _row(name: str, title: str, summary: str, profiles: tuple[Profile, ...]) -> BuiltinDescriptor:
     def build(_: DeckContext) -> Capability:
-        from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — a list needs no tools
+        from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — a listing loads no tools
 
-        # Being in AUTHORING is what makes a built-in read-only: there is no second place to say it.
+        # AUTHORING is the read-only profile: no second table says which tools change nothing.
         return BuiltinCard(native_tool(name), title, read_only=Profile.AUTHORING in profiles)
 
     return BuiltinDescriptor(capability_id(name), title, summary, profiles, build)
@@ -103,7 +104,7 @@ def _row(name: str, title: str, summary: str, profiles: tuple[Profile, ...]) -> 
 
 @cache
 def builtin_descriptors() -> tuple[BuiltinDescriptor, ...]:
-    """Give the twelve rows, in the order of the catalog."""
+    """Return the twelve rows, in the order of the catalog."""
     return (
         _row("read", "Read file", "Read a file, page by page", READ_ONLY),
         _row("ls", "List directory", "List what is in a directory", READ_ONLY),
@@ -122,7 +123,7 @@ def builtin_descriptors() -> tuple[BuiltinDescriptor, ...]:
 
 @cache
 def builtin_bridge() -> Mapping[CapabilityId, BuiltinDescriptor]:
-    """Give the rows by id."""
+    """Return the rows by id."""
     return MappingProxyType({row.id: row for row in builtin_descriptors()})
 
 
@@ -132,12 +133,12 @@ def builtin_ids() -> Sequence[CapabilityId]:
 
 
 def builtin_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
-    """Give the profiles of every row."""
+    """Return the profiles of every row."""
     return {row.id: row.profiles for row in builtin_descriptors()}
 
 
 def builtin_cards() -> Sequence[CapabilityCard]:
-    """Give every row as one of the catalog."""
+    """Return the rows of the catalog."""
     return tuple(row.card() for row in builtin_descriptors())
 
 
@@ -145,7 +146,7 @@ def build_builtin(identity: str, ctx: DeckContext) -> Capability:
     """Build one built-in.
 
     Raises:
-        UnknownCapability: There is none of this id.
+        UnknownCapability: The id is unknown.
     """
     row = builtin_bridge().get(cast("CapabilityId", identity))
     if row is None:

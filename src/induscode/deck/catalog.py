@@ -1,4 +1,4 @@
-"""The catalog: the built-ins, then the app cards. One tuple, and every look-up derived from it."""
+"""The catalog: built-ins, then app cards, in one tuple from which every look-up is derived."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _PLAN_CARDS = frozenset({"enter_plan_mode", "exit_plan_mode"})
 
 @cache
 def capability_cards() -> tuple[CapabilityCard, ...]:
-    """Give the catalog; every call gives the same one."""
+    """Return the catalog; every call returns the same tuple."""
     return (*builtin_cards(), *app_novel_cards())
 
 
 @cache
 def capability_index() -> Mapping[CapabilityId, int]:
-    """Give the place of every id in the catalog; of two rows of one id the first counts."""
-    places: dict[CapabilityId, int] = {}
-    for place, card in enumerate(capability_cards()):
-        places.setdefault(card.id, place)
-    return MappingProxyType(places)
+    """Return the index of every id in the catalog; of two rows with one id the first applies."""
+    indexes: dict[CapabilityId, int] = {}
+    for index, card in enumerate(capability_cards()):
+        indexes.setdefault(card.id, index)
+    return MappingProxyType(indexes)
 
 
 def capability_ids() -> Sequence[CapabilityId]:
-    """List the ids, in the order of the catalog."""
+    """List the ids in the order of the catalog."""
     return tuple(card.id for card in capability_cards())
 
 
 def has_capability(identity: str) -> bool:
-    """Tell whether the catalog has a row of this id."""
+    """Tell whether the catalog has a row with this id."""
     return find_card(identity) is not None
 
 
 def find_card(identity: str) -> CapabilityCard | None:
     """Find a row by its id."""
-    place = capability_index().get(cast("CapabilityId", identity))
-    return None if place is None else capability_cards()[place]
+    index = capability_index().get(cast("CapabilityId", identity))
+    return None if index is None else capability_cards()[index]
 
 
 def card_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
-    """Give the profiles of every row."""
+    """Return the profiles of every row."""
     return {card.id: card.profiles for card in capability_cards()}
 
 
@@ -65,7 +65,9 @@ def cards_for_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
 
 
 def find_missing_backend(name: str, framework: DeckFramework, *, plan_mode: bool = False) -> str | None:
-    """Say what a card would need to do anything in this run; None if it has it.
+    """Find what a card lacks to be of use in this run; None if nothing.
+
+    A run shows a model only usable cards: a card that fails every call costs tokens in every request.
 
     Args:
         name: The card.

@@ -1,4 +1,4 @@
-"""Puts a deck together: a profile selects rows of the catalog, and each row builds its card."""
+"""Provisioning: a profile selects rows of the catalog, each row builds its card, and the deck becomes a toolbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def provision_deck(profile: Profile | str, ctx: DeckContext) -> ToolDeck:
 
     Raises:
         DeckFault: There is no such profile.
-        BackendFault: A handle of the context cannot be used.
+        BackendFault: A handle of the context is unusable.
         BuildFailed: A card could not be built.
     """
     cards = build_selected(cards_for_deck_profile(profile), ctx)
@@ -42,10 +42,10 @@ def cards_for_deck_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
 
 
 def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequence[Capability]:
-    """Build the cards of rows; those that change files keep checkpoints if there is a store.
+    """Build the cards of rows; cards that change files record checkpoints if there is a store.
 
     Raises:
-        BackendFault: A handle of the context cannot be used.
+        BackendFault: A handle of the context is unusable.
         BuildFailed: A card could not be built.
     """
     ctx.framework.check()
@@ -53,7 +53,7 @@ def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequenc
 
 
 def base_context(ctx: DeckContext) -> ToolContext:
-    """Make the context that the cards of a deck run in, all their life."""
+    """Build the context that the cards of a deck run in."""
     read_state = ctx.framework.read_state or ReadState()
     shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox))
     handles = ctx.framework
@@ -62,7 +62,7 @@ def base_context(ctx: DeckContext) -> ToolContext:
 
 
 class ToolDeck:
-    """Cards in order. Whatever changes a deck gives a new one; the context is shared."""
+    """Cards in order. Every change returns a new deck; the context is shared."""
 
     def __init__(self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = ()) -> None:
         self._cards = tuple(cards)
@@ -74,15 +74,15 @@ class ToolDeck:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What was left out, and why."""
+        """The cards that were left out, with reasons."""
         return self._notes
 
     def tools(self) -> list[Capability]:
-        """Give the cards, as a list of the caller's own."""
+        """Return the cards as a new list."""
         return list(self._cards)
 
     def graft(self, extra: Iterable[Capability]) -> ToolDeck:
-        """Add cards at the end; one whose name is taken is left out, and a note says so."""
+        """Append cards; a card whose name is taken is left out with a note."""
         names = {card.name for card in self._cards}
         added: list[Capability] = []
         notes = list(self._notes)
@@ -96,16 +96,16 @@ class ToolDeck:
         return ToolDeck((*self._cards, *added), self.context, notes)
 
     def map_capabilities(self, change: Callable[[Capability], Capability]) -> ToolDeck:
-        """Put `change(card)` in the place of every card."""
+        """Replace every card by `change(card)`."""
         return ToolDeck((change(card) for card in self._cards), self.context, self._notes)
 
     def retain(self, keep: Callable[[Capability], bool]) -> ToolDeck:
-        """Keep only the cards that `keep` says yes to."""
+        """Keep the cards for which `keep` returns True."""
         kept = (card for card in self._cards if keep(card))
         return ToolDeck(kept, self.context, self._notes)
 
     def into_tool_box(self) -> DeckToolBox:
-        """Give the deck as a box."""
+        """Return the deck as a toolbox."""
         return DeckToolBox(DeckRunner({card.name: card for card in self._cards}, self.context))
 
 
@@ -119,13 +119,13 @@ class DeckRunner(RegistryRunner):
 
 @record
 class DeckToolBox:
-    """The cards of a deck, as they were when the box was made."""
+    """The cards of a deck when the toolbox was made."""
 
     runner: DeckRunner
 
     @property
     def context(self) -> ToolContext:
-        """What every card runs in; close it when the session ends."""
+        """The context of every card; close it when the session ends."""
         return self.runner.context
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
@@ -134,5 +134,5 @@ class DeckToolBox:
 
 
 def project_result(result: ToolResult) -> JsonValue:
-    """Fold a result into one value: a lone text or JSON block itself, everything else a list."""
+    """Fold a result into one value: a single text or JSON block itself, anything else a list."""
     return project_content(result.content)

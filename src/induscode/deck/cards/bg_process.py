@@ -1,7 +1,7 @@
-"""`bg-process`: background commands of the deck's own, beside the jobs of the `process` tool.
+"""`bg-process`: background commands of the deck, beside the jobs of the `process` tool.
 
-One engine, two tables: what one of them starts, the other does not list. The output of every
-command is also kept in a file beside the project, where people look for it.
+Both use one engine with separate tables: neither lists the other's commands. The output of every command also goes to a
+file in the project, where people look for it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class DaemonTable:
         self._table: JobTable | None = None
 
     def of(self, ctx: ToolContext) -> JobTable:
-        """Give the table, which ends with the context it is first used in."""
-        from indusagi.capabilities.jobs.table import JobTable  # noqa: PLC0415 — when one is started
+        """Return the table, which ends with the context it is first used in."""
+        from indusagi.capabilities.jobs.table import JobTable  # noqa: PLC0415 — loaded when a command is started
 
         if self._table is None:
             self._table = JobTable("bg", capture_dir=CAPTURE_DIRNAME)
@@ -55,7 +55,7 @@ class DaemonTable:
 
 
 def daemon_card() -> CapabilityCard:
-    """Give the row of the catalog."""
+    """Return the row of the catalog."""
     identity, summary = capability_id("bg-process"), "Run commands in the background"
     return CapabilityCard(identity, "Background process", summary, (Profile.ALL,), _build)
 
@@ -64,7 +64,7 @@ def _build(_: DeckContext) -> Capability:
     daemons = DaemonTable()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        from indusagi.capabilities.tools.process import run_action  # noqa: PLC0415 — when it is used
+        from indusagi.capabilities.tools.process import run_action  # noqa: PLC0415 — loaded when the card is used
 
         return await run_action(daemons.of(ctx), arguments, ctx)
 

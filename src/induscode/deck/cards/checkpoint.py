@@ -1,7 +1,7 @@
-"""Keeps what a file held before `write` or `edit` changes it, so that it can be put back.
+"""Checkpoints: records the content of a file before `write` or `edit` changes it, so that it can be restored.
 
-The wrapped card looks exactly like the card inside. Keeping is done as well as it can be: what
-cannot be read or kept never stands in the way of the change, but the answer says so.
+The wrapped card has the same name and schema as the inner card. A content that cannot be read or stored never prevents
+the change; the result's details report it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from induscode.deck.contract import Capability, CardWrapper, CheckpointStore, De
 
 CHECKPOINTED_TOOLS = ("write", "edit")
 LARGEST_BYTES = 20 * 1024 * 1024
-"""A larger file is not kept."""
+"""A larger file is not recorded."""
 
 
 @runtime_checkable
 class SettlingStore(Protocol):
-    """A store that also wants to know what became of a file, to tell later who changed it since."""
+    """A store that also takes the content after a change, to detect later changes by others."""
 
     def settle(self, path: str, content: bytes | None) -> None:
-        """Take what stands at a path after the deck has changed it."""
+        """Take the content of a file after the deck has changed it."""
         ...
 
 
 class CheckpointingCard(CardWrapper):
-    """A card that changes a file, and first has its content kept."""
+    """A card that records the content of a file before it changes it."""
 
     def __init__(self, inner: Capability, store: CheckpointStore) -> None:
         super().__init__(inner)
         self._store = store
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Keep what is there, then let the card inside do its work."""
-        path, missed = await self._keep(arguments, ctx)
+        """Record the content, then run the inner card."""
+        path, missed = await self._record(arguments, ctx)
         result = await self.inner.run(arguments, ctx)
         if path is not None and not result.is_error:
             await self._settle(path, ctx)
@@ -48,8 +48,8 @@ class CheckpointingCard(CardWrapper):
         return replace(result, details={**result.details, "notCheckpointed": missed})
 
     async def _settle(self, path: str, ctx: ToolContext) -> None:
-        """Tell a store that wants to know it what became of the file."""
-        from anyio import to_thread  # noqa: PLC0415 — loaded wherever a card runs
+        """Pass the new content to a store that takes it."""
+        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
 
         store = self._store
         if not isinstance(store, SettlingStore):
@@ -60,13 +60,13 @@ class CheckpointingCard(CardWrapper):
         except Exception:  # noqa: BLE001 — boundary: the store is the host's, the change is made
             return
 
-    async def _keep(self, arguments: JsonValue, ctx: ToolContext) -> tuple[str | None, str | None]:
-        """Keep the file as it is: where it is, and why that was not possible."""
-        from anyio import to_thread  # noqa: PLC0415 — loaded wherever a card runs
+    async def _record(self, arguments: JsonValue, ctx: ToolContext) -> tuple[str | None, str | None]:
+        """Record the content; returns the path, or the reason why it was not recorded."""
+        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
 
         path = path_of(arguments)
         if path is None:
-            return None, None  # the card inside says what is wrong with such arguments
+            return None, None  # the inner card reports invalid arguments
         try:
             resolved = await ctx.fs.resolve(path, writing=True)
             previous = await _content(ctx, resolved)
@@ -77,7 +77,7 @@ class CheckpointingCard(CardWrapper):
 
 
 def path_of(arguments: JsonValue) -> str | None:
-    """Find the file that arguments name, under whatever key; None if they name none."""
+    """Find the path in arguments under any of its names; None if there is none."""
     if not is_json_object(arguments):
         return None
     for name in ("path", *PATH_ALIASES):
@@ -87,10 +87,10 @@ def path_of(arguments: JsonValue) -> str | None:
 
 
 async def _content(ctx: ToolContext, path: str) -> bytes | None:
-    """Read a file; None if there is none.
+    """Read a file; None if it is absent.
 
     Raises:
-        OSError: It cannot be read, or is too large to be kept.
+        OSError: It is unreadable or too large.
     """
     if not await ctx.fs.exists(path):
         return None
@@ -101,7 +101,7 @@ async def _content(ctx: ToolContext, path: str) -> bytes | None:
 
 
 def maybe_wrap_checkpoint(card: Capability, ctx: DeckContext) -> Capability:
-    """Wrap a card that changes files, if there is a store to keep them in; else give it back."""
+    """Wrap a card that changes files, if there is a store; otherwise return it unchanged."""
     store = ctx.framework.checkpoint
     if store is None or card.name not in CHECKPOINTED_TOOLS:
         return card

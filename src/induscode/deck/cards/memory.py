@@ -1,4 +1,4 @@
-"""`memory`: notes that outlive a conversation, over whatever store the host brings."""
+"""`memory`: notes that outlive a conversation, in the store of the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECRET = re.compile(
     r"|\bsk-[A-Za-z0-9_-]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
     r"|(?i:\b(?:password|passwd|secret|token|api[_-]?key)\b\s*[:=]\s*\S{6,})"
 )
-"""What a secret looks like to somebody who knows the usual shapes of them."""
+"""The usual shapes of secrets."""
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {"action": {"type": "string", "enum": ["read", "replace", "append"]}, "content": {"type": "string"}},
@@ -34,20 +34,20 @@ class InMemoryStore:
         self._content = ""
 
     async def read(self) -> str:
-        """Give the notes."""
+        """Return the notes."""
         return self._content
 
     async def replace(self, content: str) -> None:
-        """Write the notes anew."""
+        """Replace the notes."""
         self._content = content
 
     async def append(self, content: str) -> None:
-        """Add to the notes, on a line of its own."""
+        """Append to the notes, on a new line."""
         self._content = append_note_line(self._content, content)
 
 
 def append_note_line(notes: str, content: str) -> str:
-    """Put `content` on a line of its own behind the notes; what stands there last already stays."""
+    """Append `content` on a new line, unless the notes end with it already."""
     content = content.removesuffix("\n")
     if notes.removesuffix("\n").endswith(content) and _ends_line(notes, content):
         return notes
@@ -61,7 +61,7 @@ def _ends_line(notes: str, content: str) -> bool:
 
 
 def memory_card() -> CapabilityCard:
-    """Give the row of the catalog."""
+    """Return the row of the catalog."""
     summary = "Keep notes from one conversation to the next"
     return CapabilityCard(capability_id("memory"), "Memory", summary, (Profile.ALL,), _build)
 
@@ -72,7 +72,7 @@ def _build(deck: DeckContext) -> Capability:
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         action, content = arguments["action"], arguments.get("content")
         if action == "read":
-            return _shown(await store.read())
+            return _show_notes(await store.read())
         if not isinstance(content, str):
             message = f"To {action} the notes, send `content`."
             return ToolResult.error(message, code="invalid_arguments")
@@ -95,7 +95,7 @@ def _build(deck: DeckContext) -> Capability:
     )
 
 
-def _shown(notes: str) -> ToolResult:
+def _show_notes(notes: str) -> ToolResult:
     return ToolResult.text(notes or "The notes are empty.", bytes=len(notes.encode()))
 
 
@@ -112,14 +112,14 @@ async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResul
     if after == before:
         return ToolResult.text("The notes say so already.", bytes=size)
     await (store.append(content) if append else store.replace(content))
-    said = ["Added." if append else "Replaced:\n" + _diff(before, after)]
+    lines = ["Added." if append else "Replaced:\n" + _diff(before, after)]
     if _SECRET.search(content):
-        said.append("This looks like a secret. It was kept: replace the notes if it should not be.")
-    return ToolResult.text("\n".join(said), bytes=size)
+        lines.append("This looks like a secret. It was kept: replace the notes if it should not be.")
+    return ToolResult.text("\n".join(lines), bytes=size)
 
 
 def _diff(before: str, after: str) -> str:
-    from difflib import unified_diff  # noqa: PLC0415 — only whoever replaces notes pays for it
+    from difflib import unified_diff  # noqa: PLC0415 — used only to replace notes
 
     lines = list(unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm=""))
     more = len(lines) - _DIFF_LINES

@@ -1,7 +1,7 @@
-"""The two cards of plan mode, and the files that approved plans are kept in.
+"""The two cards of plan mode, and the files of approved plans.
 
-The cards change nothing. They answer with a mark, and the session that sees the mark changes the
-mode: so a model can ask to enter and to leave, and only the session decides.
+The cards change nothing. They return a mark, and the session that receives it changes the mode: a model can ask to
+enter and to leave, and only the session decides.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _PLAN: JsonSchema = {
 
 
 def enter_plan_mode_card() -> CapabilityCard:
-    """Give the row of the card that asks for plan mode."""
+    """Return the row of the card that asks for plan mode."""
     identity, summary = capability_id("enter_plan_mode"), "Look around before changing anything"
     return CapabilityCard(identity, "Enter plan mode", summary, (Profile.ALL,), _build_enter)
 
 
 def exit_plan_mode_card() -> CapabilityCard:
-    """Give the row of the card that presents a plan."""
+    """Return the row of the card that presents a plan."""
     identity, summary = capability_id("exit_plan_mode"), "Present a plan for approval"
     return CapabilityCard(identity, "Exit plan mode", summary, (Profile.ALL,), _build_exit)
 
@@ -59,11 +59,11 @@ def _build_exit(_: DeckContext) -> Capability:
 
 async def _enter(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     mark: JsonObject = {"enterPlanMode": True, "applied": False}
-    said = (
+    message = (
         "Plan mode was asked for. Explore and read only; change no file and run nothing that does. "
         "When you know what to do, present it with exit_plan_mode."
     )
-    return ToolResult((JsonContentBlock(mark), TextContentBlock(said)), details=mark)
+    return ToolResult((JsonContentBlock(mark), TextContentBlock(message)), details=mark)
 
 
 async def _exit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -79,7 +79,7 @@ async def _exit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 def plan_slug(plan: str) -> str:
-    """Make the name of a plan from its first line that says something."""
+    """Build the name of a plan from its first line with text."""
     for line in plan.splitlines():
         slug = re.sub(r"[^a-z0-9]+", "-", line.lower()).strip("-")[:SLUG_LENGTH].strip("-")
         if slug:
@@ -90,12 +90,12 @@ def plan_slug(plan: str) -> str:
 
 
 def plan_file_path(session_dir: str | os.PathLike[str], slug: str) -> str:
-    """Give the path of a plan's file."""
+    """Return the path of a plan's file."""
     return os.path.join(session_dir, PLANS_DIRNAME, f"{slug}.md")
 
 
 def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
-    """Keep a plan in a file of its own, and return its path. No file is ever overwritten.
+    """Write a plan to a new file and return its path; existing files are never overwritten.
 
     Raises:
         OSError: It cannot be written.
@@ -115,7 +115,7 @@ def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
 
 
 def read_plan(path: str | os.PathLike[str]) -> str | None:
-    """Read a plan; None if there is no file that can be read."""
+    """Read a plan; None if the file is absent or unreadable."""
     try:
         return read_small_file(path, _LARGEST_PLAN).decode("utf-8")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`saas-action`: actions of connected services, if a host has brought a gateway to them."""
+"""`saas-action`: actions of services that a host has connected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARAMETERS: JsonSchema = {
 
 
 def saas_card() -> CapabilityCard:
-    """Give the row of the catalog."""
+    """Return the row of the catalog."""
     summary = "Find and run actions of connected services"
     identity = capability_id("saas-action")
     return CapabilityCard(identity, "SaaS action", summary, (Profile.ALL,), _build)
@@ -58,21 +58,20 @@ def _build(deck: DeckContext) -> Capability:
 
 
 def _no_gateway(executing: bool) -> ToolResult:
-    """Say that there is nothing to find; to have run nothing is an error."""
-    said = "No services are connected in this session."
+    """Build the result without a gateway; it is an error only if an action should have run."""
+    message = "No services are connected in this session."
     if executing:
-        said += " Nothing was executed."
+        message += " Nothing was executed."
     stub: JsonObject = {"connected": False, "reason": "no_gateway"}
-    blocks = (TextContentBlock(said), JsonContentBlock(stub))
+    blocks = (TextContentBlock(message), JsonContentBlock(stub))
     return ToolResult(blocks, executing, details={"code": "no_gateway", **stub})
 
 
 async def _discover(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:
     query = cast("str | None", arguments.get("query"))
     toolkits = cast("list[str]", arguments.get("toolkits") or [])
-    found = await gateway.discover(query, toolkits)
-    actions: JsonValue = [dict(action) for action in found]
-    return _answered({"actions": actions}, "discover")
+    actions: JsonValue = [dict(action) for action in await gateway.discover(query, toolkits)]
+    return _to_result({"actions": actions}, "discover")
 
 
 async def _execute(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:
@@ -80,13 +79,13 @@ async def _execute(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResul
     if not isinstance(slug, str) or not slug:
         message = "To execute, name the action in `slug`; discover lists them."
         return ToolResult.error(message, code="invalid_arguments")
-    given = cast("JsonObject", arguments.get("arguments") or {})
-    return _answered(await gateway.execute(slug, given), slug)
+    action_arguments = cast("JsonObject", arguments.get("arguments") or {})
+    return _to_result(await gateway.execute(slug, action_arguments), slug)
 
 
-def _answered(value: JsonValue, asked: str) -> ToolResult:
+def _to_result(value: JsonValue, action: str) -> ToolResult:
     try:
         compact_json(value)
     except NotJson as exc:
-        return ToolResult.error(f"{asked} answered with what is {exc}", code="bad_result")
+        return ToolResult.error(f"{action} answered with what is {exc}", code="bad_result")
     return ToolResult.json(value)

@@ -1,4 +1,4 @@
-"""`task`: hands a piece of work to a sub-agent, if a host has brought somebody who runs them."""
+"""`task`: hands work to a sub-agent, if the host can run one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from induscode.deck.contract import (
     Capability,
     CapabilityCard,
     DeckContext,
-    DelegateReport,
     DelegateRequest,
     DelegateRunner,
     Profile,
@@ -42,7 +41,7 @@ _PARAMETERS: JsonSchema = {
 
 
 def task_card() -> CapabilityCard:
-    """Give the row of the catalog."""
+    """Return the row of the catalog."""
     summary = "Hand a piece of work to a sub-agent"
     return CapabilityCard(capability_id("task"), "Delegate task", summary, (Profile.ALL,), _build)
 
@@ -53,11 +52,12 @@ def _build(deck: DeckContext) -> Capability:
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if runner is None:
-            return _nobody()
-        request = _request(arguments)
+            return _no_runner()
+        request = _parse_request(arguments)
         if request.agent is not None and agents and request.agent not in agents:
-            return _unknown_agent(request.agent, agents)
-        return await _delegated(runner, request, ctx)
+            message = f"There is no agent {request.agent!r}. There are: {', '.join(agents)}."
+            return ToolResult.error(message, code="unknown_agent", delegated=False)
+        return await _delegate(runner, request, ctx)
 
     spec = ToolSpec(
         "task",
@@ -72,11 +72,11 @@ def _build(deck: DeckContext) -> Capability:
 
 
 def _description(agents: Sequence[str]) -> str:
-    said = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
-    return f"{said} Agents: {', '.join(agents)}." if agents else said
+    text = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
+    return f"{text} Agents: {', '.join(agents)}." if agents else text
 
 
-def _request(arguments: JsonObject) -> DelegateRequest:
+def _parse_request(arguments: JsonObject) -> DelegateRequest:
     return DelegateRequest(
         objective=str(arguments["objective"]),
         agent=cast("str | None", arguments.get("agent")),
@@ -87,27 +87,24 @@ def _request(arguments: JsonObject) -> DelegateRequest:
     )
 
 
-def _nobody() -> ToolResult:
-    said = "Nobody runs sub-agents in this session: do the work yourself."
+def _no_runner() -> ToolResult:
+    message = "This session cannot run sub-agents: do the work yourself."
     stub: JsonObject = {"delegated": False, "reason": "no_runner"}
-    blocks = (TextContentBlock(said), JsonContentBlock(stub))
+    blocks = (TextContentBlock(message), JsonContentBlock(stub))
     return ToolResult(blocks, is_error=True, details={"code": "no_runner", **stub})
 
 
-def _unknown_agent(agent: str, agents: Sequence[str]) -> ToolResult:
-    said = f"There is no agent {agent!r}. There are: {', '.join(agents)}."
-    return ToolResult.error(said, code="unknown_agent", delegated=False)
-
-
-async def _delegated(runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext) -> ToolResult:
+async def _delegate(runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext) -> ToolResult:
     report = await runner.run(request, ctx)
     text = report.text or "The agent reported nothing."
     if not report.ok:
         text = f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
-    facts = _facts(report)
+    facts: JsonObject = {
+        "delegated": True,
+        "ok": report.ok,
+        "reason": report.reason,
+        "id": report.id,
+        "files": list(report.files),
+    }
     blocks = (TextContentBlock(text), JsonContentBlock(facts))
     return ToolResult(blocks, is_error=not report.ok, details=facts)
-
-
-def _facts(report: DelegateReport) -> JsonObject:
-    return {"delegated": True, "ok": report.ok, "reason": report.reason, "id": report.id, "files": list(report.files)}

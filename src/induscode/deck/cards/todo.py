@@ -1,10 +1,9 @@
-"""`todo`: a checklist of the deck's own, with weights, and with items that were given up."""
+"""`todo`: the deck's checklist, with weights and with dropped items."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
@@ -12,6 +11,7 @@ from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id, parse_member
@@ -21,7 +21,7 @@ LONGEST_TASK = 500
 
 
 class TodoState(StrEnum):
-    """How far an item has come."""
+    """The state of an item."""
 
     PENDING = "pending"
     ACTIVE = "active"
@@ -30,7 +30,7 @@ class TodoState(StrEnum):
 
 
 class TodoWeight(StrEnum):
-    """How much an item matters."""
+    """The weight of an item."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -64,7 +64,7 @@ _PARAMETERS: JsonSchema = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TodoItem:
     """One thing to do."""
 
@@ -81,7 +81,7 @@ class TodoItem:
         return f"{_GLYPHS[self.state]} {self.task}{marked}"
 
     def as_json(self) -> JsonObject:
-        """Give it as a program reads it."""
+        """Return the item as JSON."""
         return {"task": self.task, "state": str(self.state), "weight": str(self.weight)}
 
 
@@ -93,23 +93,23 @@ class TodoLedger:
         self._items: tuple[TodoItem, ...] = ()
 
     def items(self) -> Sequence[TodoItem]:
-        """Give the list."""
+        """Return the list."""
         with self._lock:
             return self._items
 
     def replace(self, items: Sequence[TodoItem]) -> Sequence[TodoItem]:
-        """Put a new list in the place of the present one, and give that one back."""
+        """Replace the list, and return the former one."""
         with self._lock:
             former, self._items = self._items, tuple(items)
             return former
 
     def open_items(self) -> Sequence[TodoItem]:
-        """List what is still to be done."""
+        """List the items that are still to be done."""
         return tuple(item for item in self.items() if item.state in _OPEN)
 
 
 def todo_card() -> CapabilityCard:
-    """Give the row of the catalog."""
+    """Return the row of the catalog."""
     summary = "Keep a weighted checklist"
     return CapabilityCard(capability_id("todo"), "Checklist", summary, (Profile.ALL,), _build)
 
@@ -119,13 +119,13 @@ def _build(_: DeckContext) -> Capability:
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if arguments["action"] == "read":
-            return _shown(ledger.items(), ())
+            return _show_items(ledger.items(), ())
         if "items" not in arguments:
             message = "To set the checklist, send `items`: the whole list."
             return ToolResult.error(message, code="invalid_arguments")
         rows = cast("list[dict[str, str]]", arguments["items"])
         items = [_item(row) for row in rows]
-        return _shown(items, ledger.replace(items))
+        return _show_items(items, ledger.replace(items))
 
     description = "Keep a checklist for this session. `read` shows it, `set` replaces all of it."
     prepare = coerce_to(_PARAMETERS, {"todos": "items"})
@@ -139,11 +139,11 @@ def _item(row: dict[str, str]) -> TodoItem:
     )
 
 
-def _shown(items: Sequence[TodoItem], former: Sequence[TodoItem]) -> ToolResult:
+def _show_items(items: Sequence[TodoItem], former: Sequence[TodoItem]) -> ToolResult:
     lines = [str(item) for item in items] or ["The checklist is empty."]
     kept = {item.task for item in items}
-    gone = [item.task for item in former if item.state in _OPEN and item.task not in kept]
-    if gone:
-        lines.append(f"Gone without being done or dropped: {'; '.join(gone)}")
+    missing = [item.task for item in former if item.state in _OPEN and item.task not in kept]
+    if missing:
+        lines.append(f"Gone without being done or dropped: {'; '.join(missing)}")
     listed: JsonValue = [item.as_json() for item in items]
     return ToolResult((TextContentBlock("\n".join(lines)), JsonContentBlock({"items": listed})))

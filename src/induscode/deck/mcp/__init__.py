@@ -1,6 +1,6 @@
-"""Enrolment of MCP servers: their configuration, the consent to it, their tools in the deck.
+"""MCP servers in the deck: configuration, consent, enrolment of their tools, and the ledger.
 
-A name is loaded when it is first used: who reads a configuration needs no event loop.
+A name is loaded when it is first used: reading a configuration needs no event loop.
 """
 
 from importlib import import_module

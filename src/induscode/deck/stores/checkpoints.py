@@ -1,8 +1,7 @@
-"""What files held before the deck changed them, on disk, and the way back.
+"""The checkpoint store: contents of files before the deck changed them, on disk, and their restoration.
 
-Contents are kept once each, under their digest; a log says which file held what before which step
-of the session. A crash at any moment leaves every file either as it was or as it was to be, and the
-log with every row that was acknowledged.
+Each content is stored once, under its SHA-256; a log records which file had which content before which node of the
+session. A crash at any moment leaves every file in its old or new state, and the log with every acknowledged row.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from anyio import to_thread
 from indusagi.core.app_dirs import make_private_dir, replace_private_file
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
 from induscode.deck.stores.line_log import LineLog
 
 if TYPE_CHECKING:
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 Action: TypeAlias = Literal["write", "delete", "none"]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+@record
+class RestoreStep:
     """What a restore does to one file."""
 
     path: str
     action: Action
     conflict: bool
-    """Somebody else changed the file since: it is left alone unless the caller insists."""
+    """Whether another program has changed the file since: it stays as it is unless the caller insists."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RestoreResult:
-    """What came of it, file by file; `safety` is the node that leads back again."""
+    """The result of a restore; `safety` is the node that undoes it."""
 
     safety: str
     done: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
-    """Files that were not touched, with the reason."""
+    """Files that stayed as they are, with the reason."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """What is known of one file from a node on."""
+    """The contents of one file before and after a node."""
 
     before: str | None
-    """The digest of the content to go back to; None: there was no file."""
+    """The digest of the content to restore; None: there was no file."""
     after: str | None
-    """The digest of what the deck wrote last; None: it never said."""
+    """The digest of what the deck wrote last; None: unknown."""
 
 
 class FileCheckpoints:
@@ -68,63 +68,62 @@ class FileCheckpoints:
         self._log: LineLog | None = None
         self._seen: set[tuple[str, str]] = set()
         self.node = "start"
-        """Under which changes are recorded at present."""
+        """The node under which changes are recorded."""
 
     # -- recording --------------------------------------------------------------------------
 
     def begin(self, node: str) -> None:
-        """Record from now on under a new node of the session.
+        """Begin a new node of the session.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The log cannot be written.
         """
         with self._lock:
-            self._opened().append({"op": "node", "node": node, "at": iso_utc(now_ms())})
+            self._open_log().append({"op": "node", "node": node, "at": iso_utc(now_ms())})
             self.node = node
 
     def record(self, path: str, previous: bytes | None) -> None:
-        """Keep what stood at an absolute path; of several records under a node the first counts.
+        """Store the content of an absolute path; of several records under a node the first applies.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: It cannot be stored.
         """
         with self._lock:
-            log = self._opened()
+            log = self._open_log()
             if (self.node, path) in self._seen:
                 return
-            digest = None if previous is None else self._keep(previous)
+            digest = None if previous is None else self._store_content(previous)
             log.append({"op": "before", "node": self.node, "path": path, "digest": digest})
             self._seen.add((self.node, path))
 
     def settle(self, path: str, content: bytes | None) -> None:
-        """Remember what the deck has made of a file, to tell later who changed it since.
+        """Record the content that the deck has written, to detect later changes by others.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The log cannot be written.
         """
         digest = None if content is None else _digest(content)
         with self._lock:
-            self._opened().append({"op": "after", "path": path, "digest": digest})
+            self._open_log().append({"op": "after", "path": path, "digest": digest})
 
     def close(self) -> None:
-        """Give the log up; the next call opens it again."""
+        """Close the log; the next call opens it again."""
         with self._lock:
             if self._log is not None:
                 self._log.close()
                 self._log = None
 
     def nodes(self) -> Sequence[str]:
-        """List the nodes there are, the first one first.
+        """List the nodes in order.
 
         Raises:
             OSError: The log cannot be read.
         """
         with self._lock:
-            rows = self._opened().rows
-        found = [str(row["node"]) for row in rows if "node" in row]
-        return tuple(dict.fromkeys(found))
+            rows = self._open_log().rows
+        return tuple(dict.fromkeys(str(row["node"]) for row in rows if "node" in row))
 
-    def _opened(self) -> LineLog:
+    def _open_log(self) -> LineLog:
         if self._log is None:
             make_private_dir(os.path.join(self._directory, "blobs"))
             self._log = LineLog(os.path.join(self._directory, "index.log"))
@@ -135,8 +134,8 @@ class FileCheckpoints:
                     self.node = str(row["node"])
         return self._log
 
-    def _keep(self, content: bytes) -> str:
-        """Keep a content under its digest, in one step; what is there is there."""
+    def _store_content(self, content: bytes) -> str:
+        """Store a content under its digest, unless it is stored already."""
         digest = _digest(content)
         path = self._blob(digest)
         if not os.path.exists(path):
@@ -147,10 +146,10 @@ class FileCheckpoints:
         return os.path.join(self._directory, "blobs", digest)
 
     def content(self, digest: str) -> bytes:
-        """Give a content back.
+        """Read a stored content.
 
         Raises:
-            OSError: It is gone, or it is not what was kept.
+            OSError: It is absent or damaged.
         """
         with open(self._blob(digest), "rb") as file:
             data = file.read()
@@ -158,56 +157,56 @@ class FileCheckpoints:
             raise OSError(f"the kept content {digest[:12]} is damaged")
         return data
 
-    # -- going back -------------------------------------------------------------------------
+    # -- restoring ------------------------------------------------------------------------
 
-    async def preview(self, node: str, fs: Fs) -> Sequence[Step]:
-        """Tell what it takes to have every file as it was before a node.
+    async def preview(self, node: str, fs: Fs) -> Sequence[RestoreStep]:
+        """List the steps that restore every file to its state before a node.
 
         Raises:
             OSError: The log cannot be read.
         """
         changes = await to_thread.run_sync(self._changes_since, node)
-        return tuple([await _step(path, change, fs) for path, change in changes.items()])
+        return tuple([await _plan_step(path, change, fs) for path, change in changes.items()])
 
     async def restore(self, node: str, fs: Fs, *, insist: Collection[str] = ()) -> RestoreResult:
-        """Put every file back as it was before a node, after keeping what is there now.
+        """Restore every file to its state before a node, after recording its present content.
 
-        Files that somebody else has changed are left alone, unless they are among `insist`. The
-        files are reached through the door of the session: one that leads out of it is refused.
+        Files that another program has changed stay as they are, unless they are in `insist`. Files are written through
+        the session's `fs`: a path outside its policy is refused.
 
         Raises:
-            OSError: What is there now could not be kept; nothing was touched then.
+            OSError: The present content could not be recorded; no file was changed.
         """
         changes = await to_thread.run_sync(self._changes_since, node)
-        steps = [await _step(path, change, fs) for path, change in changes.items()]
+        steps = [await _plan_step(path, change, fs) for path, change in changes.items()]
         safety = f"safety-{new_ulid()}"
-        await self._keep_present(safety, [step for step in steps if step.action != "none"], fs)
+        await self._record_present(safety, [step for step in steps if step.action != "none"], fs)
         done: list[str] = []
         left: list[tuple[str, str]] = []
         for step in steps:
             if step.action == "none":
                 continue
             if step.conflict and step.path not in insist:
-                left.append((step.path, "somebody else changed it since"))
+                left.append((step.path, "another program has changed it since"))
                 continue
             try:
-                await self._put_back(step.path, changes[step.path], fs)
+                await self._restore_file(step.path, changes[step.path], fs)
             except OSError as exc:
                 left.append((step.path, str(exc)))
             else:
                 done.append(step.path)
         return RestoreResult(safety, tuple(done), tuple(left))
 
-    async def _keep_present(self, safety: str, steps: Sequence[Step], fs: Fs) -> None:
+    async def _record_present(self, safety: str, steps: Sequence[RestoreStep], fs: Fs) -> None:
         await to_thread.run_sync(self.begin, safety)
         for step in steps:
             try:
-                present = await _present(step.path, fs)
+                present = await _read_present(step.path, fs)
             except OSError:
-                continue  # it cannot be read, so it will not be written either: the report says so
+                continue  # unreadable, so it will not be written either: the result reports it
             await to_thread.run_sync(self.record, step.path, present)
 
-    async def _put_back(self, path: str, change: _Change, fs: Fs) -> None:
+    async def _restore_file(self, path: str, change: _Change, fs: Fs) -> None:
         if change.before is None:
             await fs.rm(path)
             content = None
@@ -218,9 +217,9 @@ class FileCheckpoints:
         await to_thread.run_sync(self.settle, path, content)
 
     def _changes_since(self, node: str) -> dict[str, _Change]:
-        """Collect, for every file, what it held before the node and what the deck wrote last."""
+        """Collect, for every file, its content before the node and what the deck wrote last."""
         with self._lock:
-            rows = list(self._opened().rows)
+            rows = list(self._open_log().rows)
         changes: dict[str, _Change] = {}
         reached = False
         for row in rows:
@@ -242,19 +241,19 @@ class FileCheckpoints:
             changes[path].after = value
 
 
-async def _step(path: str, change: _Change, fs: Fs) -> Step:
+async def _plan_step(path: str, change: _Change, fs: Fs) -> RestoreStep:
     try:
-        present = await _present(path, fs)
+        present = await _read_present(path, fs)
     except OSError:
-        return Step(path, "write" if change.before else "delete", conflict=True)
+        return RestoreStep(path, "write" if change.before else "delete", conflict=True)
     now = None if present is None else _digest(present)
     if now == change.before:
-        return Step(path, "none", conflict=False)
+        return RestoreStep(path, "none", conflict=False)
     conflict = change.after is not None and now != change.after
-    return Step(path, "delete" if change.before is None else "write", conflict)
+    return RestoreStep(path, "delete" if change.before is None else "write", conflict)
 
 
-async def _present(path: str, fs: Fs) -> bytes | None:
+async def _read_present(path: str, fs: Fs) -> bytes | None:
     return await fs.read_bytes(path) if await fs.exists(path) else None
 
 

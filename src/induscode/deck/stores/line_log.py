@@ -1,7 +1,6 @@
-"""A log of JSON lines that survives a crash: each line carries its length and its checksum.
+"""A log of JSON lines that survives a crash: each line has its CRC-32 and its length.
 
-Recovery keeps the longest beginning in which every line is whole. What comes after that is moved to
-a file of its own, never deleted.
+Recovery keeps the longest prefix of complete lines. The rest is moved to a file of its own, and never deleted.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ _PRIVATE = 0o600
 
 
 class LineLog:
-    """The rows of one file, and the file itself, open for more."""
+    """The rows of one file, which is open for appending."""
 
     def __init__(self, path: str) -> None:
-        """Open the log, and set aside what a crash has left at its end.
+        """Open the log, and set aside the incomplete end that a crash has left.
 
         Raises:
             OSError: It cannot be opened.
         """
         self.rows: list[JsonObject] = []
         self.set_aside: str | None = None
-        """Where the damaged end went, if there was one."""
+        """The file with the damaged end, if there was one."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._handle = os.open(path, flags, _PRIVATE)
         try:
@@ -41,10 +40,10 @@ class LineLog:
             raise
 
     def append(self, row: JsonObject) -> None:
-        """Add a row; when this returns it is on the disk.
+        """Append a row and sync it to the disk (fdatasync(2)).
 
         Raises:
-            OSError: It could not be written; the log is as it was before.
+            OSError: It could not be written; the log stays as it was.
         """
         line = encode_line(row)
         end = os.fstat(self._handle).st_size
@@ -59,35 +58,35 @@ class LineLog:
         self.rows.append(row)
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file."""
         os.close(self._handle)
 
     def _recover(self, path: str) -> None:
-        data = _whole(self._handle)
-        at = 0
-        while at < len(data):
-            end = data.find(b"\n", at)
-            row = None if end < 0 else decode_line(data[at:end])
+        data = _read_all(self._handle)
+        start = 0
+        while start < len(data):
+            end = data.find(b"\n", start)
+            row = None if end < 0 else decode_line(data[start:end])
             if row is None:
                 break
             self.rows.append(row)
-            at = end + 1
-        if at < len(data):
+            start = end + 1
+        if start < len(data):
             self.set_aside = f"{path}.corrupt-{new_ulid()}"
             handle = os.open(self.set_aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
             with os.fdopen(handle, "wb") as file:
-                file.write(data[at:])
-            os.ftruncate(self._handle, at)
+                file.write(data[start:])
+            os.ftruncate(self._handle, start)
 
 
 def encode_line(row: JsonObject) -> bytes:
-    """Write a row as a line: checksum, length, JSON."""
+    """Encode a row as a line: checksum, length, JSON."""
     body = compact_json(row).encode("utf-8")
     return b"%08x %d %s\n" % (zlib.crc32(body), len(body), body)
 
 
 def decode_line(line: bytes) -> JsonObject | None:
-    """Read a line back; None if it is not what was written."""
+    """Decode a line; None if its length or checksum is wrong."""
     checksum, _, rest = line.partition(b" ")
     length, _, body = rest.partition(b" ")
     if not length.isdigit() or int(length) != len(body) or checksum != b"%08x" % zlib.crc32(body):
@@ -96,10 +95,10 @@ def decode_line(line: bytes) -> JsonObject | None:
     return row if is_json_object(row) else None
 
 
-def _whole(handle: int) -> bytes:
+def _read_all(handle: int) -> bytes:
     chunks: list[bytes] = []
-    at = 0
-    while chunk := os.pread(handle, 1024 * 1024, at):
+    offset = 0
+    while chunk := os.pread(handle, 1024 * 1024, offset):
         chunks.append(chunk)
-        at += len(chunk)
+        offset += len(chunk)
     return b"".join(chunks)

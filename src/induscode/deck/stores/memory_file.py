@@ -1,4 +1,4 @@
-"""Notes in a file of the project: Markdown that people can read and change too."""
+"""Notes of the `memory` card in a Markdown file of the project, which people can read and change too."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _LARGEST_BYTES = 1024 * 1024
 
 
 class FileMemory:
-    """The notes in one file; a file that is not there is empty."""
+    """The notes in one file; an absent file is empty."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         self._lock = threading.Lock()
 
     async def read(self) -> str:
-        """Give the notes.
+        """Return the notes.
 
         Raises:
-            OSError: The file is there and cannot be read.
+            OSError: The file cannot be read.
         """
         return await to_thread.run_sync(self._read)
 
     async def replace(self, content: str) -> None:
-        """Write the notes anew, in one step.
+        """Replace the notes atomically.
 
         Raises:
             OSError: The file cannot be written.
@@ -38,7 +38,7 @@ class FileMemory:
         await to_thread.run_sync(self._replace, content)
 
     async def append(self, content: str) -> None:
-        """Add to the notes, on a line of its own.
+        """Append to the notes, on a new line.
 
         Raises:
             OSError: The file cannot be written.
