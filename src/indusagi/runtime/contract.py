@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.invisible import CleanText, clean_json
 from indusagi.core.json import JsonLike, JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock, project_content
+
+if TYPE_CHECKING:
+    from indusagi.core.invisible import CleanText
 
 JsonSchema: TypeAlias = Mapping[str, JsonLike]
 """A JSON Schema (https://json-schema.org/draft/2020-12) of an arguments object or of a result."""
@@ -104,6 +106,8 @@ def clean_result(result: ToolResult, clean: CleanText) -> ToolResult:
     `details["unseen"]` counts the changed characters, if there are any. Results of native tools are not cleaned: the
     content of a file is never altered.
     """
+    from indusagi.core.invisible import clean_json  # noqa: PLC0415 — compiles large patterns
+
     total = 0
     blocks: list[ToolContentBlock] = []
     for block in result.content:

@@ -11,7 +11,6 @@ A process that has ended, or that belongs to another user, is skipped. Reading b
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -214,7 +213,7 @@ def _listening_ports(pid: int) -> set[int]:
 
 def reads_terminal(pids: Iterable[int]) -> bool:
     """Tell whether a process is blocked in read(2) from a terminal (proc_pid_syscall(5))."""
-    call = _READ_CALL.get(platform.machine())
+    call = _READ_CALL.get(os.uname().machine)
     for pid in pids:
         words = (read_proc_file(pid, "syscall") or b"").decode("ascii", "replace").split()
         if len(words) > 1 and words[0] == call and read_descriptor(pid, int(words[1], 16)).startswith(_TERMINALS):
