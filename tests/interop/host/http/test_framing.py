@@ -222,6 +222,68 @@ async def test_finding_d11_a_wrong_method_gets_an_allow_header(path: str) -> Non
         assert (b"allow: POST" if path == "/messages" else b"allow: GET") in answer
 
 
+# -- HTTP/1.1 ---------------------------------------------------------------------------------
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    count = 2_000  # more than the interpreter allows to nest
+    async with serving() as raw:
+        head = raw.head(method="GET").replace(b"/mcp", b"/health", 1)
+        last = raw.head("Connection: close", method="GET").replace(b"/mcp", b"/missing", 1)
+        answer = await raw.send(head * count + last)
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == count
+    assert answer.index(b"HTTP/1.1 404 ") > answer.rindex(b"HTTP/1.1 200 ")
+
+
+async def test_the_body_is_requested_from_a_client_that_waits_for_it() -> None:
+    """https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1."""
+    async with serving() as raw:
+        reader, writer = await asyncio.open_connection("127.0.0.1", raw.port)
+        with anyio.fail_after(LIMIT_S):
+            writer.write(raw.head("Content-Length: 2", "Expect: 100-continue", "Connection: close"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 \r\n\r\n"
+            writer.write(b"{}")
+            assert status_of(await reader.read()) == 400
+        writer.transport.abort()
+
+
+async def test_a_refused_client_is_not_asked_for_its_body() -> None:
+    async with serving() as raw:
+        head = raw.head("Content-Length: 2", "Expect: 100-continue").replace(TOKEN.encode(), b"wrong")
+        assert status_of(await raw.send(head)) == 401
+
+
+async def test_head_gets_the_headers_alone() -> None:
+    async with serving() as raw:
+        answer = await raw.send(raw.head("Connection: close", method="HEAD"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert status_of(head) == 405
+    assert b"\r\ndate: " in head
+    assert body == b""
+
+
+async def test_a_client_of_http_1_0_gets_its_answer_and_the_end_of_the_connection() -> None:
+    async with serving() as raw:
+        head = raw.head(method="GET", version="1.0").replace(b"/mcp", b"/health", 1)
+        answer = await raw.send(head)
+    assert status_of(answer) == 200
+    assert answer.endswith(b"}")
+
+
+async def test_an_error_inside_of_the_host_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr("indusagi.interop.protocol_bridge.host.http.app.HostApp.handle", fail)
+    async with serving() as raw:
+        answer = await raw.send(raw.head("Connection: close", method="GET"))
+    assert status_of(answer) == 500
+    assert b"a defect" not in answer
+    assert "a defect" in caplog.text
+
+
 # -- many at once -----------------------------------------------------------------------------
 
 

@@ -128,7 +128,7 @@ class OutgoingRequests:
             ConnectionClosedError: The client is gone, or `channel` carries responses only.
         """
         if not channel.accepts_notifications:
-            raise closed_error("cannot be asked: it reads nothing but responses")
+            raise new_closed_error("cannot be asked: it reads nothing but responses")
         if len(self._pending) >= self._limit:
             raise RpcError(BUSY, "the client has too many questions to answer")
         request_id = next(self._ids)
@@ -172,10 +172,10 @@ class OutgoingRequests:
         pending, self._pending = self._pending, {}
         for response in pending.values():
             if not response.done():
-                response.set_exception(closed_error(reason))
+                response.set_exception(new_closed_error(reason))
 
 
-def closed_error(reason: str) -> ConnectionClosedError:
+def new_closed_error(reason: str) -> ConnectionClosedError:
     """Build the error for a client that cannot be reached any more."""
     return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
 
@@ -251,7 +251,7 @@ class HostRequest:
         """
         with self.cancel.guard():
             return await self.outgoing.send(method, params, self.channel, within_s)
-        raise closed_error("the request was cancelled")
+        raise new_closed_error("the request was cancelled")
 
     def respond(self, frame: JsonObject | None = None) -> None:
         """Send the response, unless the client cancelled the request."""

@@ -255,7 +255,7 @@ class _ViewBuilder:
             return []
         if self._too_large < _MAX_TOO_LARGE:
             level = self._view_level(slot)
-            cost = _encoded_size(level.schema) - _MINIMAL_SIZES[find_type(slot.schema)] if level else 0
+            cost = _measure(level.schema) - _MINIMAL_SIZES[find_type(slot.schema)] if level else 0
             if level and cost <= self._bytes_left:
                 self._bytes_left -= cost
                 slot.put(level.schema)
@@ -342,7 +342,7 @@ class _ViewBuilder:
     # -- step 2: accepted forms -----------------------------------------------------------------
 
     def _rewrite_level(self, source: AnyObject, slot: SchemaSlot) -> AnyObject:
-        """Give a level one type or a union, and turn a `oneOf` that is written anew into `anyOf`."""
+        """Give a level one type or a union, and turn a `oneOf` that is not copied into `anyOf`."""
         if "type" in source and not find_types(source):
             self._note(slot, f"of unknown type {_quote(source['type'])}")
         level = with_one_type(source)
@@ -447,12 +447,12 @@ def _contains(trail: tuple[AnyObject, ...], level: AnyObject) -> bool:
     return any(level is other for other in trail)
 
 
-def _encoded_size(value: JsonValue) -> int:
+def _measure(value: JsonValue) -> int:
     # The value is JSON for certain: `compact_json` would check it once more.
     return len(_ENCODER.encode(value).encode("utf-8", "backslashreplace"))
 
 
-_MINIMAL_SIZES = {kind: _encoded_size(minimal_schema({"type": kind})) for kind in (None, *KNOWN_TYPES)}
+_MINIMAL_SIZES = {kind: _measure(minimal_schema({"type": kind})) for kind in (None, *KNOWN_TYPES)}
 """The size of the minimal schema in a slot, by type."""
 
 

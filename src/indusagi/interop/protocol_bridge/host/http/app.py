@@ -109,7 +109,7 @@ class HostApp:
                 self._open_stream(request)
             else:
                 self._require_method(request, "DELETE", "GET, POST, DELETE")
-                self._run(request, partial(self._delete_session, request, self._find_session(request)))
+                self._start(partial(self._delete_session, request, self._find_session(request)), request)
         elif path == HEALTH:
             self._require_method(request, "GET")
             counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
@@ -117,7 +117,7 @@ class HostApp:
             request.respond(200, compact_json(health).encode())
         elif path == OLD_STREAM:
             self._require_method(request, "GET")
-            self._run(request, partial(self._open_old_stream, request))
+            self._start(partial(self._open_old_stream, request), request)
         else:
             self._require_method(request, "POST")
             self._post_old_message(request)
@@ -172,7 +172,7 @@ class HostApp:
             if "id" not in message:
                 # Its session id could not be sent to the client: the session would only take a place.
                 raise HttpRefusal(400, "initialize must be a request: it has no id")
-            self._run(request, partial(self._initialize, request, message))
+            self._start(partial(self._initialize, request, message), request)
             return
         session = self._find_session(request)
         if "id" in message and "method" in message:
@@ -200,7 +200,7 @@ class HostApp:
             self._quota.give(owner)
             self.sessions.release(session)
             if session.client.version is None:  # it was opened for a handshake that failed
-                self._start_task(partial(self.sessions.drop, session, "it was never initialized"))
+                self._start(partial(self.sessions.drop, session, "it was never initialized"))
 
         request.when_finished(finish)
         headers = [(_SESSION.encode(), session.id.encode())]
@@ -290,7 +290,7 @@ class HostApp:
             if client.dispatcher.is_idle:
                 self._single_sessions.discard(client)
             else:
-                self._start_task(partial(self._close_single, client))
+                self._start(partial(self._close_single, client))
 
         request.when_finished(finish)
         self._send(request, client, message, partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES))
@@ -314,7 +314,7 @@ class HostApp:
 
         def finish() -> None:
             self._quota.give_stream()
-            self._start_task(partial(self.sessions.drop, session, CLIENT_GONE))
+            self._start(partial(self.sessions.drop, session, CLIENT_GONE))
 
         if request.is_finished:
             finish()
@@ -335,17 +335,19 @@ class HostApp:
 
     # -- tasks and the end ----------------------------------------------------------------------
 
-    def _run(self, request: HttpRequest, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Answer a request in a task, where something has to be awaited first."""
+    def _start(self, work: Callable[[], Coroutine[object, object, None]], request: HttpRequest | None = None) -> None:
+        """Run work that has to be awaited in a task of its own; a refusal or failure answers `request`."""
 
         async def run() -> None:
             try:
                 await work()
             except HttpRefusal as refusal:
-                request.respond(refusal.status, refusal.body, refusal.headers)
-            except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
-                _log.error("the host failed in %s %s", request.method, request.path, exc_info=exc)
-                request.respond(500)
+                if request is not None:
+                    request.respond(refusal.status, refusal.body, refusal.headers)
+            except Exception as exc:  # noqa: BLE001 — boundary: other clients are served on, and this one is answered
+                _log.error("the host failed in a background task", exc_info=exc)
+                if request is not None:
+                    request.respond(500)
 
         self._start_task(run)
 

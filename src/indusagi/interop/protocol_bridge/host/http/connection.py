@@ -222,6 +222,7 @@ class HttpConnection(asyncio.Protocol):
         """Bytes of the present request, the framing of its body included."""
         self._is_reading = False
         self._is_closing = False
+        self._is_lost = False
         self._is_refused = False
         self._is_shutting_down = False
         self._awaits_head = True
@@ -243,7 +244,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request that is being answered."""
-        self._is_closing = True
+        self._is_closing = self._is_lost = True
         self.clear_deadline()
         if self._timer is not None:
             self._timer.cancel()
@@ -307,6 +308,8 @@ class HttpConnection(asyncio.Protocol):
 
         The timer of the event loop is kept where it fires too early, and armed again then: a request costs no timer.
         """
+        if self._is_lost:
+            return
         self._due = self._loop.time() + seconds
         self._on_due = action
         if self._timer is None or self._timer.when() > self._due:
