@@ -7,7 +7,7 @@ does not depend on their order.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -130,11 +130,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         firm += _list_doubts(facts, facts.script, context)
         undecided = _list_undecided(facts.script, objections)
     allowing = [rule for rule in relevant if rule.effect is Effect.ALLOW]
-    needs = [
-        need if need.command is None else _explain_need(need, need.command, facts, allowing)
-        for need in _list_needs(facts)
-        if not _is_allowed(need, facts, allowing, context)
-    ]
+    needs = _list_needs(facts, allowing, context)
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
         return Decision(effect=Effect.ALLOW)
@@ -268,52 +264,40 @@ def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatc
 # -- needs: allow rules -------------------------------------------------------------------------
 
 
-def _list_needs(facts: CallFacts) -> list[Need]:
+def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> list[Need]:
+    """List the parts of a call that no rule allows."""
     if facts.kind in _HARMLESS:
         return []
+    naming = [rule for rule in allowing if _names_tool(rule, facts)]
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
+        if any(_allows_call(rule, facts) for rule in naming):
+            return []
         owner = f" of server {facts.server!r}" if facts.server is not None else ""
         return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
     needs: list[Need] = []
     for path in facts.paths:
-        if path.writing or path.refusal is not None:
-            action = "writes to" if path.writing else "reads"
-            where = f", which is {path.refusal}" if path.refusal else ""
-            needs.append(Need(f"{action} {path.resolved}{where}", path=path))
-    commands = facts.script.commands if facts.script is not None else ()
-    return needs + [Need(f"runs: {command.shown}", command=command) for command in dict.fromkeys(commands)]
-
-
-def _is_allowed(need: Need, facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> bool:
-    if need.path is not None:
-        path = need.path
         is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
         is_plan = context.plan and _is_plan_path(path, context)
-        return is_edit or is_plan or any(_allows_path(rule, path, facts) for rule in allowing)
-    if need.command is not None:
-        command = need.command
-        rules = _find_command_rules(command, facts, allowing)
-        return any(find_allow_problem(rule.specifier, command) is None for rule in rules)
-    return any(_allows_call(rule, facts) for rule in allowing if _names_tool(rule, facts))
-
-
-def _find_command_rules(command: Command, facts: CallFacts, allowing: Sequence[Rule]) -> list[Rule]:
-    """Find the rules that name a command, whatever its arguments."""
-    return [
-        rule
-        for rule in allowing
-        if _names_tool(rule, facts) and (rule.specifier is None or match_command(rule.specifier, command) is not None)
-    ]
-
-
-def _explain_need(need: Need, command: Command, facts: CallFacts, allowing: Sequence[Rule]) -> Need:
-    """Add why a rule that names a command does not allow it as it is."""
-    for rule in _find_command_rules(command, facts, allowing):
-        problem = find_allow_problem(rule.specifier, command)
-        if problem is not None:
-            reason = f"{need.reason} (rule {rule} does not cover it: {problem.reason})"
-            return replace(need, reason=reason, problem=problem)
-    return need
+        needs_rule = (path.writing or path.refusal is not None) and not is_edit and not is_plan
+        if needs_rule and not any(_allows_path(rule, path, facts) for rule in allowing):
+            where = f", which is {path.refusal}" if path.refusal else ""
+            action = "writes to" if path.writing else "reads"
+            needs.append(Need(f"{action} {path.resolved}{where}", path=path))
+    for command in dict.fromkeys(facts.script.commands if facts.script is not None else ()):
+        problems = [
+            (rule, find_allow_problem(rule.specifier, command))
+            for rule in naming
+            if rule.specifier is None or match_command(rule.specifier, command) is not None
+        ]
+        if any(problem is None for _, problem in problems):
+            continue
+        need = Need(f"runs: {command.shown}", command=command)
+        for rule, problem in problems[:1]:
+            if problem is not None:
+                reason = f"{need.reason} (rule {rule} does not cover it: {problem.reason})"
+                need = Need(reason, command=command, problem=problem)
+        needs.append(need)
+    return needs
 
 
 def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
