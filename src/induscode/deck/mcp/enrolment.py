@@ -63,14 +63,6 @@ class EventSink(Protocol):
         ...
 
 
-def mounted_capability(mounted: MountedTool, *, shares_name: bool = False) -> BridgeCapability:
-    """Make the card of a tool that was mounted; it reaches its server at every call anew."""
-    remote = mounted.remote
-    return BridgeCapability.from_definition(
-        remote.descriptor, remote.ref, remote.raw, mounted.run, shares_name=shares_name
-    )
-
-
 def iso_now() -> str:
     """Return the present time in ISO 8601 and UTC, as the ledger stores it."""
     return iso_utc(now_ms())
@@ -313,13 +305,16 @@ class Enrolment:
         named = self._name_tool(remote)
         shares = spells_longer_server(remote.ref, self._list_servers())
         # Its server may start because of a call, or have come back with other tools: each call checks that first.
-        mounted = MountedTool(self.fleet, named, None if self._pins is None else self._refusal)
-        capability = mounted_capability(mounted, shares_name=shares)
+        # The check runs once the server is up: it may start because of this call, or have returned with other tools.
+        mounted = MountedTool(self.fleet, named, None if self._pins is None else self._find_refusal)
+        capability = BridgeCapability.from_definition(
+            named.descriptor, named.ref, named.raw, mounted.run, shares_name=shares
+        )
         request = EnrollRequest(capability, server, supersedes=place)
         self._ledger = self._ledger.enroll(request, self._now())
         self._mounted.add(remote.ref)
 
-    def _refusal(self, ref: RemoteToolRef) -> ToolResult | None:
+    def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
         if ref in self._drifted:
             return refuse_disabled(self._disabled[ref])
         endpoint = self.fleet.endpoint(ref.server)
