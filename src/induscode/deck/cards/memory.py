@@ -72,7 +72,8 @@ def _build(deck: DeckContext) -> Capability:
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         action, content = arguments["action"], arguments.get("content")
         if action == "read":
-            return _show_notes(await store.read())
+            notes = await store.read()
+            return ToolResult.text(notes or "The notes are empty.", bytes=len(notes.encode()))
         if not isinstance(content, str):
             message = f"To {action} the notes, send `content`."
             return ToolResult.error(message, code="invalid_arguments")
@@ -93,10 +94,6 @@ def _build(deck: DeckContext) -> Capability:
             terse=True,
         )
     )
-
-
-def _show_notes(notes: str) -> ToolResult:
-    return ToolResult.text(notes or "The notes are empty.", bytes=len(notes.encode()))
 
 
 async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResult:

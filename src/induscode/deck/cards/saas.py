@@ -38,7 +38,13 @@ def _build(deck: DeckContext) -> Capability:
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if gateway is None:
-            return _no_gateway(arguments["action"] == "execute")
+            executing = arguments["action"] == "execute"
+            message = "No services are connected in this session."
+            if executing:
+                message += " Nothing was executed."
+            stub: JsonObject = {"connected": False, "reason": "no_gateway"}
+            blocks = (TextContentBlock(message), JsonContentBlock(stub))
+            return ToolResult(blocks, executing, details={"code": "no_gateway", **stub})
         if arguments["action"] == "discover":
             return await _discover(gateway, arguments)
         return await _execute(gateway, arguments)
@@ -55,16 +61,6 @@ def _build(deck: DeckContext) -> Capability:
             terse=True,
         )
     )
-
-
-def _no_gateway(executing: bool) -> ToolResult:
-    """Build the result without a gateway; it is an error only if an action should have run."""
-    message = "No services are connected in this session."
-    if executing:
-        message += " Nothing was executed."
-    stub: JsonObject = {"connected": False, "reason": "no_gateway"}
-    blocks = (TextContentBlock(message), JsonContentBlock(stub))
-    return ToolResult(blocks, executing, details={"code": "no_gateway", **stub})
 
 
 async def _discover(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:

@@ -53,7 +53,14 @@ def _build(deck: DeckContext) -> Capability:
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if runner is None:
             return _no_runner()
-        request = _parse_request(arguments)
+        request = DelegateRequest(
+            objective=str(arguments["objective"]),
+            agent=cast("str | None", arguments.get("agent")),
+            context=cast("str | None", arguments.get("context")),
+            resume=cast("str | None", arguments.get("resume")),
+            max_turns=cast("int | None", arguments.get("maxTurns")),
+            timeout_ms=cast("int | None", arguments.get("timeoutMs")),
+        )
         if request.agent is not None and agents and request.agent not in agents:
             message = f"There is no agent {request.agent!r}. There are: {', '.join(agents)}."
             return ToolResult.error(message, code="unknown_agent", delegated=False)
@@ -74,17 +81,6 @@ def _build(deck: DeckContext) -> Capability:
 def _description(agents: Sequence[str]) -> str:
     text = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
     return f"{text} Agents: {', '.join(agents)}." if agents else text
-
-
-def _parse_request(arguments: JsonObject) -> DelegateRequest:
-    return DelegateRequest(
-        objective=str(arguments["objective"]),
-        agent=cast("str | None", arguments.get("agent")),
-        context=cast("str | None", arguments.get("context")),
-        resume=cast("str | None", arguments.get("resume")),
-        max_turns=cast("int | None", arguments.get("maxTurns")),
-        timeout_ms=cast("int | None", arguments.get("timeoutMs")),
-    )
 
 
 def _no_runner() -> ToolResult:

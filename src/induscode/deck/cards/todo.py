@@ -124,19 +124,20 @@ def _build(_: DeckContext) -> Capability:
             message = "To set the checklist, send `items`: the whole list."
             return ToolResult.error(message, code="invalid_arguments")
         rows = cast("list[dict[str, str]]", arguments["items"])
-        items = [_item(row) for row in rows]
+        items = [
+            TodoItem(
+                row["task"],
+                TodoState(row.get("state", TodoState.PENDING)),
+                TodoWeight(row.get("weight", TodoWeight.NORMAL)),
+            )
+            for row in rows
+        ]
         return _show_items(items, ledger.replace(items))
 
     description = "Keep a checklist for this session. `read` shows it, `set` replaces all of it."
     prepare = coerce_to(_PARAMETERS, {"todos": "items"})
     spec = ToolSpec("todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare, terse=True)
     return define_tool(spec)
-
-
-def _item(row: dict[str, str]) -> TodoItem:
-    return TodoItem(
-        row["task"], TodoState(row.get("state", TodoState.PENDING)), TodoWeight(row.get("weight", TodoWeight.NORMAL))
-    )
 
 
 def _show_items(items: Sequence[TodoItem], former: Sequence[TodoItem]) -> ToolResult:

@@ -82,7 +82,10 @@ def canonical_definition(raw: JsonObject, form: Form = Form.DEFINITION) -> JsonO
         elif name in _TEXTS and isinstance(value, str):
             found[name] = _text(value, form)
         elif name == "annotations" and is_json_object(value):
-            found[name] = {key: _annotation(key, one, form) for key, one in value.items()}
+            found[name] = {
+                key: (_text(one, form) if key == "title" and isinstance(one, str) else _value(one))
+                for key, one in value.items()
+            }
         else:
             found[name] = _value(value)
     return found
@@ -115,16 +118,12 @@ def _schema(schema: JsonValue, form: Form, depth: int) -> JsonValue:
         return schema
     found: JsonObject = {}
     for name, value in schema.items():
-        if form is Form.VALIDATION and _is_annotation(name, value):
+        if form is Form.VALIDATION and (name in _ANNOTATIONS or (name in _TEXTS and (not is_json_object(value)))):
             continue
         if form is Form.READING and name == "default" and value is None:
             continue  # the same as no default
         found[name] = _keyword(name, value, form, depth)
     return found
-
-
-def _is_annotation(name: str, value: JsonValue) -> bool:
-    return name in _ANNOTATIONS or (name in _TEXTS and not is_json_object(value))
 
 
 def _keyword(name: str, value: JsonValue, form: Form, depth: int) -> JsonValue:
@@ -168,10 +167,6 @@ def _value(value: JsonValue, depth: int = 0) -> JsonValue:
 
 
 # -- texts ------------------------------------------------------------------------------------
-
-
-def _annotation(name: str, value: JsonValue, form: Form) -> JsonValue:
-    return _text(value, form) if name == "title" and isinstance(value, str) else _value(value)
 
 
 def _text(text: str, form: Form) -> str:

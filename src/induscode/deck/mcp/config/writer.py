@@ -112,7 +112,9 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         path = os.path.realpath(path)
         folder = os.path.dirname(path)
     else:
-        _refuse_links(path, folder)
+        for name in (folder, path):
+            if os.path.islink(name):
+                raise BridgeFault(f"{name} is a link: it is not followed, put a file there instead")
     make_dirs(folder, 0o700 if private else 0o777)
     with _locked(folder):
         document, text = _document(path)
@@ -122,12 +124,6 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         after = _format(document, text)
         if after != before:
             _write(path, after, private=private)
-
-
-def _refuse_links(path: str, folder: str) -> None:
-    for name in (folder, path):
-        if os.path.islink(name):
-            raise BridgeFault(f"{name} is a link: it is not followed, put a file there instead")
 
 
 @contextmanager

@@ -114,19 +114,15 @@ class FallbackStore:
             if damage is not None:
                 raise DamagedStoreError(damage)
             if created or db.end("head").position == 0:
-                self._restore_pins(db, path)
+                backup = self._read_backup(path)
+                if backup.pins:
+                    db.append([_build_pin_batch(backup, "the ledger was removed")])
+                    message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
+                    self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
         except BaseException:
             db.close()
             raise
         return db
-
-    def _restore_pins(self, db: LedgerDb, path: str) -> None:
-        """Give an empty ledger the pins of one that was removed, and report the loss."""
-        backup = self._read_backup(path)
-        if backup.pins:
-            db.append([_build_pin_batch(backup, "the ledger was removed")])
-            message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
-            self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
 
     def _replace(self, path: str, failure: BaseException) -> LedgerDb:
         """Return the database that replaces a failed file: the recovered file, once, or memory with the pins."""

@@ -28,7 +28,11 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
     """Remove old runs, never the caller's own; None if there is nothing to remove."""
     at_ms = now()
     with transaction(db.connection):
-        cut = _find_cut(db, keep, own_run, iso_utc(at_ms - keep.days * _DAY_MS))
+        oldest = iso_utc(at_ms - keep.days * _DAY_MS)
+        runs = db.runs()
+        recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
+        stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
+        cut = min(stay, default=db.end("head").position + 1)
         if cut <= db.end("base").position + 1:
             return None
         seqs = dict(db.seqs)
@@ -36,14 +40,6 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
         _remove_documents(db)
     db.seqs = seqs
     return result
-
-
-def _find_cut(db: LedgerDb, keep: Retention, own_run: str, oldest: str) -> int:
-    """Find the position of the first row that stays."""
-    runs = db.runs()
-    recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
-    stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
-    return min(stay, default=db.end("head").position + 1)
 
 
 def _remove_rows(db: LedgerDb, cut: int, seqs: dict[str, int], own_run: str, at: str) -> PruneResult:

@@ -108,16 +108,6 @@ class _Verification:
         for (line,) in self._db.connection.execute("PRAGMA integrity_check(20)"):
             if line != "ok":
                 self._problems.append(f"the file: {line}")
-        self._check_chain()
-        base = self._db.end("base")
-        if base.position and base != self._pruned and base.position not in self._recovered_bases:
-            self._problems.append(f"rows 1 to {base.position} are missing, and no row says why")
-        self._check_documents()
-        self._check_index()
-        problem = _compare_ends(self._db)
-        return self._problems if problem is None else [*self._problems, problem]
-
-    def _check_chain(self) -> None:
         previous = self._db.end("base")
         query = "SELECT position, run, seq, at, op, subject, facts, digest FROM events ORDER BY position"
         for position, *cells, digest in self._db.connection.execute(query):
@@ -127,6 +117,13 @@ class _Verification:
                 self._problems.append(f"row {position} is not the one that was written")
             previous = ChainEnd(position, digest)
             self._check_row(position, cells)
+        base = self._db.end("base")
+        if base.position and base != self._pruned and base.position not in self._recovered_bases:
+            self._problems.append(f"rows 1 to {base.position} are missing, and no row says why")
+        self._check_documents()
+        self._check_index()
+        problem = _compare_ends(self._db)
+        return self._problems if problem is None else [*self._problems, problem]
 
     def _check_row(self, position: int, cells: Sequence[str | int]) -> None:
         run, seq, _, op, subject, text = cells
