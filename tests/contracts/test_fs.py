@@ -128,9 +128,9 @@ async def test_relative_paths_start_at_the_root_and_absolute_ones_stay(fs: Fs, t
 async def test_a_missing_file_is_not_found(fs: Fs) -> None:
     assert not await fs.exists("nothing")
     assert not await fs.exists("nothing/below")
-    for door in (fs.read_bytes, fs.read_text, fs.stat, fs.rm, fs.readdir):
+    for operation in (fs.read_bytes, fs.read_text, fs.stat, fs.rm, fs.readdir):
         with pytest.raises(FileNotFoundError):
-            await door("nothing")
+            await operation("nothing")
 
 
 async def test_a_path_below_a_file_does_not_exist(fs: Fs) -> None:
@@ -285,8 +285,8 @@ def test_a_forbidden_write_names_the_file() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = os.path.join(folder, "a")
-        told = _as_nobody(folder, "await fs.write_file('a', b'new')", tell="exc.filename")
-        assert told == os.path.realpath(path)
+        reported = _as_nobody(folder, "await fs.write_file('a', b'new')", tell="exc.filename")
+        assert reported == os.path.realpath(path)
 
 
 def _as_nobody(folder: str, code: str, *, groups: list[int] | None = None, tell: str = "type(exc).__name__") -> str:
@@ -461,11 +461,11 @@ async def test_a_reader_never_sees_half_a_write(fs: Fs) -> None:
     assert seen <= set(contents)
 
 
-@pytest.mark.parametrize("door", ["read_bytes", "read_text"])
-async def test_r44_a_pipe_is_refused_and_does_not_block(fs: Fs, tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("operation", ["read_bytes", "read_text"])
+async def test_r44_a_pipe_is_refused_and_does_not_block(fs: Fs, tmp_path: Path, operation: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with anyio.fail_after(5), pytest.raises(OSError, match="not a regular file"):
-        await getattr(fs, door)("pipe")
+        await getattr(fs, operation)("pipe")
     with pytest.raises(OSError, match="not a regular file"):
         await fs.write_file("pipe", b"x")
     assert (await fs.stat("pipe")).kind is FileKind.OTHER

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pdf(*pages: str) -> bytes:
-    """Make a PDF whose pages hold one line of text each; an empty one holds nothing."""
+    """Build a PDF whose pages have one line of text each, or none."""
     kids = " ".join(f"{4 + 2 * index} 0 R" for index in range(len(pages)))
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
@@ -20,16 +20,16 @@ def pdf(*pages: str) -> bytes:
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
     for index, text in enumerate(pages):
-        drawn = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET" if text else ""
+        content = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET" if text else ""
         objects += [
             "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] "
             f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * index} 0 R >>",
-            f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
+            f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
         ]
-    return _assembled(objects)
+    return _assemble(objects)
 
 
-def _assembled(objects: Sequence[str]) -> bytes:
+def _assemble(objects: Sequence[str]) -> bytes:
     out, places = b"%PDF-1.4\n", list[int]()
     for number, body in enumerate(objects, start=1):
         places.append(len(out))
@@ -42,5 +42,5 @@ def _assembled(objects: Sequence[str]) -> bytes:
 
 
 def notebook(*cells: JsonObject) -> bytes:
-    """Make a notebook of version 4."""
+    """Build a notebook of version 4 (https://nbformat.readthedocs.io/en/latest/format_description.html)."""
     return json.dumps({"nbformat": 4, "nbformat_minor": 5, "cells": list(cells)}).encode()

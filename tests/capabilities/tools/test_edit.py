@@ -174,7 +174,7 @@ async def test_probe_0_4_characters_of_a_latin_1_file_are_kept(ctx: ToolContext)
 
 @pytest.mark.parametrize("tool", ["edit", "write"])
 @pytest.mark.parametrize(
-    ("data", "new", "told"),
+    ("data", "new", "reported"),
     [
         ("café\nx\n".encode("latin-1"), "né", True),
         ("café\nx\n".encode("latin-1"), "ne", False),
@@ -183,7 +183,7 @@ async def test_probe_0_4_characters_of_a_latin_1_file_are_kept(ctx: ToolContext)
     ],
 )
 async def test_characters_in_a_guessed_encoding_are_reported(
-    tool: str, data: bytes, new: str, *, told: bool, ctx: ToolContext
+    tool: str, data: bytes, new: str, *, reported: bool, ctx: ToolContext
 ) -> None:
     add_read_file(ctx, "a.txt", data)
     if tool == "edit":
@@ -191,7 +191,7 @@ async def test_characters_in_a_guessed_encoding_are_reported(
     else:
         arguments: JsonValue = {"path": "a.txt", "content": new}
         outcome = await call(box_of(ctx, write_tool()), "write", arguments)
-    assert ("written in latin-1, the guessed encoding of the file" in text_of(outcome)) is told
+    assert ("written in latin-1, the guessed encoding of the file" in text_of(outcome)) is reported
 
 
 async def test_probe_0_5_an_edit_with_another_indentation_leaves_valid_python(ctx: ToolContext) -> None:

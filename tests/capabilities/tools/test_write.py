@@ -332,9 +332,9 @@ anyio.run(main)
     for round_ in range(5):
         child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=unmeasured())
         assert child.stdout is not None
-        with child, child.stdout as told:
+        with child, child.stdout as output:
             for _ in range(round_ + 1):
-                assert told.readline()
+                assert output.readline()
             child.send_signal(signal.SIGKILL)
         data = (tmp_path / "a").read_bytes()
         assert data == data[:7] * 20_000

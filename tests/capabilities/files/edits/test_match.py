@@ -116,7 +116,7 @@ def test_whole_lines_quoted_with_other_endings_and_blanks_are_found(text: str, d
 @pytest.mark.parametrize(
     ("strategy", "text", "old", "new", "expected"),
     [
-        # Line endings: those of the file stay, an added line takes after its neighbours.
+        # Line endings: those of the file stay, an added line ends like its neighbours.
         (MatchStrategy.ENDINGS, "a\r\nb\r\nc\r\n", "a\nb\n", "A\nB\n", "A\r\nB\r\nc\r\n"),
         (MatchStrategy.ENDINGS, "a\r\nb\r\nc\r\n", "a\nb", "a\nx\ny\nb", "a\r\nx\r\ny\r\nb\r\nc\r\n"),
         (MatchStrategy.EXACT, "a\r\nb\r\n", "b", "b\nc", "a\r\nb\r\nc\r\n"),
@@ -139,7 +139,7 @@ def test_whole_lines_quoted_with_other_endings_and_blanks_are_found(text: str, d
         (MatchStrategy.ENDINGS, "a\nb", "b\n", "c", "a\nc"),
         (MatchStrategy.ENDINGS, "a\nb", "a\nb\n", "", ""),
         (MatchStrategy.TRAILING, "a\nb  ", "b\n", "c\n", "a\nc"),
-        # Trailing blanks: those of lines that stay, stay.
+        # Trailing blanks of unchanged lines are kept.
         (MatchStrategy.TRAILING, "a  \nb\t\nc\n", "a\nb\nc", "a\nB\nc", "a  \nB\nc\n"),
         (MatchStrategy.TRAILING, "a\nb\n", "a \nb  ", "A\nb", "A\nb\n"),
         (MatchStrategy.TRAILING, "f(x)  \n  y\n", "(x)\n  y", "(z)\n  y", "f(z)\n  y\n"),

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-ROOM = 64 * 1024
+SPACE = 64 * 1024
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file the way the door does."""
+    """Write a file as LocalFs does."""
     with open_at(str(path.parent), [path.name], str(path)) as spot:
         write_atomically(spot, data, str(path))
 
 
 @contextmanager
-def little_room() -> Generator[None]:
-    """Let no file become longer than `ROOM`, as a full disk would."""
+def little_space() -> Generator[None]:
+    """Let no file become longer than `SPACE`, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SPACE, hard))
     try:
         yield
     finally:
@@ -44,19 +44,19 @@ def little_room() -> Generator[None]:
 
 
 @pytest.mark.parametrize("names", [1, 2])
-@pytest.mark.parametrize("size", [0, 5, ROOM])
+@pytest.mark.parametrize("size", [0, 5, SPACE])
 def test_a_full_disk_keeps_the_old_content(size: int, names: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
     if names > 1:
         os.link(path, tmp_path / "b")
-    with little_room(), pytest.raises(OSError, match="File too large"):
-        put(path, b"n" * (2 * ROOM))
+    with little_space(), pytest.raises(OSError, match="File too large"):
+        put(path, b"n" * (2 * SPACE))
     assert path.read_bytes() == b"o" * size
     assert sorted(os.listdir(tmp_path)) == ["a", "b"][:names]
 
 
-@pytest.mark.parametrize("size", [0, 5, ROOM])
+@pytest.mark.parametrize("size", [0, 5, SPACE])
 def test_a_full_disk_keeps_the_old_content_of_a_file_written_in_place(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,8 +68,8 @@ def test_a_full_disk_keeps_the_old_content_of_a_file_written_in_place(
     monkeypatch.setattr(atomic_write, "_create_temporary", refuse_new_file)
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
-    with little_room(), pytest.raises(OSError, match="File too large"):
-        put(path, b"n" * (2 * ROOM))
+    with little_space(), pytest.raises(OSError, match="File too large"):
+        put(path, b"n" * (2 * SPACE))
     assert path.read_bytes() == b"o" * size
     put(path, b"n" * 7)
     assert path.read_bytes() == b"n" * 7
@@ -136,14 +136,14 @@ def test_a_temporary_file_removed_as_abandoned_is_not_renamed(tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("stands", ["folder", "link", "pipe"])
-def test_an_obstacle_at_the_temporary_name_does_not_prevent_a_write(stands: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("obstacle", ["folder", "link", "pipe"])
+def test_an_obstacle_at_the_temporary_name_does_not_prevent_a_write(obstacle: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
     left = abandon_write(path, b"half")
     left.unlink()
-    if stands == "folder":
+    if obstacle == "folder":
         left.mkdir()
-    elif stands == "link":
+    elif obstacle == "link":
         left.symlink_to(tmp_path / "nowhere")
     else:
         os.mkfifo(left)
@@ -216,10 +216,10 @@ def test_finding_d8_a_file_with_other_names_is_never_written_in_place(
     alone.write_bytes(b"old")
     os.link(path, other)
 
-    def no_room(*_: object, **__: object) -> None:
+    def refuse_rename(*_: object, **__: object) -> None:
         raise OSError(why, os.strerror(why))
 
-    monkeypatch.setattr(os, "replace", no_room)
+    monkeypatch.setattr(os, "replace", refuse_rename)
     with pytest.raises(PathRefused, match="other names"):
         put(path, b"new")
     put(alone, b"new")

@@ -158,14 +158,14 @@ def rule(chance: random.Random) -> str:
 @pytest.mark.parametrize("part", range(20))
 def test_random_trees_are_ignored_as_git_ignores_them(part: int, tmp_path: Path) -> None:
     """A thousand trees in all."""
-    told = 0
+    decided = 0
     for number in range(50):
         root = repository(tmp_path / str(number))
         grow(random.Random(part * 50 + number), root)
         kept = by_git(root)
         assert by_us(root) == kept, f"tree {part * 50 + number}"
-        told += len(kept) < sum(len(files) for _, _, files in os.walk(root))
-    assert told > 10, "these trees tell nothing: hardly any rule speaks of a file in them"
+        decided += len(kept) < sum(len(files) for _, _, files in os.walk(root))
+    assert decided > 10, "hardly any rule of these trees matches a file"
 
 
 RULES = [

@@ -66,7 +66,7 @@ WRITES: dict[str, Callable[[Fs, str], Awaitable[object]]] = {
     "resolve": lambda fs, path: fs.resolve(path, writing=True),
 }
 REMOVE: Callable[[Fs, str], Awaitable[object]] = lambda fs, path: fs.rm(path)  # noqa: E731 — as above
-DOORS = [*READS.values(), *WRITES.values()]
+OPERATIONS = [*READS.values(), *WRITES.values()]
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
@@ -105,9 +105,9 @@ def link(world: World, name: str, target: Path | str) -> str:
 @pytest.mark.parametrize("way", list(LEADING_OUT.values()), ids=list(LEADING_OUT))
 async def test_r43_no_operation_leaves_the_workspace(world: World, way: Callable[[World], str]) -> None:
     path, before = way(world), snapshot(world.outside)
-    for door in DOORS:
+    for operation in OPERATIONS:
         with pytest.raises(PathRefused, match="is outside the workspace") as caught:
-            await door(world.fs, path)
+            await operation(world.fs, path)
         assert (caught.value.refusal, caught.value.given) == ("outside", path)
         assert caught.value.resolved == real(world.root / path)
     assert snapshot(world.outside) == before
@@ -150,10 +150,10 @@ async def test_nothing_outside_is_examined_or_removed_through_a_link(world: Worl
     async def look(path: str) -> None:
         await world.fs.stat(path, follow=False)
 
-    for door in (world.fs.rm, look):
+    for operation in (world.fs.rm, look):
         for path in ("d/x", "../proj-evil/x", str(world.outside / "x"), "..", "d/.."):
             with pytest.raises(PathRefused, match="is outside the workspace"):
-                await door(path)
+                await operation(path)
     assert snapshot(world.outside) == before
 
 
@@ -231,17 +231,17 @@ async def test_r44_proc_sys_and_dev_are_not_read(world: World, path: str) -> Non
     whole = LocalFs("/", workspace_policy("/"))
     link(world, "l", path)
     for fs, way in ((world.fs, path), (world.fs, "l"), (whole, path)):
-        for door in DOORS:
+        for operation in OPERATIONS:
             with pytest.raises(PathRefused, match=r"in /\w+, where there is not a") as caught:
-                await door(fs, way)
+                await operation(fs, way)
             assert caught.value.refusal == "special"
 
 
 async def test_r44_a_pipe_in_the_workspace_is_refused_with_its_kind(world: World) -> None:
     os.mkfifo(world.root / "pipe")
-    for door in (READS["read_bytes"], READS["reading"], WRITES["write_file"]):
+    for operation in (READS["read_bytes"], READS["reading"], WRITES["write_file"]):
         with pytest.raises(PathRefused, match="not a regular file but a pipe") as caught:
-            await door(world.fs, "pipe")
+            await operation(world.fs, "pipe")
         assert (caught.value.refusal, caught.value.given) == ("special", "pipe")
 
 
@@ -277,9 +277,9 @@ GIT_LIKE = [".git", ".GIT", ".Git", ".g\u200cit"]
 )
 async def test_c9_protected_files_are_not_created(world: World, path: str) -> None:
     before = snapshot(world.root)
-    for door in (*WRITES.values(), REMOVE):
+    for operation in (*WRITES.values(), REMOVE):
         with pytest.raises(PathRefused, match="is protected") as caught:
-            await door(world.fs, path)
+            await operation(world.fs, path)
         assert caught.value.refusal == "protected"
     assert snapshot(world.root) == before
 

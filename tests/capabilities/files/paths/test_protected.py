@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 SECRETS = ("serve-token", "ledger.db", "ledger.db-wal", "conversations/one/log.jsonl")
 OPEN = "sessions/one/tool-output/long.txt"
-"""What was cut of a long answer: the model is told to read it there."""
+"""A spilled result, which a model is asked to read there."""
 
 
 @pytest.fixture(params=["usual", "moved"])

@@ -152,10 +152,10 @@ def test_a_file_of_carriage_returns_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("border", range(CHUNK_BYTES + HEAD_BYTES - 3, CHUNK_BYTES + HEAD_BYTES + 2))
-@pytest.mark.parametrize("odd", ["é".encode(), b"\r\n", "🙂".encode()])
-def test_characters_and_line_endings_across_chunks_stay_whole(border: int, odd: bytes) -> None:
-    data = b"a\r\n" + b"x" * (border - 3) + odd + b"\r\nlast\r\n"
-    found = scan_bytes(data, 3 + (odd == b"\r\n"), 1)
+@pytest.mark.parametrize("piece", ["é".encode(), b"\r\n", "🙂".encode()])
+def test_characters_and_line_endings_across_chunks_stay_whole(border: int, piece: bytes) -> None:
+    data = b"a\r\n" + b"x" * (border - 3) + piece + b"\r\nlast\r\n"
+    found = scan_bytes(data, 3 + (piece == b"\r\n"), 1)
     assert [text for _, text in format_lines(found)] == ["last"]
     assert (found.form.encoding, found.form.damaged) == ("utf-8", False)
     assert found.form.line_ending == "crlf"
@@ -239,9 +239,9 @@ def test_the_kept_bytes_are_limited() -> None:
 @pytest.mark.parametrize("cut", range(4))
 def test_the_guess_does_not_depend_on_chunk_borders(cut: int) -> None:
     border = CHUNK_BYTES + HEAD_BYTES
-    for odd in (b"\xff", b"\xf0\x9f\x99", b"\xe9"):
+    for piece in (b"\xff", b"\xf0\x9f\x99", b"\xe9"):
         data = "größer\n".encode() * 3 + b"x\n" * border
-        data = data[: border - cut] + odd + b" tail\n"
+        data = data[: border - cut] + piece + b" tail\n"
         form, whole = scan_bytes(data).form, decode_lossless(data)[1]
         assert (form.encoding, form.damaged) == (whole.encoding, whole.damaged)
 
