@@ -14,8 +14,8 @@ from tests.commands.helpers import HONEST, configured, one_line, row, user_file
 from tests.support.scripts import run
 
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from induscode.commands.support.answers import save_blocks, summarize_block
 from induscode.commands.support.arguments import describe_parameters
+from induscode.commands.support.outcome import save_blocks, summarize_block
 
 if TYPE_CHECKING:
     from pathlib import Path

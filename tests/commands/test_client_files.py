@@ -11,10 +11,10 @@ import pytest
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.clients.places import PROGRAMS, config_places
-from induscode.commands.support.foreign import discover_foreign, read_foreign
+from induscode.commands.mcp.import_servers import discover_foreign, read_foreign
 
 if TYPE_CHECKING:
-    from induscode.commands.support.foreign import ForeignServer
+    from induscode.commands.mcp.import_servers import ForeignServer
 
 _FILES = Path(__file__).with_name("client_files")
 _FILES_ARGUMENTS = ("-y", "@example/files", "--root", "/data")

@@ -1,4 +1,4 @@
-"""The commands of `indus`, one file for each group."""
+"""The commands of `indus`, one module or package each."""
 
 COMPLETE_VARIABLE = "_INDUS_COMPLETE"
-"""Set by the completion script of a shell when it asks how a line may go on."""
+"""Set by the completion script of a shell when it requests completions."""

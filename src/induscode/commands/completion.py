@@ -1,4 +1,7 @@
-"""`indus completion`: the script by which a shell completes what is typed after `indus`."""
+"""`indus completion`: prints the completion script of a shell, and answers its requests.
+
+See https://click.palletsprojects.com/en/stable/shell-completion/.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,16 @@ fish:  indus completion fish | source     in ~/.config/fish/config.fish
 @click.pass_context
 def command(context: click.Context, shell: str) -> int:
     """Print the completion script of a shell."""
-    made = _SHELLS[shell](context.find_root().command, {}, _NAME, COMPLETE_VARIABLE)
-    # Not by its own `source`, which starts a bash to ask for its version.
-    print_line(made.source_template % made.source_vars())
+    completer = _SHELLS[shell](context.find_root().command, {}, _NAME, COMPLETE_VARIABLE)
+    # Not by click's `source`, which starts a bash to read its version.
+    print_line(completer.source_template % completer.source_vars())
     return 0
 
 
 def complete(root: click.Command) -> int:
-    """Answer a shell that runs the script and asks how a line may go on."""
+    """Answer a request of the completion script: print how the line may go on."""
     instruction = os.environ.get(COMPLETE_VARIABLE, "")
     try:
         return shell_complete(root, {}, _NAME, COMPLETE_VARIABLE, instruction)
-    except click.UsageError:  # the line is wrong already: there is no way on
+    except click.UsageError:  # the line is invalid already
         return 0

@@ -1,4 +1,4 @@
-"""`indus ledger`: what was enrolled when, and what a model was shown."""
+"""`indus ledger`: the events of the ledger, and the deck that a model saw."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
-from induscode.commands.support.groups import CommandGroup, Lazy, build_unknown_name
-from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.groups import CommandGroup, LazyCommand
+from induscode.commands.support.output import as_json, build_unknown_name, print_notes, print_table, write_json
 from induscode.commands.support.runner import opened_store, run_until_signal
 from induscode.console import find_shortest_prefix, format_age, stdout_console
 from induscode.terminal import print_line, print_status, print_text
@@ -26,48 +26,48 @@ _HERE = "induscode.commands.ledger"
 _DAMAGED = 1
 _SHOWN_KEY = 15
 
-run_option = click.option("--run", "run", metavar="RUN", help="Of this run (or its first letters).")
+run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or the first letters of its name).")
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "timeline": Lazy("list what happened, the last at the end", _HERE, "timeline"),
-        "show": Lazy("show all that is known of a tool, a key or a row", _HERE, "show"),
-        "at": Lazy("show the deck as it was at a time", _HERE, "at"),
-        "turn": Lazy("show the deck that a model saw at a turn", _HERE, "turn"),
-        "verify": Lazy("look whether the ledger is what was written", _HERE, "verify"),
-        "export": Lazy("write all of it as JSON, a row a line", _HERE, "export"),
+        "timeline": LazyCommand("list the events, the newest last", _HERE, "timeline"),
+        "show": LazyCommand("show the events of a tool, a key or a row", _HERE, "show"),
+        "at": LazyCommand("show the deck as it was at a time", _HERE, "at"),
+        "turn": LazyCommand("show the deck that a model saw at a turn", _HERE, "turn"),
+        "verify": LazyCommand("check that the ledger is unchanged", _HERE, "verify"),
+        "export": LazyCommand("write everything as JSON lines", _HERE, "export"),
     },
     default="timeline",
 )
 def command() -> None:
-    """Tell what was enrolled when, and what a model saw. Without a command: timeline."""
+    """Show what was enrolled when, and what a model saw. Without a command: timeline."""
 
 
-def _with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
-    async def opened(_: CancelToken) -> int:
+def _run_with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
+    async def work_with_store(_: CancelToken) -> int:
         async with opened_store() as store:
             return await work(store)
 
-    return run_until_signal(opened)
+    return run_until_signal(work_with_store)
 
 
-async def _run_named(store: ThreadedStore, given: str) -> RunFacts:
-    """Find a run by its name, or by letters that only its name begins with.
+async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
+    """Find a run by its name, or by first letters that no other run has.
 
     Raises:
-        click.UsageError: None is meant, or several may be.
+        click.UsageError: No run matches, or several do.
     """
     runs = await store.runs()
-    found = [run for run in runs if run.run.startswith(given.upper())]
-    exact = [run for run in runs if run.run == given]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if found:
-        said = f"{len(found)} runs begin with {given!r}: give more of the name"
-        raise click.UsageError(said, click.get_current_context(silent=True))
-    raise build_unknown_name(f"There is no run {given!r}: 'indus ledger' lists them", given, ())
+    matches = [run for run in runs if run.run.startswith(name.upper())]
+    exact = [run for run in runs if run.run == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        message = f"{len(matches)} runs begin with {name!r}: give more of the name"
+        raise click.UsageError(message, click.get_current_context(silent=True))
+    raise build_unknown_name(f"There is no run {name!r}: 'indus ledger' lists them", name, ())
 
 
 # -- timeline and show ------------------------------------------------------------------------
@@ -75,38 +75,35 @@ async def _run_named(store: ThreadedStore, given: str) -> RunFacts:
 
 @click.command("timeline")
 @run_option
-@click.option("--server", metavar="NAME", help="Only what this server did.")
+@click.option("--server", metavar="NAME", help="Only the events of this server.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
     help="The last N rows.",
 )  # fmt: skip
 @as_json
 def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) -> int:
-    """List what happened, the last at the end."""
+    """List the events, the newest last."""
 
     async def work(store: ThreadedStore) -> int:
-        rows = await _latest(store, run, server, limit)
+        rows = await _read_latest(store, run, server, limit)
         if as_json:
-            write_json({"rows": [_as_json(row) for row in rows]})
+            write_json({"rows": [_build_json(row) for row in rows]})
         elif not rows:
             print_line("Nothing has happened yet.")
         else:
-            times, names = _times_and_runs(rows)
+            times, names = _format_times_and_runs(rows)
             cells = [
-                (time, name, row.op, _subject(row), _said(row))
+                (time, name, row.op, _format_subject(row), _format_detail(row))
                 for row, time, name in zip(rows, times, names, strict=True)
             ]
             print_table(("AT", "RUN", "EVENT", "SUBJECT", "DETAIL"), cells)
         return 0
 
-    return _with_store(work)
+    return _run_with_store(work)
 
 
-def _times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Give the time and the run of each row; on a terminal how long ago, and a short name.
-
-    The short name is one that `--run` takes.
-    """
+def _format_times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Format the time and the run of each row; on a terminal the age, and a short name that `--run` takes."""
     if stdout_console() is None:
         return [row.at for row in rows], [row.run for row in rows]
     from datetime import datetime  # noqa: PLC0415 — for a terminal only
@@ -119,19 +116,19 @@ def _times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return [format_age(time, now) for time in times], [row.run[:length] for row in rows]
 
 
-async def _latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
-    runs = [await _run_named(store, run)] if run is not None else await store.runs()
-    found: list[Row] = []
-    for one in reversed(runs):
-        rows = await store.rows(one.run)
-        found[:0] = [row for row in rows if server is None or row.facts.get("server") == server]
-        if len(found) >= limit:
+async def _read_latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
+    runs = [await _find_run(store, run)] if run is not None else await store.runs()
+    events: list[Row] = []
+    for facts in reversed(runs):
+        rows = await store.rows(facts.run)
+        events[:0] = [row for row in rows if server is None or row.facts.get("server") == server]
+        if len(events) >= limit:
             break
-    # Runs that go on at the same time have their rows among each other's.
-    return sorted(found, key=lambda row: row.position)[-limit:]
+    # Rows of concurrent runs are interleaved.
+    return sorted(events, key=lambda row: row.position)[-limit:]
 
 
-def _as_json(row: Row) -> JsonObject:
+def _build_json(row: Row) -> JsonObject:
     return {
         "position": row.position,
         "run": row.run,
@@ -143,7 +140,7 @@ def _as_json(row: Row) -> JsonObject:
     }
 
 
-def _subject(row: Row) -> str:
+def _format_subject(row: Row) -> str:
     facts = row.facts
     if row.op == "turn":
         return f"turn {facts.get('turn')}"
@@ -156,7 +153,7 @@ def _subject(row: Row) -> str:
     return f"{facts.get('server', '')}{tool}"
 
 
-def _said(row: Row) -> str:
+def _format_detail(row: Row) -> str:
     facts = row.facts
     if row.op == "turn":
         return f"deck {str(facts.get('deck'))[:12]}"
@@ -173,30 +170,30 @@ def _said(row: Row) -> str:
 @click.argument("key")
 @as_json
 def show(key: str, *, as_json: bool) -> int:
-    """Show all that is known of KEY: the key of an enrolment, a tool, or the number of a row."""
+    """Show the events of KEY: the key of an enrolment, a tool, or the number of a row."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — brings hashing
+        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
 
         rows = [row for run in await store.runs() for row in await store.rows(run.run)]
-        found = [row for row in rows if _is_about(row, key)]
-        if not found:
+        matches = [row for row in rows if _is_about(row, key)]
+        if not matches:
             names = {str(row.facts.get("name", "")) for row in rows} - {""}
             raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
-        wanted = {one for row in found for one in document_addresses(row.op, row.facts)}
+        wanted = {one for row in matches for one in document_addresses(row.op, row.facts)}
         documents = dict(await store.documents(wanted))
         if as_json:
-            write_json({"rows": [_as_json(row) for row in found], "documents": documents})
+            write_json({"rows": [_build_json(row) for row in matches], "documents": documents})
             return 0
-        for row in found:
-            print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {_subject(row)}  {_said(row)}")
+        for row in matches:
+            print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {_format_subject(row)}  {_format_detail(row)}")
         for address, text in documents.items():
             print_line("")
             print_line(f"{address}:")
             print_text(text)
         return 0
 
-    return _with_store(work)
+    return _run_with_store(work)
 
 
 def _is_about(row: Row, key: str) -> bool:
@@ -217,45 +214,45 @@ def _is_about(row: Row, key: str) -> bool:
 @as_json
 def at(time: str, *, run: str | None, as_json: bool) -> int:
     """Show the deck as it was at TIME, such as 2026-11-15T20:08 (UTC, unless it says otherwise)."""
-    moment = _moment(time)
+    moment = _parse_time(time)
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — brings the ledger
+        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
 
         if run is not None:
-            one = await _run_named(store, run)
+            one = await _find_run(store, run)
         else:
-            begun = [one for one in await store.runs() if one.began <= moment]
-            if not begun:
-                said = f"No run had begun by {moment}: 'indus ledger' lists what there is"
-                raise click.UsageError(said, click.get_current_context(silent=True))
-            one = begun[-1]
+            earlier = [facts for facts in await store.runs() if facts.began <= moment]
+            if not earlier:
+                message = f"No run had begun by {moment}: 'indus ledger' lists what there is"
+                raise click.UsageError(message, click.get_current_context(silent=True))
+            one = earlier[-1]
         record = await deck_at(store, one.run, at=moment)
         if record is None:
-            said = f"The run {one.run} had not begun by {moment}"
-            raise click.UsageError(said, click.get_current_context(silent=True))
-        return _show_deck(record, as_json=as_json)
+            message = f"The run {one.run} had not begun by {moment}"
+            raise click.UsageError(message, click.get_current_context(silent=True))
+        return _print_deck(record, as_json=as_json)
 
-    return _with_store(work)
+    return _run_with_store(work)
 
 
-def _moment(given: str) -> str:
-    """Read a time, and give it the way the ledger writes it.
+def _parse_time(text: str) -> str:
+    """Parse a time (RFC 3339 §5.6) into the form of the ledger.
 
     Raises:
-        click.UsageError: It is none.
+        click.UsageError: It is invalid.
     """
-    from datetime import UTC, datetime  # noqa: PLC0415 — for those who look back
+    from datetime import UTC, datetime  # noqa: PLC0415 — for `at`
 
-    from indusagi.core.clock import iso_utc  # noqa: PLC0415 — as above
+    from indusagi.core.clock import iso_utc  # noqa: PLC0415 — for `at`
 
     try:
-        found = datetime.fromisoformat(given)
-        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
-        return iso_utc(round(found.timestamp() * 1000))
+        time = datetime.fromisoformat(text)
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        return iso_utc(round(time.timestamp() * 1000))
     except (ValueError, OverflowError) as exc:
-        said = f"{given!r} is no time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
-        raise click.UsageError(said, click.get_current_context(silent=True)) from exc
+        message = f"{text!r} is not a time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
+        raise click.UsageError(message, click.get_current_context(silent=True)) from exc
 
 
 @click.command("turn")
@@ -266,21 +263,21 @@ def turn(number: int, *, run: str | None, as_json: bool) -> int:
     """Show the deck that a model saw at turn N, of the last run that had one."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — brings the ledger
+        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
 
-        runs = [await _run_named(store, run)] if run is not None else await store.runs()
+        runs = [await _find_run(store, run)] if run is not None else await store.runs()
         for one in reversed(runs):
             record = await deck_at(store, one.run, turn=number)
             if record is not None:
-                return _show_deck(record, as_json=as_json)
+                return _print_deck(record, as_json=as_json)
         where = f"The run {runs[0].run}" if run is not None else "The ledger"
-        said = f"{where} has no turn {number}: 'indus ledger' lists what there is"
-        raise click.UsageError(said, click.get_current_context(silent=True))
+        message = f"{where} has no turn {number}: 'indus ledger' lists what there is"
+        raise click.UsageError(message, click.get_current_context(silent=True))
 
-    return _with_store(work)
+    return _run_with_store(work)
 
 
-def _show_deck(record: DeckRecord, *, as_json: bool) -> int:
+def _print_deck(record: DeckRecord, *, as_json: bool) -> int:
     print_notes(record.notes)
     enrolled: list[JsonObject] = [
         {"name": one.name, "server": one.ref.server, "tool": one.ref.name, "pin": one.pin}
@@ -310,16 +307,16 @@ def _show_deck(record: DeckRecord, *, as_json: bool) -> int:
     return 0
 
 
-# -- the whole of it --------------------------------------------------------------------------
+# -- verify and export ------------------------------------------------------------------------
 
 
 @click.command("verify")
 @as_json
 def verify(*, as_json: bool) -> int:
-    """Look whether the ledger is what was written, all of it. Exit code 1 if it is not."""
+    """Check that every row of the ledger is as it was written. Exit code 1 if not."""
 
     async def work(store: ThreadedStore) -> int:
-        # One that was found damaged when it was opened is set aside by now, and told so.
+        # A ledger that was damaged when it was opened has been set aside, as a note says.
         damage = [str(note) for note in (*store.notes, *await store.verify())]
         rows = sum(run.rows for run in await store.runs())
         if as_json:
@@ -330,29 +327,29 @@ def verify(*, as_json: bool) -> int:
             print_status(one)
         return _DAMAGED if damage else 0
 
-    return _with_store(work)
+    return _run_with_store(work)
 
 
 @click.command("export")
 @run_option
 @as_json
 def export(*, run: str | None, as_json: bool) -> int:
-    """Write all of it as JSON, a row a line and then the documents; one value with --json."""
+    """Write everything as JSON, one row per line and then the documents; one value with --json."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — brings hashing
+        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
 
-        runs = [await _run_named(store, run)] if run is not None else await store.runs()
+        runs = [await _find_run(store, run)] if run is not None else await store.runs()
         rows = [row for one in runs for row in await store.rows(one.run)]
         wanted = {one for row in rows for one in document_addresses(row.op, row.facts)}
         documents = dict(await store.documents(wanted))
         if as_json:
-            write_json({"rows": [_as_json(row) for row in rows], "documents": documents})
+            write_json({"rows": [_build_json(row) for row in rows], "documents": documents})
             return 0
         for row in rows:
-            write_json(_as_json(row), indent=None)
+            write_json(_build_json(row), indent=None)
         for address, text in documents.items():
             write_json({"document": address, "text": text}, indent=None)
         return 0
 
-    return _with_store(work)
+    return _run_with_store(work)

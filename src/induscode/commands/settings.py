@@ -1,4 +1,4 @@
-"""`indus settings`: what is set, by whom, where it is kept, and whether it is right."""
+"""`indus settings`: shows the settings and their origins, finds and checks the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
-from induscode.commands.support.groups import CommandGroup, Lazy
+from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
@@ -33,10 +33,10 @@ _WRONG = 1
 @click.command(
     cls=CommandGroup,
     commands={
-        "show": Lazy("show every setting, its value, and whose word that is", _HERE, "show"),
-        "path": Lazy("print the path of the user's file", _HERE, "path"),
-        "check": Lazy("check the files of the user and the project", _HERE, "check"),
-        "schema": Lazy("print the JSON schema of the files, for an editor", _HERE, "schema"),
+        "show": LazyCommand("show every setting with its value and origin", _HERE, "show"),
+        "path": LazyCommand("print the path of the user's file", _HERE, "path"),
+        "check": LazyCommand("check the files of the user and the project", _HERE, "check"),
+        "schema": LazyCommand("print the JSON schema of the files, for an editor", _HERE, "schema"),
     },
     default="show",
 )
@@ -49,22 +49,22 @@ def command() -> None:
 @as_json
 @click.pass_context
 def show(context: click.Context, *, as_json: bool, **_: object) -> int:
-    """Show every setting, its value, and whose word that is."""
+    """Show every setting with its value and origin."""
     try:
         settings = load_settings(read_cwd(context), os.environ)
     except SettingError as exc:
         raise click.UsageError(str(exc), context) from exc
     print_notes(settings.notes)
-    rows = [_row(settings, key) for key in SETTINGS]
+    rows = [_build_row(settings, key) for key in SETTINGS]
     if as_json:
         write_json({"settings": [*rows], "notes": [str(note) for note in settings.notes]})
         return 0
-    cells = [[row["key"], _shown(row["value"]), row["origin"]] for row in rows]
+    cells = [[row["key"], _format_value(row["value"]), row["origin"]] for row in rows]
     print_table(("SETTING", "VALUE", "ORIGIN"), cells)
     return 0
 
 
-def _row(settings: Settings, key: str) -> JsonObject:
+def _build_row(settings: Settings, key: str) -> JsonObject:
     setting = SETTINGS[key]
     value, origin = settings.get(setting), settings.origin(setting)
     if setting is SEARCH_SEARXNG_URL and value is None and os.environ.get(SEARXNG_VARIABLE):
@@ -80,7 +80,7 @@ def _row(settings: Settings, key: str) -> JsonObject:
     }
 
 
-def _shown(value: JsonValue) -> str:
+def _format_value(value: JsonValue) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)
@@ -88,10 +88,10 @@ def _shown(value: JsonValue) -> str:
 
 @flags("--cwd")
 @click.command("path")
-@click.option("--project", is_flag=True, help="The file of the project instead.")
+@click.option("--project", is_flag=True, help="The project's file instead.")
 @click.pass_context
 def path(context: click.Context, *, project: bool, **_: object) -> int:
-    """Print the path of the user's file, whether it is there or not."""
+    """Print the path of the user's file, existing or not."""
     print_line(project_settings_path(read_cwd(context)) if project else user_settings_path(os.environ))
     return 0
 
@@ -100,7 +100,7 @@ def path(context: click.Context, *, project: bool, **_: object) -> int:
 @click.command("check")
 @click.pass_context
 def check(context: click.Context, **_: object) -> int:
-    """Check the files of the user and the project; the exit code is 1 if something is wrong."""
+    """Check the files of the user and the project; exit code 1 if there is a problem."""
     try:
         settings = load_settings(read_cwd(context), os.environ)
     except SettingError as exc:
@@ -114,6 +114,6 @@ def check(context: click.Context, **_: object) -> int:
 
 @click.command("schema")
 def schema() -> int:
-    """Print the JSON schema of the files; name it in one as "$schema"."""
+    """Print the JSON schema of the files, for "$schema" in one of them."""
     write_json(build_settings_schema())
     return 0

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import click
 
-from induscode.commands.support.groups import CommandGroup, Lazy
+from induscode.commands.support.groups import CommandGroup, LazyCommand
 
-_ADD = "induscode.commands.mcp.add"
-_CHANGE = "induscode.commands.mcp.change"
+_CONFIGURE = "induscode.commands.mcp.configure"
 _LIST = "induscode.commands.mcp.list_servers"
 _TRUST = "induscode.commands.mcp.trust"
-_PINS = "induscode.commands.mcp.pins"
 _DOCTOR = "induscode.commands.mcp.doctor"
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": Lazy("list the servers, and how each of them is", _LIST, "list_"),
-        "get": Lazy("show what is known of one server", _LIST, "get"),
-        "add": Lazy("add a server: a URL, or -- COMMAND ARGUMENTS", _ADD, "add"),
-        "add-json": Lazy("add a server from a JSON object", _ADD, "add_json"),
-        "import": Lazy("copy servers from other programs", "induscode.commands.mcp.import_servers"),
-        "remove": Lazy("take a server out of our file", _CHANGE, "remove"),
-        "enable": Lazy("switch a server on", _CHANGE, "enable"),
-        "disable": Lazy("switch a server off", _CHANGE, "disable"),
-        "trust": Lazy("consent to servers that the project brings", _TRUST, "trust"),
-        "untrust": Lazy("take that consent back", _TRUST, "untrust"),
-        "lock": Lazy("write down the project's tools, or compare them", _PINS, "lock"),
-        "diff": Lazy("show tools that are not what was approved", _PINS, "diff"),
-        "approve": Lazy("approve tools as they are now", _PINS, "approve"),
-        "doctor": Lazy("examine servers, and say what to do", _DOCTOR, "doctor"),
-        "logs": Lazy("show what went wrong with a server", _DOCTOR, "logs"),
+        "list": LazyCommand("list the servers and their states", _LIST, "list_"),
+        "get": LazyCommand("show one server", _LIST, "get"),
+        "add": LazyCommand("add a server: a URL, or -- COMMAND ARGUMENTS", _CONFIGURE, "add"),
+        "add-json": LazyCommand("add a server from a JSON object", _CONFIGURE, "add_json"),
+        "import": LazyCommand("copy servers from other programs", "induscode.commands.mcp.import_servers"),
+        "remove": LazyCommand("remove a server from our file", _CONFIGURE, "remove"),
+        "enable": LazyCommand("switch a server on", _CONFIGURE, "enable"),
+        "disable": LazyCommand("switch a server off", _CONFIGURE, "disable"),
+        "trust": LazyCommand("consent to servers of the project", _TRUST, "trust"),
+        "untrust": LazyCommand("revoke that consent", _TRUST, "untrust"),
+        "lock": LazyCommand("write the lock file of the project's tools, or check it", _TRUST, "lock"),
+        "diff": LazyCommand("show tools that differ from what was approved", _TRUST, "diff"),
+        "approve": LazyCommand("approve tools as they are now", _TRUST, "approve"),
+        "doctor": LazyCommand("examine servers, and say what to do", _DOCTOR, "doctor"),
+        "logs": LazyCommand("show what went wrong with a server", _DOCTOR, "logs"),
     },
     default="list",
 )

@@ -1,4 +1,4 @@
-"""`indus mcp doctor` and `logs`: what is the matter with a server, and what to do about it."""
+"""`indus mcp doctor` and `logs`: examines servers, and shows what went wrong with one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import click
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
 from induscode.boot.starting import show_slow_start
 from induscode.commands.mcp.remedies import advise
-from induscode.commands.support.names import complete_server
+from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import as_json, print_notes, write_json
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
-from induscode.commands.support.servers import find_row, format_url, reference_facts, secret_warnings, transport_of
+from induscode.commands.support.servers import (
+    build_reference_facts,
+    find_row,
+    format_url,
+    list_secret_warnings,
+    name_transport,
+)
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
@@ -37,13 +43,13 @@ if TYPE_CHECKING:
 
 _UNWELL = 1
 _SHOWN_STDERR = 10
-_TOLD = frozenset({"connect", "ready", "fault", "drift", "approve"})
-"""The events of a server that are told as its log."""
+_LOGGED = frozenset({"connect", "ready", "fault", "drift", "approve"})
+"""The events of a server that `logs` shows."""
 
 
 @dataclass(slots=True)
 class _Findings:
-    """What was found out about one server."""
+    """The examination of one server."""
 
     name: str
     transport: str
@@ -63,7 +69,7 @@ class _Findings:
     disabled: Sequence[DisabledTool] = ()
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
-    """References of a server that waits for consent, and those of them that look like secrets."""
+    """For a server without consent: warnings about references that look like secrets."""
 
     def as_json(self) -> JsonObject:
         return {
@@ -82,7 +88,7 @@ class _Findings:
             "fault": self.fault,
             "remedy": self.remedy,
             "notes": [*self.notes],
-            "disabled": [one.as_json() for one in self.disabled],
+            "disabled": [tool.as_json() for tool in self.disabled],
             **self.references,
         }
 
@@ -94,18 +100,18 @@ class _Findings:
 @click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
 @click.pass_context
 def doctor(context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object) -> int:
-    """Examine the server NAME, or all of them, and say what to do. Exit code 1 if one is unwell.
+    """Examine the server NAME, or all servers, and say what to do. Exit code 1 if there is a problem.
 
-    Each that is trusted is started once, on its own; nothing is written down. Also told: jobs that
-    a run of indus left running when it crashed.
+    Each trusted server is started once, on its own; the ledger stays the same. Also listed: jobs that a crashed run of
+    indus left running.
     """
-    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — only here
-    from induscode.launch.installation import check_installation  # noqa: PLC0415 — only here
+    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — for `doctor`
+    from induscode.launch.installation import check_installation  # noqa: PLC0415 — for `doctor`
 
     plan = load_plan(read_invocation(context))
     if name is not None:
         plan = plan.narrow([find_row(plan, name).id])
-    found = [_begun(row, plan) for row in plan.rows]
+    examined = [_build_findings(row, plan) for row in plan.rows]
 
     async def work(_: CancelToken) -> int:
         from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
@@ -116,10 +122,10 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
             pins = await read_pins(store, plan.configs.values())
             history = await _read_history(store, plan)
         async with create_task_group() as tasks:
-            for one in found:
-                if one.name in plan.configs:
-                    config = plan.configs[one.name]
-                    tasks.start_soon(_examine, one, config, pins, history)
+            for findings in examined:
+                if findings.name in plan.configs:
+                    config = plan.configs[findings.name]
+                    tasks.start_soon(_examine, findings, config, pins, history)
         return 0
 
     code = run_until_signal(work) if plan.configs else 0
@@ -128,31 +134,32 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     leftovers = find_leftover_jobs() if name is None else []
     installation = check_installation() if name is None else ()
     print_notes(installation)
-    _report(plan, found, leftovers, as_json=as_json)
+    _print_report(plan, examined, leftovers, as_json=as_json)
     if end_leftovers:
-        leftovers = _ended(leftovers)
-    unwell = any(one.remedy for one in found) or leftovers or installation
+        leftovers = _end_leftovers(leftovers)
+    unwell = any(findings.remedy for findings in examined) or leftovers or installation
     return _UNWELL if unwell else 0
 
 
-def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
+def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
     config = plan.configs.get(row.id, row.config)
-    findings = _Findings(row.id, transport_of(config), row.origin.file, plan.consent[row.id], _target(row, config))
+    findings = _Findings(
+        row.id, name_transport(config), row.origin.file, plan.consent[row.id], _format_target(row, config)
+    )
     state = plan.state_of(row)
     if state in {"untrusted", "changed"}:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
-        findings.references = reference_facts(row)
-        findings.warnings = secret_warnings(row)
+        findings.references = build_reference_facts(row)
+        findings.warnings = list_secret_warnings(row)
     elif state == "unresolved":
         owner = f"server {row.id!r}"
-        said = [note.message for note in plan.notes if note.owner.startswith(owner)]
-        findings.fault = "; ".join(said)
+        findings.fault = "; ".join(note.message for note in plan.notes if note.owner.startswith(owner))
         findings.remedy = "set the variable, or write a default into the row: ${NAME:-default}"
     return findings
 
 
-def _target(row: ServerRow, config: ServerConfig) -> str:
-    """Say where a server is: its address as written, or the file that its command leads to."""
+def _format_target(row: ServerRow, config: ServerConfig) -> str:
+    """Format the address of a server, or the program that its command starts."""
     if not isinstance(config, StdioServerConfig):
         return format_url(row)
     path = shutil.which(config.command)
@@ -162,7 +169,7 @@ def _target(row: ServerRow, config: ServerConfig) -> str:
 
 
 async def _read_history(store: ThreadedStore, plan: ServerPlan) -> StartHistory:
-    """Read which servers were up before: the others have the time of a first start."""
+    """Read which servers came up before; the others have the longer limit of a first start."""
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
     from induscode.deck.mcp.boot import find_started_before  # noqa: PLC0415 — as above
 
@@ -178,31 +185,31 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
     from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
 
     clock = get_running_loop().time
-    begun = clock()
+    started = clock()
 
-    def heard(event: EndpointEvent) -> None:
+    def handle_event(event: EndpointEvent) -> None:
         slow = endpoint.status().slow_start
         if event == "slow_start" and slow is not None:
             show_slow_start(config.id, slow)
 
-    endpoint = create_server_endpoint(config, on_event=heard, history=history)
+    endpoint = create_server_endpoint(config, on_event=handle_event, history=history)
     try:
         await endpoint.open()
-        findings.latency_ms = round((clock() - begun) * 1000)
+        findings.latency_ms = round((clock() - started) * 1000)
         findings.handshake = "done"
-        _met(findings, endpoint)
+        _add_server_facts(findings, endpoint)
         listed = await endpoint.list_tools()
         findings.tools = len(listed)
-        _compare(findings, listed, pins)
+        _add_disabled_tools(findings, listed, pins)
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
-        _failed(findings, config, fault)
+        _add_fault(findings, config, fault)
     finally:
         await endpoint.close()
 
 
-def _compare(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
-    """Find the tools that are disabled, since their definitions are not approved ones."""
+def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
+    """Find the tools that are disabled because their definitions differ from the approved ones."""
     from indusagi.core.json import NotJson  # noqa: PLC0415 — loaded with the bridge
     from induscode.deck.mcp.drift import DisabledTool, command_line  # noqa: PLC0415 — as above
 
@@ -211,7 +218,7 @@ def _compare(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins)
         try:
             drift = pins.check(remote.ref, remote.raw)
         except NotJson:
-            continue  # it has no digest, and every listing says so
+            continue  # without a digest; a note of the listing says so
         if drift is not None and drift.disables:
             name = remote.descriptor.name
             disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields))
@@ -222,7 +229,7 @@ def _compare(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins)
         findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
 
 
-def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
+def _add_server_facts(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
     facts = endpoint.facts
     if facts is None:
         return
@@ -232,7 +239,7 @@ def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
         findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
 
 
-def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:
+def _add_fault(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:
     connected = findings.handshake == "done"
     if not connected:
         findings.handshake = "failed"
@@ -242,50 +249,52 @@ def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> 
     findings.remedy, findings.notes = advice.remedy, advice.notes
 
 
-# -- telling ----------------------------------------------------------------------------------
+# -- the report -------------------------------------------------------------------------------
 
 
-def _report(plan: ServerPlan, found: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool) -> None:
+def _print_report(
+    plan: ServerPlan, examined: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
+) -> None:
     if as_json:
-        jobs: list[JsonObject] = [{"pid": one.pid, "command": one.command, "cwd": one.cwd} for one in leftovers]
-        write_json({"servers": [one.as_json() for one in found], "leftovers": jobs})
+        jobs: list[JsonObject] = [{"pid": job.pid, "command": job.command, "cwd": job.cwd} for job in leftovers]
+        write_json({"servers": [findings.as_json() for findings in examined], "leftovers": jobs})
         return
     print_notes(note for note in plan.notes if not note.message.startswith("not started"))
-    if not found:
+    if not examined:
         print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
-    for one in found:
-        _tell_findings(one)
+    for findings in examined:
+        _print_findings(findings)
     for job in leftovers:
-        print_line(f"left running by a run that is gone: process {job.pid}, {job.command}")
+        print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:
         print_line("  what to do: indus mcp doctor --end-leftovers")
 
 
-def _tell_findings(one: _Findings) -> None:
-    print_line(f"{one.name} ({one.transport}, {one.file})")
-    print_line(f"  trust: {one.trust}")
-    print_line(f"  {'command' if one.transport == 'stdio' else 'address'}: {one.target}")
-    for warning in one.warnings:
+def _print_findings(findings: _Findings) -> None:
+    print_line(f"{findings.name} ({findings.transport}, {findings.file})")
+    print_line(f"  trust: {findings.trust}")
+    print_line(f"  {'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
+    for warning in findings.warnings:
         print_line(f"  WARNING: {warning}")
-    print_line(f"  handshake: {one.handshake}")
-    if one.handshake == "done":
-        print_line(f"  protocol: {one.version} ({one.era}), server: {one.server or 'says no name'}")
-        print_line(f"  tools: {'not listed' if one.tools is None else one.tools}")
-        print_line(f"  latency: {one.latency_ms} ms")
-    for line in one.stderr:
+    print_line(f"  handshake: {findings.handshake}")
+    if findings.handshake == "done":
+        print_line(f"  protocol: {findings.version} ({findings.era}), server: {findings.server or 'says no name'}")
+        print_line(f"  tools: {'not listed' if findings.tools is None else findings.tools}")
+        print_line(f"  latency: {findings.latency_ms} ms")
+    for line in findings.stderr:
         print_line(f"  stderr: {line}")
-    for note in one.notes:
+    for note in findings.notes:
         print_line(f"  note: {note}")
-    for tool in one.disabled:
+    for tool in findings.disabled:
         print_line(f"  tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}")
-    if one.fault is not None:
-        print_line(f"  fault: {one.fault}")
-    if one.remedy is not None:
-        print_line(f"  what to do: {one.remedy}")
+    if findings.fault is not None:
+        print_line(f"  fault: {findings.fault}")
+    if findings.remedy is not None:
+        print_line(f"  what to do: {findings.remedy}")
 
 
-def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
-    from indusagi.capabilities.receipts import end_leftover  # noqa: PLC0415 — only here
+def _end_leftovers(leftovers: Sequence[Receipt]) -> list[Receipt]:
+    from indusagi.capabilities.receipts import end_leftover  # noqa: PLC0415 — for `doctor`
 
     left: list[Receipt] = []
     for job in leftovers:
@@ -309,35 +318,35 @@ def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
 )
 @click.pass_context
 def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
-    """Show what went wrong with the server NAME, and what it said on standard error before it.
+    """Show what went wrong with the server NAME, and what it wrote to standard error before.
 
-    That is kept in the ledger, with every known secret taken out.
+    The ledger keeps this, without any known secret.
     """
     rows: list[Row] = []
 
     async def work(_: CancelToken) -> int:
         async with opened_store() as store:
-            rows.extend(await _entries(store, name, limit))
+            rows.extend(await _read_entries(store, name, limit))
         if not rows:
             find_row(load_plan(read_invocation(context)), name)
-        _show_entries(name, rows, as_json=as_json)
+        _print_entries(name, rows, as_json=as_json)
         return 0
 
     return run_until_signal(work)
 
 
-async def _entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
-    """Read the last things that happened at a server, in their order."""
-    found: list[Row] = []
+async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
+    """Read the last events of a server, in their order."""
+    events: list[Row] = []
     for run in reversed(await store.runs()):
         rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
-        found[:0] = [row for row in rows if row.op in _TOLD]
-        if len(found) >= limit:
+        events[:0] = [row for row in rows if row.op in _LOGGED]
+        if len(events) >= limit:
             break
-    return found[-limit:]
+    return events[-limit:]
 
 
-def _show_entries(name: str, rows: Sequence[Row], *, as_json: bool) -> None:
+def _print_entries(name: str, rows: Sequence[Row], *, as_json: bool) -> None:
     entries: list[JsonObject] = [
         {
             "at": row.at,

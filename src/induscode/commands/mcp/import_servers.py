@@ -1,22 +1,31 @@
-"""`indus mcp import`: copies servers that other programs are configured with into our own file.
+"""`indus mcp import`: copies servers from the configuration of other programs into our own file.
 
-A file of the user's is the user's word. One that came with the project is not: each of its servers
-is shown whole, and copied only if somebody says yes.
+The user's files are copied as they are. A server of a project's file is shown completely and copied only after a yes. A
+server that our format cannot express is left out with a note.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.clients.places import PROGRAMS
-from induscode.commands.mcp.add import consent, is_server_name, parse_server_row
-from induscode.commands.support.foreign import discover_foreign, read_foreign
+from indusagi.core.config_file import read_config_file
+from indusagi.core.json import is_json_object
+from indusagi.core.notes import Note
+from indusagi.core.records import record
+from induscode.clients.places import PROGRAMS, config_places
+from induscode.commands.mcp.configure import give_consent
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
-from induscode.commands.support.servers import scope_option, transport_of
+from induscode.commands.support.server_rows import is_server_name, parse_server_row
+from induscode.commands.support.servers import name_transport, scope_option
+from induscode.deck.mcp.config.dialects import detect_dialect, find_dialect
+from induscode.deck.mcp.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.deck.mcp.drift import same_json
@@ -25,29 +34,183 @@ from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject
-    from indusagi.core.notes import Note
-    from induscode.commands.support.foreign import ForeignServer
-    from induscode.deck.mcp.config.rows import Scope
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.deck.mcp.config.dialects import Dialect, RawRow
+    from induscode.deck.mcp.config.rows import Scope, ServerRow
+
+_TEXTS = ("command", "url", "cwd", "proxy")
+_LISTS = ("args",)
+_MAPS = ("env", "environment", "headers", "http_headers")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_OURS = re.compile(r"\$\{")
+_BARE = re.compile(rf"(?<!\$)\$({_NAME})")
+_EDITOR = re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}")
+_BRACES = re.compile(r"\{(env|file):([^}]*)\}")
+
+
+class UntranslatableError(ValueError):
+    """Our format cannot express a value."""
+
+
+@record
+class ForeignServer:
+    """A server of another program."""
+
+    row: ServerRow
+    """The row in our format."""
+    fields: JsonObject
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.row.id
+
+
+def read_foreign(
+    path: str, scope: Scope, cwd: str, program: str | None = None
+) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
+    """Read the servers of a file for `cwd`, with a note for each that is left out."""
+    content = read_config_file(path)
+    if content.trouble is not None:
+        return (), (Note(f"file {path}", f"skipped: {content.trouble}", "correct it"),)
+    document = content.document
+    dialect: Dialect | None = None
+    if is_json_object(document):
+        known = program is not None
+        dialect = find_dialect(program, document) if known else detect_dialect(path, document)
+    if dialect is None or not is_json_object(document):
+        return (), (Note(f"file {path}", "skipped: it names no servers"),)
+    origin = Origin(os.path.abspath(path), scope, dialect.name)
+    servers: list[ForeignServer] = []
+    notes: list[Note] = []
+    elsewhere: Counter[str] = Counter()
+    for draft in dialect.read_rows(document):
+        if not _is_for(draft, cwd):
+            elsewhere[str(draft.project)] += 1
+            continue
+        try:
+            servers.append(_translate_server(draft.name, draft.fields, origin, dialect))
+        except (InvalidRowError, UntranslatableError) as exc:
+            notes.append(Note(f"server {draft.name!r} of {origin}", f"left out: {exc}"))
+    for project, number in elsewhere.items():
+        count = "1 server is" if number == 1 else f"{number} servers are"
+        remedy = f"indus mcp import -C {quote(project)}"
+        notes.append(Note(f"project {project} of {origin}", f"left out: {count} for it", remedy))
+    return servers, notes
+
+
+def _is_for(draft: RawRow, cwd: str) -> bool:
+    """Return whether a server is for a directory; Claude Code keeps them by the root of the repository."""
+    if draft.project is None:
+        return True
+    wanted, folder = os.path.realpath(draft.project), os.path.realpath(cwd)
+    while wanted != folder:
+        above = os.path.dirname(folder)
+        if above == folder or os.path.lexists(os.path.join(folder, ".git")):
+            return False
+        folder = above
+    return True
+
+
+def _translate_server(name: str, fields: JsonValue, origin: Origin, dialect: Dialect) -> ForeignServer:
+    if not is_json_object(fields):
+        raise InvalidRowError("it is not an object")
+    if is_switched_off(fields):
+        raise InvalidRowError("it is switched off in its file")
+    translate = _build_translator(dialect.expansion, find_project_dir(origin))
+    ours = {key: _translate_field(key, value, translate) for key, value in fields.items()}
+    row = parse_row(name, ours, replace(origin, dialect="indus"), expansion="shell")
+    return ForeignServer(row, ours, origin)
+
+
+def _translate_field(key: str, value: JsonValue, translate: Callable[[str], str]) -> JsonValue:
+    """Translate the variables of a field into our syntax; values other than text stay the same."""
+    if key in _TEXTS and isinstance(value, str):
+        return translate(value)
+    if key in _LISTS and isinstance(value, list):
+        return [translate(item) if isinstance(item, str) else item for item in value]
+    if key in _MAPS and is_json_object(value):
+        return {name: translate(item) if isinstance(item, str) else item for name, item in value.items()}
+    return value
+
+
+def _build_translator(rule: str, folder: str) -> Callable[[str], str]:
+    def editor(text: str) -> str:
+        return _EDITOR.sub(lambda match: _translate_editor_variable(match[1], match[2], folder), text)
+
+    def braces(text: str) -> str:
+        return _BRACES.sub(_translate_braces, _require_literal(text))
+
+    def dollar(text: str) -> str:
+        return _BARE.sub(r"${\1}", text)
+
+    return {"editor": editor, "braces": braces, "dollar": dollar, "none": _require_literal}.get(rule, lambda text: text)
+
+
+def _require_literal(text: str) -> str:
+    """Accept a text without a variable in our syntax."""
+    if _OURS.search(text):
+        raise UntranslatableError("it has ${…} in it, which would be taken for a variable")
+    return text
+
+
+def _translate_editor_variable(kind: str, name: str | None, folder: str) -> str:
+    if kind == "env" and name:
+        return f"${{{name}}}"
+    if kind == "userHome":
+        return "${HOME}"
+    if kind in {"workspaceFolder", "workspaceRoot"}:
+        return folder
+    if kind == "workspaceFolderBasename":
+        return os.path.basename(folder)
+    if kind == "pathSeparator":
+        return os.sep
+    what = f"the input {name!r}, which an editor asks for" if kind == "input" else f"${{{kind}}}"
+    raise UntranslatableError(f"it needs {what}")
+
+
+def _translate_braces(match: re.Match[str]) -> str:
+    if match[1] == "file":
+        raise UntranslatableError(f"it needs the content of the file {match[2]!r}")
+    return f"${{{match[2]}}}"
+
+
+def discover_foreign(
+    programs: Iterable[str], cwd: str, environ: Mapping[str, str]
+) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
+    """Read the servers of programs from each of their existing files."""
+    servers: list[ForeignServer] = []
+    notes: list[Note] = []
+    for program in programs:
+        for path, scope in config_places(program, cwd, environ):
+            if os.path.isfile(path):
+                more, remarks = read_foreign(path, scope, cwd, program)
+                servers.extend(more)
+                notes.extend(note for note in remarks if "names no servers" not in note.message)
+    return servers, notes
+
+
+# -- the command ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Candidate:
-    """A server that could be copied."""
+    """A server that can be copied."""
 
     server: ForeignServer
     conflict: str
-    """Why it is not: empty if nothing speaks against it."""
+    """Why it is not copied; empty if it is."""
 
     @property
     def secrets(self) -> int:
-        """How many values of it are secrets that stand in its file."""
+        """The number of secrets in its file."""
         known = Redaction([self.server.row.config])
         named = (self.server.fields.get(key) for key in ("env", "environment", "headers"))
-        values = [one for part in named if isinstance(part, dict) for one in part.values()]
-        return sum(isinstance(one, str) and "${" not in one and known.holds_secret(one) for one in values)
+        values = [value for part in named if isinstance(part, dict) for value in part.values()]
+        return sum(isinstance(value, str) and "${" not in value and known.holds_secret(value) for value in values)
 
     def as_json(self) -> JsonObject:
         return {
@@ -55,7 +218,7 @@ class _Candidate:
             "source": self.server.origin.dialect,
             "file": self.server.origin.file,
             "scope": self.server.origin.scope,
-            "transport": transport_of(self.server.row.config),
+            "transport": name_transport(self.server.row.config),
             "secrets": self.secrets,
             "conflict": self.conflict,
         }
@@ -70,8 +233,8 @@ class _Candidate:
     metavar="PROGRAM|FILE",
     help=f"One of {', '.join(PROGRAMS)}, or a file; all of them if none is given.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what there is, and write nothing.")
-@click.option("--yes", is_flag=True, help="Copy servers that the project brings, unasked.")
+@click.option("--dry-run", is_flag=True, help="List the servers, and write nothing.")
+@click.option("--yes", is_flag=True, help="Copy servers of the project without a question.")
 @scope_option
 @as_json
 @click.pass_context
@@ -85,49 +248,50 @@ def command(
     as_json: bool,
     **_: object,
 ) -> int:
-    """Copy servers that other programs are configured with into our own file."""
+    """Copy servers from the configuration of other programs into our own file."""
     cwd = read_invocation(context).cwd
     whose = cast("Scope", scope or "user")
     path = own_config_path(whose, cwd)
-    servers, notes = _found(context, sources, cwd)
+    servers, notes = _read_sources(context, sources, cwd)
     print_notes(notes)
-    candidates = _compared(servers, read_own_config(path).rows())
+    candidates = _compare_servers(servers, read_own_config(path).rows())
     if as_json:
         write_json({"file": path, "servers": [one.as_json() for one in candidates]})
     else:
-        _show(candidates)
+        _print_candidates(candidates)
     if dry_run:
         return 0
-    wanted = [one.server for one in candidates if not one.conflict and _agreed(one.server, yes=yes)]
+    wanted = [one.server for one in candidates if not one.conflict and _ask_copy(one.server, yes=yes)]
     if wanted:
-        _copied(path, whose, wanted, quiet=as_json)
+        _copy_servers(path, whose, wanted, quiet=as_json)
     return 0
 
 
-def _found(context: click.Context, sources: Sequence[str], cwd: str) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
+def _read_sources(
+    context: click.Context, sources: Sequence[str], cwd: str
+) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
     programs = [one for one in sources if one in PROGRAMS] if sources else PROGRAMS
     servers, notes = discover_foreign(programs, cwd, os.environ)
-    found, told = list(servers), list(notes)
+    servers, notes = list(servers), list(notes)
     for source in sources:
         if source in PROGRAMS:
             continue
         path = os.path.join(cwd, os.path.expanduser(source))
         if not os.path.isfile(path):
-            known = ", ".join(PROGRAMS)
-            said = f"--from {source!r} is neither a file nor one of {known}"
-            raise click.UsageError(said, context)
-        more, said_of = read_foreign(path, "given", cwd)
-        found.extend(more)
-        told.extend(said_of)
-    return found, told
+            message = f"--from {source!r} is neither a file nor one of {', '.join(PROGRAMS)}"
+            raise click.UsageError(message, context)
+        more, remarks = read_foreign(path, "given", cwd)
+        servers.extend(more)
+        notes.extend(remarks)
+    return servers, notes
 
 
-def _compared(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) -> list[_Candidate]:
-    """Find out which servers are new; of two that differ the first counts."""
+def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) -> list[_Candidate]:
+    """Find the new servers; of two different ones with the same name the first counts."""
     taken: dict[str, JsonObject] = {
         name: {key: value for key, value in row.items() if key != "name"} for name, row in ours.items()
     }
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     for server in servers:
         known = taken.get(server.name)
         if not is_server_name(server.name):
@@ -139,11 +303,11 @@ def _compared(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) 
             conflict = "there already"
         else:
             conflict = "another of this name is there"
-        found.append(_Candidate(server, conflict))
-    return found
+        candidates.append(_Candidate(server, conflict))
+    return candidates
 
 
-def _show(candidates: Sequence[_Candidate]) -> None:
+def _print_candidates(candidates: Sequence[_Candidate]) -> None:
     if not candidates:
         print_line("No servers were found.")
         return
@@ -151,7 +315,7 @@ def _show(candidates: Sequence[_Candidate]) -> None:
         (
             one.server.name,
             one.server.origin.dialect,
-            transport_of(one.server.row.config),
+            name_transport(one.server.row.config),
             one.secrets,
             one.conflict or "-",
             one.server.origin.file,
@@ -161,25 +325,25 @@ def _show(candidates: Sequence[_Candidate]) -> None:
     print_table(("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE"), rows)
 
 
-def _agreed(server: ForeignServer, *, yes: bool) -> bool:
-    """Ask about a server that came with the project."""
+def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
+    """Ask about a server of the project."""
     if server.origin.scope != "project" or yes:
         return True
     if not can_ask_user():
-        said = "not copied: it came with the project, and nobody is there to be asked"
-        print_status(f"server {server.name!r} of {server.origin}: {said} (--yes copies it)")
+        reason = "not copied: it comes with the project, and there is no terminal for a question"
+        print_status(f"server {server.name!r} of {server.origin}: {reason} (--yes copies it)")
         return False
     question = TrustStore().question(server.row)
     print_line(f"Server {question.server} of {question.file}")
-    for line in (*question.lines, *(f"WARNING: {one}" for one in question.warnings)):
+    for line in (*question.lines, *(f"WARNING: {warning}" for warning in question.warnings)):
         print_line(f"  {line}")
     return confirm(f"Copy server {question.server}?")
 
 
-def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
-    rows = {one.name: parse_server_row(one.name, one.fields, path, whose) for one in servers}
+def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
+    rows = {server.name: parse_server_row(server.name, server.fields, path, whose) for server in servers}
     with edit_own_config(path, private=whose == "user") as config:
-        # Somebody may have added one of the same name meanwhile.
+        # Another process may have added one of the same name meanwhile.
         new = [server for server in servers if server.name not in config.rows()]
         for server in new:
             config.put(server.name, server.fields)
@@ -187,4 +351,4 @@ def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet:
         if not quiet:
             print_line(f"Added server {server.name!r} to {path}")
         if whose == "project":
-            consent(rows[server.name])
+            give_consent(rows[server.name])

@@ -1,4 +1,4 @@
-"""`indus mcp list` and `get`: which servers there are, and how each of them is."""
+"""`indus mcp list` and `get`: the configured servers, and their states."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.support.names import complete_server
+from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import (
     STATE_REMEDIES,
-    config_facts,
+    build_config_facts,
+    build_reference_facts,
     find_row,
     find_switched_off,
-    reference_facts,
-    secret_warnings,
-    transport_of,
+    list_secret_warnings,
+    name_transport,
 )
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 _NAMED = 3
-"""Disabled tools that a line of the list names."""
+"""Disabled tools that one line of the list names."""
 
 
 @flags("--mcp", "--cwd")
 @click.command("list")
 @as_json
-@click.option("--no-check", is_flag=True, help="Connect to none of them.")
+@click.option("--no-check", is_flag=True, help="Do not connect to them.")
 @click.pass_context
 def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
-    """List the servers, and how each of them is.
+    """List the servers and their states.
 
-    Those that are trusted are connected to, unless --no-check is given. Exit code 0, also if some
-    of them fail: the list says which, and why.
+    Trusted servers are connected to, unless --no-check is given. Exit code 0, also if some of them fail: the list says
+    which, and why.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -54,48 +54,48 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     tools: dict[str, int] = {}
     disabled: dict[str, Sequence[DisabledTool]] = {}
 
-    async def look(_: CancelToken) -> int:
+    async def read_states(_: CancelToken) -> int:
         async with opened_store() as store:
             if not no_check:
-                from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — brings the bridge
+                from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
 
                 mcp = await attach_servers(plan, store, START_ONCE)
                 try:
                     status.update(mcp.status())
                 finally:
                     await mcp.aclose()
-            tools.update(await _seen(plan, store))
+            tools.update(await _count_known_tools(plan, store))
             # The last listing is in the ledger by now.
-            disabled.update(await _disabled(plan, store))
+            disabled.update(await _read_disabled(plan, store))
         return 0
 
-    code = run_until_signal(look) if plan.configs else 0
+    code = run_until_signal(read_states) if plan.configs else 0
     if code:
         return code
-    rows = [_row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows]
-    rows += _off(invocation)
+    rows = [_build_row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows]
+    rows += _list_switched_off(invocation)
     print_notes(note for note in plan.notes if _is_news(note.message))
-    _shown(rows, as_json=as_json)
+    _print_rows(rows, as_json=as_json)
     return 0
 
 
 def _is_news(message: str) -> bool:
-    """Tell whether a note says what the table does not."""
+    """Return whether a note says more than the table."""
     return not message.startswith(("not started", "switched off"))
 
 
-async def _disabled(plan: ServerPlan, store: LedgerStore) -> Mapping[str, Sequence[DisabledTool]]:
-    """Tell which tools of each server were disabled when it was seen last."""
-    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — brings the ledger
+async def _read_disabled(plan: ServerPlan, store: LedgerStore) -> Mapping[str, Sequence[DisabledTool]]:
+    """Read the tools of each server that were disabled when it was last seen."""
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
 
     return await read_disabled_tools(store, plan.configs.values())
 
 
-async def _seen(plan: ServerPlan, store: object) -> Mapping[str, int]:
-    """Tell how many tools each server had when it was seen last."""
-    from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — as above
-    from induscode.deck.mcp.store import ThreadedStore  # noqa: PLC0415 — is loaded by now
-    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — as above
+async def _count_known_tools(plan: ServerPlan, store: object) -> Mapping[str, int]:
+    """Count the tools that each server had when it was last seen."""
+    from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
+    from induscode.deck.mcp.store import ThreadedStore  # noqa: PLC0415 — loaded with the ledger
+    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
 
     assert isinstance(store, ThreadedStore)
     identities = {server: server_identity(config) for server, config in plan.configs.items()}
@@ -106,7 +106,7 @@ async def _seen(plan: ServerPlan, store: object) -> Mapping[str, int]:
     }
 
 
-def _row(
+def _build_row(
     row: ServerRow,
     plan: ServerPlan,
     status: EndpointStatus | None,
@@ -116,23 +116,23 @@ def _row(
     state = plan.state_of(row)
     fault: JsonValue = None
     phase = "unchecked" if state == "startable" else str(state)
-    said = STATE_REMEDIES[state].format(row.id) if state != "startable" else ""
+    message = STATE_REMEDIES[state].format(row.id) if state != "startable" else ""
     count = tools.get(row.id)
     waiting = state in {"untrusted", "changed"}
     if waiting:
-        said = " ".join([said, *(f"WARNING: {one}" for one in secret_warnings(row))])
+        message = " ".join([message, *(f"WARNING: {warning}" for warning in list_secret_warnings(row))])
     if state == "unresolved":
-        said = next((n.message for n in plan.notes if repr(row.id) in n.owner), said)
+        message = next((note.message for note in plan.notes if repr(row.id) in note.owner), message)
     if status is not None and state == "startable":
         phase, count = str(status.phase), max(0, status.tool_count - len(disabled))
         if status.fault is not None:
-            said = str(status.fault).removeprefix(f"server {row.id!r}: ")
+            message = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
-    if not said and disabled:
-        said = _disabled_message(disabled)
+    if not message and disabled:
+        message = _format_disabled(disabled)
     return {
         "name": row.id,
-        "transport": transport_of(row.config),
+        "transport": name_transport(row.config),
         "phase": phase,
         "tools": count,
         "scope": row.origin.scope,
@@ -141,16 +141,16 @@ def _row(
         "required": row.required,
         "start": row.start,
         "fault": fault,
-        "message": said,
+        "message": message,
         "disabled": [one.as_json() for one in disabled],
-        **(reference_facts(row) if waiting else {}),
+        **(build_reference_facts(row) if waiting else {}),
     }
 
 
-def _disabled_message(disabled: Sequence[DisabledTool]) -> str:
-    """Say which tools are disabled, and which commands show and approve the changes."""
-    from indusagi.core.text import format_count  # noqa: PLC0415 — is loaded by now
-    from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — as above
+def _format_disabled(disabled: Sequence[DisabledTool]) -> str:
+    """Format which tools are disabled, with the commands that show and approve the changes."""
+    from indusagi.core.text import format_count  # noqa: PLC0415 — loaded with the ledger
+    from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — loaded with the ledger
 
     first, server = disabled[0], disabled[0].ref.server
     names = ", ".join(one.ref.name for one in disabled[:_NAMED])
@@ -158,11 +158,11 @@ def _disabled_message(disabled: Sequence[DisabledTool]) -> str:
     all_of_them = command_line("indus", "mcp", "approve", server)
     approve = first.approve_command if len(disabled) == 1 else all_of_them
     number = format_count(len(disabled), "tool is", "tools are")
-    said = f"{number} disabled, changed since approved: {names}{more}"
-    return f"{said}; look: {first.diff_command}; approve: {approve}"
+    message = f"{number} disabled, changed since approved: {names}{more}"
+    return f"{message}; look: {first.diff_command}; approve: {approve}"
 
 
-def _off(invocation: Invocation) -> list[JsonObject]:
+def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
     return [
         {
             "name": one.name,
@@ -182,7 +182,7 @@ def _off(invocation: Invocation) -> list[JsonObject]:
     ]
 
 
-def _shown(rows: Sequence[JsonObject], *, as_json: bool) -> None:
+def _print_rows(rows: Sequence[JsonObject], *, as_json: bool) -> None:
     if as_json:
         write_json({"servers": rows})
     elif not rows:
@@ -199,66 +199,68 @@ def _shown(rows: Sequence[JsonObject], *, as_json: bool) -> None:
 @as_json
 @click.pass_context
 def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
-    """Show what is known of the server NAME, without starting it.
+    """Show the server NAME, without starting it.
 
-    References such as ${TOKEN} are shown as written; other values of variables and headers are not.
+    References such as ${TOKEN} are shown as written, other values of variables and headers are hidden.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
-    off = next((one for one in _off(invocation) if one["name"] == name), None)
+    off = next((one for one in _list_switched_off(invocation) if one["name"] == name), None)
     if off is not None and name not in {row.id for row in plan.rows}:
         facts = off
     else:
         row = find_row(plan, name)
-        tools, disabled = _known(plan, name)
-        facts = {**_row(row, plan, None, {}, disabled), "dialect": row.origin.dialect}
-        facts |= {"consent": plan.consent[row.id], **config_facts(row)}
-        facts |= {"variables": [*row.secrets], "tools": tools, **reference_facts(row)}
+        tools, disabled = _read_known(plan, name)
+        facts = {**_build_row(row, plan, None, {}, disabled), "dialect": row.origin.dialect}
+        facts |= {"consent": plan.consent[row.id], **build_config_facts(row)}
+        facts |= {"variables": [*row.secrets], "tools": tools, **build_reference_facts(row)}
     if as_json:
         write_json(facts)
         return 0
     for key, value in facts.items():
         if key == "references" and isinstance(value, list):
             for one in value:
-                print_line(f"reference: {_reference_line(one)}")
+                print_line(f"reference: {_format_reference(one)}")
         elif key == "disabled" and isinstance(value, list):
             for one in value:
-                print_line(f"disabled: {_disabled_line(one)}")
+                print_line(f"disabled: {_format_disabled_tool(one)}")
         elif value not in (None, "", []):
-            shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
-            print_line(f"{key}: {shown}")
+            text = ", ".join(map(_format_value, value)) if isinstance(value, list) else _format_value(value)
+            print_line(f"{key}: {text}")
     return 0
 
 
-def _reference_line(value: JsonValue) -> str:
+def _format_reference(value: JsonValue) -> str:
     assert isinstance(value, dict)
     secret = " (looks like a secret)" if value["looksSecret"] else ""
     return f"{value['written']} in {value['place']}, for {value['recipient']}{secret}"
 
 
-def _disabled_line(value: JsonValue) -> str:
+def _format_disabled_tool(value: JsonValue) -> str:
     assert isinstance(value, dict)
-    return f"{_text(value['name'])} ({_text(value['reason'])}); approve: {_text(value['approve'])}"
+    return (
+        f"{_format_value(value['name'])} ({_format_value(value['reason'])}); approve: {_format_value(value['approve'])}"
+    )
 
 
-def _known(plan: ServerPlan, name: str) -> tuple[int | None, Sequence[DisabledTool]]:
+def _read_known(plan: ServerPlan, name: str) -> tuple[int | None, Sequence[DisabledTool]]:
     """Read from the ledger how many tools a server had, and which of them are disabled."""
     tools: dict[str, int] = {}
     disabled: dict[str, Sequence[DisabledTool]] = {}
 
-    async def look(_: CancelToken) -> int:
+    async def read_states(_: CancelToken) -> int:
         async with opened_store() as store:
-            tools.update(await _seen(plan, store))
-            disabled.update(await _disabled(plan, store))
+            tools.update(await _count_known_tools(plan, store))
+            disabled.update(await _read_disabled(plan, store))
         return 0
 
     if name in plan.configs:
-        run_until_signal(look)
+        run_until_signal(read_states)
     return tools.get(name), disabled.get(name, ())
 
 
-def _text(value: JsonValue) -> str:
-    """Write a value in one line, whole: what is in it cannot forge another."""
-    from indusagi.core.json import compact_json  # noqa: PLC0415 — is loaded by now
+def _format_value(value: JsonValue) -> str:
+    """Format a value in one line; its text cannot forge another line."""
+    from indusagi.core.json import compact_json  # noqa: PLC0415 — loaded with the ledger
 
     return value if isinstance(value, str) and value.isprintable() else compact_json(value)

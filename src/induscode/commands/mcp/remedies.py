@@ -1,4 +1,4 @@
-"""What to do about a server that failed: the cause that was seen, and the command that mends it."""
+"""Remedies for a server that failed: the cause, and the command that repairs it."""
 
 from __future__ import annotations
 
@@ -17,37 +17,34 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
 
 _REASONS = {
-    "auth": "it wants a login: see that the token or the header in its row is right",
+    "auth": "it requires a login: check the token or the header in its row",
     "exited": "it ended by itself: see what it wrote, if anything, and try its command in a shell",
     "frame_too_large": "it sent more than one message may hold",
     "not_found": "install the command, or correct it: indus mcp get {}",
     "rate_limited": "try again later",
     "redirect": "put the address it redirects to into its row",
     "refused": "nothing listens at its address: start it, or correct the address",
-    "version": "it speaks another version of the protocol: update it",
+    "version": "it uses another version of the protocol: update it",
 }
 _KINDS = {
     "timeout": "it took too long: give it more time with startup_timeout_sec in its row",
     "spawn_failed": "try its command in a shell",
-    "transport": "see that its address is right and can be reached from here",
-    "protocol": "it answers what no server may: see whether it is an MCP server at all",
+    "transport": "check that its address is right and can be reached from here",
+    "protocol": "its responses are invalid: check whether it is an MCP server",
 }
-_OWN_ERROR = (
-    "this is the server's own error: see what it needs in its documentation, and what its row "
-    "gives it: indus mcp get {}"
-)
+_OWN_ERROR = "this is the server's own error: compare what its documentation requires with its row: indus mcp get {}"
 _NOISE = (
     "its standard output may carry protocol messages only: have it log to standard error; if it is "
     "an HTTP server, add it by its address: indus mcp add -t http {} URL"
 )
-# The limit of a listing is not a key of a row: more time for the start would change nothing.
+# The time limit of a listing is not a key of a row: more time for the start would change nothing.
 _NOT_LISTED = "it came up and does not list its tools: see whether it waits for something, such as a login or a network"
 _SHOWN_NAMES = 12
 
 
 @record
 class Advice:
-    """What to do, and what else was noticed."""
+    """The remedy of a fault, and further notes."""
 
     remedy: str
     notes: Sequence[str] = field(default=())
@@ -56,7 +53,7 @@ class Advice:
 def advise(
     name: str, config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str], *, connected: bool = False
 ) -> Advice:
-    """Say what to do about a fault, of a start or, once `connected`, of the listing after it."""
+    """Choose the remedy of a fault of a start or, once `connected`, of the listing after it."""
     notes: list[str] = []
     damage = _find_damage(config, fault, environ)
     if isinstance(config, StdioServerConfig):
@@ -74,11 +71,11 @@ def advise(
 
 
 def _compare_environments(config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> Sequence[str]:
-    """Name the variables of this shell that the server does not get and may miss."""
+    """List the variables of this shell that the server does not get and may need."""
     from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
 
-    said = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
-    names = find_withheld(environ, config.env, said)
+    output = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
+    names = find_withheld(environ, config.env, output)
     if not names:
         return ()
     shown = ", ".join(names[:_SHOWN_NAMES])
@@ -91,35 +88,35 @@ def _compare_environments(config: StdioServerConfig, fault: ProtocolFault, envir
 
 
 def _find_damage(config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> str | None:
-    """Recognise the damaged cache of a package manager, and name the command that mends it."""
+    """Recognise the damaged cache of a package manager, and return the command that repairs it."""
     if not isinstance(config, StdioServerConfig):
         return None
     from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
-    from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — as above
+    from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
-    said = (*fault.detail.stderr, *fault.detail.stdout)
+    output = (*fault.detail.stderr, *fault.detail.stdout)
     known = None if manager is None else manager.name
-    damage = find_cache_damage(said, known, _package_of(config.args))
+    damage = find_cache_damage(output, known, _find_package(config.args))
     if damage is not None:
         return f"{damage.cause}; mend it: {damage.command}"
     if known in {"npx", "npm"} and fault.kind in {"timeout", "spawn_failed"}:
         locks = _find_npx_locks({**environ, **config.env})
         if locks:
-            folders = " ".join(shlex.quote(os.path.dirname(one)) for one in locks)
+            folders = " ".join(shlex.quote(os.path.dirname(path)) for path in locks)
             return f"npx left a lock behind when it was killed; mend it: rm -rf {folders}"
     return None
 
 
-def _package_of(args: Sequence[str]) -> str:
-    """Give the package that a package manager is told to run: its first word without a dash."""
-    words = [one for one in args if one not in {"run", "tool", "exec", "x", "dlx"}]
-    found = next((one for one in words if not one.startswith("-") and "=" not in one), "")
-    return found.rpartition("@")[0] or found
+def _find_package(args: Sequence[str]) -> str:
+    """Find the package that a package manager runs: the first word that is not an option."""
+    words = [word for word in args if word not in {"run", "tool", "exec", "x", "dlx"}]
+    package = next((word for word in words if not word.startswith("-") and "=" not in word), "")
+    return package.rpartition("@")[0] or package
 
 
 def _find_npx_locks(environ: Mapping[str, str]) -> Sequence[str]:
-    """Find the locks that npx takes while it unpacks, in its cache (npm-config(7), `cache`)."""
+    """Find the locks of npx in the cache of npm (https://docs.npmjs.com/cli/using-npm/config#cache)."""
     cache = environ.get("npm_config_cache") or environ.get("NPM_CONFIG_CACHE")
     folder = cache or os.path.join(environ.get("HOME", os.path.expanduser("~")), ".npm")
     return sorted(glob.glob(os.path.join(glob.escape(folder), "_npx", "*", "concurrency.lock")))

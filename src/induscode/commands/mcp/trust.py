@@ -1,72 +1,86 @@
-"""`indus mcp trust` and `untrust`: a person's word on servers that a project brings along.
+"""`indus mcp trust` and `untrust`, consent to servers; `lock`, `diff` and `approve`, definitions of their tools.
 
-One decision for each server, on all that it is; the answer is no unless somebody says yes.
+Consent covers one server as it is, and is given only by a yes. The last three commands connect to the servers.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.support.names import complete_server
-from induscode.commands.support.output import can_ask_user, confirm, print_notes
-from induscode.commands.support.runner import load_plan
+from indusagi.core.text import format_count
+from induscode.commands.support.groups import complete_server
+from induscode.commands.support.output import (
+    as_json,
+    build_unknown_name,
+    can_ask_user,
+    confirm,
+    print_notes,
+    write_json,
+)
+from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import build_unknown_server, find_row
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import own_config_path
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
+from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
-    from induscode.deck.mcp.boot import ServerPlan
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.drift import Drift
 
 _DECLINED = 1
+_DIFFERENT = 1
+_FAULT = 3
 
 
 @flags("--cwd")
 @click.command("trust")
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_server)
-@click.option("--yes", is_flag=True, help="Say yes to the servers that are named, unasked.")
+@click.option("--yes", is_flag=True, help="Consent to the named servers without a question.")
 @click.pass_context
 def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: object) -> int:
-    """Consent to servers that the project brings: those named, or each that nobody consented to.
+    """Consent to servers of the project: those named, or all without consent.
 
     Exit code 1 if one of them was declined.
     """
     plan = load_plan(read_invocation(context))
-    rows = _asked_about(plan, names)
+    rows = _select_rows(plan, names)
     if yes and not names:
-        raise click.UsageError("--yes takes the names of the servers it is said to", context)
+        raise click.UsageError("--yes takes the names of the servers to consent to", context)
     if not rows:
         print_notes(note for note in plan.notes if note.message.startswith("skipped"))
         print_line("There is no server of this project that waits for consent.")
         return 0
     if not yes and not can_ask_user():
         waiting = " ".join(row.id for row in rows)
-        said = f"Nobody is there to be asked: look at the file, then indus mcp trust --yes {waiting}"
-        raise click.UsageError(said, context)
+        message = f"There is no terminal for a question: look at the file, then indus mcp trust --yes {waiting}"
+        raise click.UsageError(message, context)
     store = TrustStore()
-    declined = [row for row in rows if not _consented(store, row, yes=yes)]
+    declined = [row for row in rows if not _ask_consent(store, row, yes=yes)]
     return _DECLINED if declined else 0
 
 
-def _asked_about(plan: ServerPlan, names: Sequence[str]) -> list[ServerRow]:
+def _select_rows(plan: ServerPlan, names: Sequence[str]) -> list[ServerRow]:
     if not names:
         return list(plan.untrusted)
     rows = [find_row(plan, name) for name in dict.fromkeys(names)]
     for row in rows:
         if row.origin.scope != "project":
-            print_line(f"{row.id}: stands in {row.origin.file}, which is yours: it needs no consent")
+            print_line(f"{row.id}: {row.origin.file} is your own file: it needs no consent")
     return [row for row in rows if row.origin.scope == "project"]
 
 
-def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
-    """Show all that a server is, and take the answer for exactly that."""
+def _ask_consent(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
+    """Show a server completely, and store the answer for exactly that."""
     question = store.question(row)
     print_line(f"Server {question.server} of {question.file}")
     for line in question.lines:
@@ -88,19 +102,192 @@ def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_server)
 @click.pass_context
 def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
-    """Take the consent back to the servers that are named, or to all of the project."""
+    """Revoke the consent to the named servers, or to all of the project."""
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     ours = [row for row in plan.rows if row.origin.scope == "project"]
     store = TrustStore()
-    # A server that stands in no file any more may still be consented to.
+    # There may be consent to a server that is in no file any more.
     files = [own_config_path("project", invocation.cwd), os.path.join(invocation.cwd, ".mcp.json")]
     for name in names or [row.id for row in ours]:
         revoked = [store.revoke(file, name) for file in files]
         if any(revoked):
             print_line(f"{name}: no longer trusted")
         elif name in {row.id for row in plan.rows}:
-            print_status(f"{name}: nobody had consented to it")
+            print_status(f"{name}: there was no consent to it")
         else:
             raise build_unknown_server(name, [row.id for row in ours])
     return 0
+
+
+# -- definitions of tools: lock, diff, approve ------------------------------------------------
+
+
+@asynccontextmanager
+async def _connected(plan: ServerPlan) -> AsyncGenerator[BootedBridge]:
+    from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+
+    async with opened_store() as store:
+        mcp = await attach_servers(plan, store, START_ONCE)
+        try:
+            yield mcp
+        finally:
+            await mcp.aclose()
+
+
+def _report_faults(mcp: BootedBridge) -> bool:
+    """Print which servers are missing; return whether there are any."""
+    faults = [
+        build_fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None
+    ]
+    left_out = [note for note in mcp.plan.notes if note.message.startswith("not started")]
+    print_notes((*faults, *left_out))
+    return bool(faults or left_out)
+
+
+@flags("--mcp", "--cwd")
+@click.command("lock")
+@click.option("--check", is_flag=True, help="Write nothing; compare with the present lock file.")
+@as_json
+@click.pass_context
+def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> int:
+    """Write the definitions of the project's tools to .indusvx/mcp.lock.json, to be committed.
+
+    With --check nothing is written. Exit code 1 if something other than a cosmetic change differs or waits for
+    approval, 3 if a server is missing. Servers of the user's own files are left out.
+    """
+    from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for `lock`
+
+    invocation = read_invocation(context)
+    plan = load_plan(invocation)
+    plan = plan.narrow([row.id for row in plan.rows if row.origin.scope != "user"])
+    if not plan.rows:
+        message = "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
+        raise click.UsageError(message, context)
+    path = os.path.join(invocation.cwd, LOCK_NAME)
+
+    async def work(_: CancelToken) -> int:
+        async with _connected(plan) as mcp:
+            if _report_faults(mcp):
+                print_status(f"the lock would be incomplete: nothing was {'compared' if check else 'written'}")
+                return _FAULT
+            return (_check_lock if check else _write_lock)(path, mcp, as_json=as_json)
+
+    return run_until_signal(work)
+
+
+def _write_lock(path: str, mcp: BootedBridge, *, as_json: bool) -> int:
+    from induscode.deck.mcp.lock import write_lock  # noqa: PLC0415 — for `lock`
+
+    waiting = mcp.enrolment.notes
+    if waiting:
+        print_notes(waiting)
+        print_status("nothing was written: these tools wait for approval")
+        return _DIFFERENT
+    tools = mcp.capabilities
+    write_lock(path, tools)
+    if as_json:
+        write_json({"file": path, "tools": len(tools)})
+    else:
+        print_line(f"Wrote the definitions of {format_count(len(tools), 'tool')} to {path}")
+    return 0
+
+
+def _check_lock(path: str, mcp: BootedBridge, *, as_json: bool) -> int:
+    from induscode.deck.mcp.drift import compare_definitions  # noqa: PLC0415 — for `lock`
+    from induscode.deck.mcp.lock import read_lock  # noqa: PLC0415 — for `lock`
+
+    present = {tool.ref: tool.raw for tool in mcp.capabilities}
+    # A tool with a changed definition: as its server lists it now.
+    present |= {drift.ref: drift.after for drift in mcp.enrolment.drifts if drift.after is not None}
+    drifts = compare_definitions(read_lock(path), present)
+    _print_drifts(drifts, as_json=as_json)
+    if not drifts and not as_json:
+        print_line(f"{format_count(len(present), 'tool is', 'tools are')} as {path} has them")
+    return _DIFFERENT if any(drift.disables for drift in drifts) else 0
+
+
+def _print_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
+    if as_json:
+        rows: list[JsonObject] = [
+            {
+                "server": drift.ref.server,
+                "tool": drift.ref.name,
+                "grade": str(drift.grade),
+                "fields": [*drift.fields],
+                "before": drift.before,
+                "after": drift.after,
+            }
+            for drift in drifts
+        ]
+        write_json({"drifts": rows})
+        return
+    for drift in drifts:
+        print_line(f"{drift.ref.server}/{drift.ref.name}: {drift.grade} ({', '.join(drift.fields)})")
+        print_text(drift.diff())
+
+
+@flags("--mcp", "--cwd")
+@click.command("diff")
+@click.argument("server", required=False, shell_complete=complete_server)
+@as_json
+@click.pass_context
+def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
+    """Show the tools of SERVER, or of all servers, that differ from what was approved.
+
+    Exit code 1 if some of them are disabled because of that; a cosmetic change disables no tool.
+    """
+    plan = _load_servers(context, server)
+
+    async def work(_: CancelToken) -> int:
+        async with _connected(plan) as mcp:
+            has_faults = _report_faults(mcp)
+            drifts = mcp.enrolment.drifts
+        _print_drifts(drifts, as_json=as_json)
+        if any(drift.disables for drift in drifts):
+            return _DIFFERENT
+        if has_faults:
+            return _FAULT
+        if not drifts and not as_json:
+            print_line("Every tool is as it was approved.")
+        return 0
+
+    return run_until_signal(work)
+
+
+def _load_servers(context: click.Context, server: str | None) -> ServerPlan:
+    plan = load_plan(read_invocation(context))
+    if server is not None:
+        return plan.narrow([find_row(plan, server).id])
+    if not plan.rows:
+        raise click.UsageError("There are no servers: 'indus mcp add' adds one", context)
+    return plan
+
+
+@flags("--mcp", "--cwd")
+@click.command("approve")
+@click.argument("server", shell_complete=complete_server)
+@click.argument("tool", required=False)
+@click.pass_context
+def approve(context: click.Context, server: str, tool: str | None, **_: object) -> int:
+    """Approve the tools of SERVER as they are now, or one TOOL of it. `diff` shows the changes."""
+    plan = _load_servers(context, server)
+
+    async def work(_: CancelToken) -> int:
+        async with _connected(plan) as mcp:
+            if _report_faults(mcp):
+                return _FAULT
+            enrolment = mcp.enrolment
+            waiting = [drift.ref for drift in enrolment.quarantined]
+            wanted = [ref for ref in waiting if tool in {None, ref.name}]
+            if tool is not None and not wanted:
+                names = [ref.name for ref in waiting]
+                raise build_unknown_name(f"No tool {tool!r} of {server!r} waits for approval", tool, names)
+            for ref in wanted:
+                enrolment.approve(ref)
+                print_line(f"{ref.server}/{ref.name}: approved as it is now")
+        if not wanted:
+            print_line(f"No tool of {server!r} waits for approval.")
+        return 0
+
+    return run_until_signal(work)

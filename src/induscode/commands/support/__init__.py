@@ -1,1 +1,1 @@
-"""Helpers that several commands share."""
+"""Code that several commands share."""

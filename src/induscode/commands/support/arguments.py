@@ -1,4 +1,4 @@
-"""The arguments of a call as words of a command line: `key=value`, read by the tool's schema."""
+"""Arguments of a call on the command line: `key=value`, parsed by the tool's schema, or one JSON object."""
 
 from __future__ import annotations
 
@@ -25,117 +25,118 @@ _STEP_S = 0.2
 
 
 class ArgumentError(ValueError):
-    """Words that do not say what the arguments are."""
+    """The arguments on the command line are invalid."""
 
 
-def read_arguments(words: Sequence[str], given: JsonObject, schema: JsonSchema) -> JsonObject:
-    """Put together the object that is given and what the words add to it.
+def read_arguments(words: Sequence[str], document: JsonObject, schema: JsonSchema) -> JsonObject:
+    """Combine the object of `--json` with the arguments in `words`, which override it.
 
     Raises:
-        ArgumentError: A word is no `key=value`, or a value does not fit.
+        ArgumentError: A word is not `key=value`, or its value does not fit the schema.
     """
     named: JsonObject = {}
     for word in words:
-        key, raw, text = _split(word)
-        value = _json(text, f"the value of {key!r}") if raw else _value(key, text, _property(schema, key))
-        _put(named, key, value, schema)
-    return {**given, **named}
+        key, raw, text = _split_word(word)
+        value = (
+            _parse_json(text, f"the value of {key!r}") if raw else _parse_value(key, text, _find_property(schema, key))
+        )
+        _add_value(named, key, value, schema)
+    return {**document, **named}
 
 
 async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
-    """Compare arguments with what a model is shown of a tool, before its server gets them.
+    """Check arguments against the model view of a tool's schema, before its server gets them.
 
-    What its own schema takes, that view takes as well, so nothing is refused here that the server
-    would take. A schema that cannot be used for the comparison refuses nothing.
+    The model view accepts everything that the server's own schema accepts. A schema that breaks the validator refuses
+    nothing.
 
     Raises:
         ArgumentError: The arguments do not fit.
     """
     try:
         problems = await ArgumentChecker(schema).check(arguments)
-    except Exception:  # noqa: BLE001 — boundary: a stranger's schema breaks the validator in many ways
+    except Exception:  # noqa: BLE001 — boundary: a foreign schema breaks the validator in many ways
         return
     if problems:
         raise ArgumentError("; ".join(problems))
 
 
 def describe_parameters(schema: JsonSchema) -> str:
-    """Give the signature of a tool in one line: names, types, and which may be left out."""
+    """Format the parameters of a tool in one line: names, types, and which are optional."""
     properties = schema.get("properties")
     known = properties if is_json_object(properties) else {}
     required = schema.get("required")
     needed = required if isinstance(required, list) else []
     parts: list[str] = []
     for name, about in known.items():
-        types = "|".join(_types(about)) if is_json_object(about) else ""
+        types = "|".join(_list_types(about)) if is_json_object(about) else ""
         parts.append(f"{name}{'' if name in needed else '?'}{f': {types}' if types else ''}")
     return ", ".join(parts) or "no arguments"
 
 
-def _split(word: str) -> tuple[str, bool, str]:
+def _split_word(word: str) -> tuple[str, bool, str]:
     key, equals, text = word.partition("=")
     raw = key.endswith(":")
     key = key.removesuffix(":")
     if not equals or not key:
-        raise ArgumentError(f"{word!r} is no key=value (or key:=JSON)")
+        raise ArgumentError(f"{word!r} is not key=value (or key:=JSON)")
     return key, raw, text
 
 
-def _put(named: JsonObject, key: str, value: JsonValue, schema: JsonSchema) -> None:
-    """Add a value; a key that comes again adds to a list, if the tool takes one."""
+def _add_value(named: JsonObject, key: str, value: JsonValue, schema: JsonSchema) -> None:
+    """Add a value; a repeated key adds to a list, if the tool takes one."""
     if key not in named:
         named[key] = value
         return
     known = named[key]
-    if "array" not in _types(_property(schema, key) or {}) or not isinstance(known, list):
-        raise ArgumentError(f"{key!r} is given twice, and is no list")
+    if "array" not in _list_types(_find_property(schema, key) or {}) or not isinstance(known, list):
+        raise ArgumentError(f"{key!r} is given twice, and is not a list")
     named[key] = [*known, *(value if isinstance(value, list) else [value])]
 
 
-def _property(schema: JsonSchema, key: str) -> JsonObject | None:
-    """Find what a schema says of a key; None if it says nothing and takes anything.
+def _find_property(schema: JsonSchema, key: str) -> JsonObject | None:
+    """Find the schema of a key; None if every value is accepted.
 
     Raises:
-        ArgumentError: It takes no such key.
+        ArgumentError: The schema has no such key.
     """
     properties = schema.get("properties")
     known = properties if is_json_object(properties) else {}
-    found = known.get(key)
-    if is_json_object(found):
-        return found
+    schema_of_key = known.get(key)
+    if is_json_object(schema_of_key):
+        return schema_of_key
     if key not in known and schema.get("additionalProperties") is False:
-        meant = find_similar_name(key, known)
-        hint = f" (did you mean {meant!r}?)" if meant else ""
+        similar = find_similar_name(key, known)
+        hint = f" (did you mean {similar!r}?)" if similar else ""
         raise ArgumentError(f"there is no argument {key!r}{hint}")
     return None
 
 
-def _types(schema: JsonObject) -> list[str]:
-    """Name the types that a schema admits, those of its branches included."""
+def _list_types(schema: JsonObject) -> list[str]:
+    """List the types that a schema admits, those of its branches included."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return [kind]
     if isinstance(kind, list):
-        return [one for one in kind if isinstance(one, str)]
+        return [name for name in kind if isinstance(name, str)]
     branches = schema.get("anyOf", schema.get("oneOf"))
-    found = [one for one in branches if is_json_object(one)] if isinstance(branches, list) else []
-    return [kind for branch in found for kind in _types(branch)]
+    schemas = [branch for branch in branches if is_json_object(branch)] if isinstance(branches, list) else []
+    return [kind for branch in schemas for kind in _list_types(branch)]
 
 
-def _value(key: str, text: str, schema: JsonObject | None) -> JsonValue:
-    types = _types(schema or {})
+def _parse_value(key: str, text: str, schema: JsonObject | None) -> JsonValue:
+    types = _list_types(schema or {})
     if not types or "string" in types:
         return text
     for kind in types:
         try:
-            return _READERS[kind](key, text, schema or {})
+            return _PARSERS[kind](key, text, schema or {})
         except (KeyError, ValueError):
             continue
-    said = " or ".join(types)
-    raise ArgumentError(f"{key!r} must be {said}, not {text!r}")
+    raise ArgumentError(f"{key!r} must be {' or '.join(types)}, not {text!r}")
 
 
-def _number(_key: str, text: str, _schema: JsonObject) -> JsonValue:
+def _parse_number(_key: str, text: str, _schema: JsonObject) -> JsonValue:
     try:
         return int(text)
     except ValueError:
@@ -145,66 +146,66 @@ def _number(_key: str, text: str, _schema: JsonObject) -> JsonValue:
     return number
 
 
-def _integer(_key: str, text: str, _schema: JsonObject) -> JsonValue:
+def _parse_integer(_key: str, text: str, _schema: JsonObject) -> JsonValue:
     return int(text)
 
 
-def _boolean(_key: str, text: str, _schema: JsonObject) -> JsonValue:
+def _parse_boolean(_key: str, text: str, _schema: JsonObject) -> JsonValue:
     return {"true": True, "false": False}[text.lower()]
 
 
-def _null(_key: str, text: str, _schema: JsonObject) -> JsonValue:
+def _parse_null(_key: str, text: str, _schema: JsonObject) -> JsonValue:
     return {"null": None}[text]
 
 
-def _array(key: str, text: str, schema: JsonObject) -> JsonValue:
+def _parse_array(key: str, text: str, schema: JsonObject) -> JsonValue:
     if text.startswith("["):
-        found: JsonValue = json.loads(text)
-        return found
-    items = schema.get("items")
-    return [_value(key, text, items if is_json_object(items) else None)]
+        items: JsonValue = json.loads(text)
+        return items
+    item = schema.get("items")
+    return [_parse_value(key, text, item if is_json_object(item) else None)]
 
 
-def _mapping(_key: str, text: str, _schema: JsonObject) -> JsonValue:
-    found: JsonValue = json.loads(text)
-    if not is_json_object(found):
-        raise ValueError("no object")
-    return found
+def _parse_object(_key: str, text: str, _schema: JsonObject) -> JsonValue:
+    document: JsonValue = json.loads(text)
+    if not is_json_object(document):
+        raise ValueError("not an object")
+    return document
 
 
-_READERS = {
-    "integer": _integer,
-    "number": _number,
-    "boolean": _boolean,
-    "null": _null,
-    "array": _array,
-    "object": _mapping,
+_PARSERS = {
+    "integer": _parse_integer,
+    "number": _parse_number,
+    "boolean": _parse_boolean,
+    "null": _parse_null,
+    "array": _parse_array,
+    "object": _parse_object,
 }
 
 
-# -- the whole object -------------------------------------------------------------------------
+# -- the object of --json ---------------------------------------------------------------------
 
 
-def read_object(whole: str) -> JsonObject:
-    """Read the object of `--json`; it may wait for standard input, so not in an event loop.
+def read_object(option: str) -> JsonObject:
+    """Read the object of `--json`. It may wait for standard input: not for the event loop.
 
     Raises:
-        ArgumentError: It cannot be read, or is none.
+        ArgumentError: It cannot be read, or is not an object.
     """
-    text, where = _text(whole)
-    found = _json(text, where)
-    if not is_json_object(found):
+    text, where = _read_text(option)
+    document = _parse_json(text, where)
+    if not is_json_object(document):
         raise ArgumentError(f"{where} must be a JSON object")
-    return found
+    return document
 
 
-def _text(whole: str) -> tuple[str, str]:
-    """Give the JSON that `--json` means: itself, a file after `@`, or standard input for `-`."""
-    if whole != "-" and not whole.startswith("@"):
-        return whole, "the value of --json"
-    where = "standard input" if whole == "-" else whole[1:]
+def _read_text(option: str) -> tuple[str, str]:
+    """Return the JSON text and its place: the option itself, a file after `@`, or standard input for `-`."""
+    if option != "-" and not option.startswith("@"):
+        return option, "the value of --json"
+    where = "standard input" if option == "-" else option[1:]
     try:
-        data = _piped() if whole == "-" else read_small_file(whole[1:], _LARGEST_BYTES)
+        data = _read_stdin() if option == "-" else read_small_file(option[1:], _LARGEST_BYTES)
         return data.decode("utf-8"), where
     except OSError as exc:
         raise ArgumentError(f"{where}: {exc.strerror or exc}") from exc
@@ -212,31 +213,31 @@ def _text(whole: str) -> tuple[str, str]:
         raise ArgumentError(f"{where} is not UTF-8 at byte {exc.start}") from exc
 
 
-def _piped() -> bytes:
+def _read_stdin() -> bytes:
     if sys.stdin is None:  # started with it closed
         return b""
     data = bytearray()
-    while chunk := _next_chunk(sys.stdin.fileno()):
+    while chunk := _read_chunk(sys.stdin.fileno()):
         data += chunk
         if len(data) > _LARGEST_BYTES:
             raise OSError(f"more than {_LARGEST_BYTES:,} bytes")
     return bytes(data)
 
 
-def _next_chunk(descriptor: int) -> bytes:
-    """Wait for more, in small steps: a signal that comes just before a read does not end it."""
+def _read_chunk(descriptor: int) -> bytes:
+    """Wait for data in short steps: a signal that arrives just before a blocking read would not end it."""
     while not select.select([descriptor], [], [], _STEP_S)[0]:
         continue
     return os.read(descriptor, _CHUNK_BYTES)
 
 
-def _json(text: str, where: str) -> JsonValue:
+def _parse_json(text: str, where: str) -> JsonValue:
     try:
-        found: JsonValue = json.loads(text, parse_constant=_refused)
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as exc:
         raise ArgumentError(f"{where} is invalid JSON: {exc}") from exc
-    return found
+    return value
 
 
-def _refused(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"JSON has no {name}")

@@ -1,4 +1,4 @@
-"""The tools there are, as rows of a list: native ones, and what servers said of theirs."""
+"""The list of all tools: native ones, and those of servers as the ledger knows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BYTES_PER_TOKEN = 4
 
 @record
 class ListedTool:
-    """One tool."""
+    """One tool of the list."""
 
     descriptor: ToolDescriptor
     source: str
@@ -37,19 +37,19 @@ class ListedTool:
     profiles: tuple[str, ...] = ()
     read_only: bool = False
     tool: str | None = None
-    """The name its server has for it."""
+    """Its name at its server."""
     missing: str | None = None
-    """Why a session does not show it to a model: what it works through is not there."""
+    """Why a session does not show it to a model: the backend that it lacks."""
     tokens: int = field(init=False)
-    """About how many tokens it takes to tell a model about it."""
+    """Estimated tokens of its definition, at four bytes each."""
 
     def __post_init__(self) -> None:
-        told = {
+        definition = {
             "name": self.descriptor.name,
             "description": self.descriptor.description,
             "parameters": self.descriptor.parameters,
         }
-        size = len(compact_json(told).encode("utf-8"))
+        size = len(compact_json(definition).encode("utf-8"))
         object.__setattr__(self, "tokens", -(-size // _BYTES_PER_TOKEN))
 
     @property
@@ -58,7 +58,7 @@ class ListedTool:
         return self.descriptor.name
 
     def as_json(self) -> JsonObject:
-        """Give the row for programs."""
+        """Build the JSON row."""
         return {
             "name": self.name,
             "source": self.source,
@@ -72,21 +72,21 @@ class ListedTool:
 
 
 @record
-class Listing:
-    """The tools of a deck, before any of it runs."""
+class ToolListing:
+    """The tools of a deck that does not run."""
 
     tools: Sequence[ListedTool]
     plan: ServerPlan
     states: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of every server of the plan: `known`, `asked`, or why nothing is known of it."""
+    """The state of every server of the plan: `known`, `asked`, or why its tools are unknown."""
     notes: Sequence[Note] = ()
     disabled: Sequence[DisabledTool] = ()
-    """Tools of servers that may not be called until their changed definitions are approved."""
+    """Tools that may not be called until their changed definitions are approved."""
 
     @property
     def news(self) -> Sequence[Note]:
-        """The notes without those about definitions that were known before."""
-        from indusagi.interop.protocol_bridge.client.tools import DefinitionNote  # noqa: PLC0415 — brings the bridge
+        """The notes, without those about definitions that were known before."""
+        from indusagi.interop.protocol_bridge.client.tools import DefinitionNote  # noqa: PLC0415 — imports the bridge
 
         return [
             note
@@ -95,16 +95,16 @@ class Listing:
         ]
 
 
-def native_tools(invocation: Invocation) -> list[ListedTool]:
-    """List the native tools, as far as they were asked for.
+def list_native_tools(invocation: Invocation) -> list[ListedTool]:
+    """List the native tools, or those of `--tools`.
 
     Raises:
-        click.UsageError: One that was asked for is none.
+        click.UsageError: `--tools` names an unknown tool.
     """
-    from induscode.boot.session import web_settings  # noqa: PLC0415 — brings the deck
-    from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — brings the cards
-    from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — as above
-    from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — as above
+    from induscode.boot.session import web_settings  # noqa: PLC0415 — imports the deck
+    from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — imports the cards
+    from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — for runs with servers
 
     if invocation.no_tools:
         return []
@@ -113,71 +113,65 @@ def native_tools(invocation: Invocation) -> list[ListedTool]:
     built: list[Capability] = [card.build(context) for card in capability_cards()]
     with usage_errors():
         deck = select_tools(ToolDeck(built, base_context(context)), invocation.tools)
-    names: dict[str, tuple[str, ...]] = {str(one): found for one, found in profiles.items()}
-    # In a session there is a model for `task`, and a plan mode.
+    names: dict[str, tuple[str, ...]] = {str(card): values for card, values in profiles.items()}
+    # Other cards have their backend in a session: a model for `task`, the plan mode.
     handles = DeckFramework(web=web_settings(invocation.settings))
-    missing = {one: find_missing_backend(one, handles) for one in ("saas-action", "websearch")}
+    missing = {name: find_missing_backend(name, handles) for name in ("saas-action", "websearch")}
     return [
         ListedTool(describe(card), NATIVE, names.get(card.name, ()), card.read_only, missing=missing.get(card.name))
         for card in deck.tools()
     ]
 
 
-async def list_tools(invocation: Invocation, *, check: bool) -> Listing:
-    """List every tool. Servers that were seen before are not started.
-
-    With `check`, those that were never seen are, to hear what they have.
+async def list_tools(invocation: Invocation, *, check: bool) -> ToolListing:
+    """List every tool. Servers that the ledger knows are not started; with `check` the others are, to list theirs.
 
     Raises:
-        click.UsageError: A path or a name that was given does not exist.
+        click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
     """
-    native = native_tools(invocation)
+    native = list_native_tools(invocation)
     plan = load_plan(invocation)
     if not plan.rows:
-        return Listing(native, plan, notes=plan.notes)
-    async with opened_store(tell_notes=False) as store:
-        remote = await _remote(plan, store, check=check)
-    return Listing(
-        [*native, *(one for one in remote.tools if one.name not in {n.name for n in native})],
+        return ToolListing(native, plan, notes=plan.notes)
+    async with opened_store(report_notes=False) as store:
+        remote = await _list_remote_tools(plan, store, check=check)
+    return ToolListing(
+        [*native, *(tool for tool in remote.tools if tool.name not in {card.name for card in native})],
         plan,
         remote.states,
-        (*plan.notes, *remote.notes, *(one.note for one in remote.disabled), *store.notes),
+        (*plan.notes, *remote.notes, *(tool.note for tool in remote.disabled), *store.notes),
         remote.disabled,
     )
 
 
-async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listing:
-    from induscode.deck.mcp.boot import read_known_tools  # noqa: PLC0415 — for those with servers
-    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — as above
+async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: bool) -> ToolListing:
+    from induscode.deck.mcp.boot import read_known_tools  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
     known, notes = await read_known_tools(store, plan.configs.values())
     unseen = [server for server in plan.configs if server not in known]
     states = dict.fromkeys(known, "known")
     faults: list[Note] = []
     if unseen and check:
-        asked = await _asked(plan.narrow(unseen), store)
-        faults = list(asked.notes)
-        states.update(asked.states)
-        # Once more, since what was heard has been pinned: two ways to know would be one too many.
+        new_states, faults = await _start_servers(plan.narrow(unseen), store)
+        states.update(new_states)
+        # Their tools are in the ledger by now.
         known, notes = await read_known_tools(store, plan.configs.values())
     for server in unseen:
         states.setdefault(server, "unseen")
     if not check:
-        faults = [_unseen(server) for server in unseen]
+        message = "nothing is known of its tools: it was never started"
+        faults = [Note(f"server {server!r}", message, "leave out --no-check") for server in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
     listed = _name_tools([known[server] for server in plan.configs if server in known], plan.configured)
     remembered = await read_disabled_tools(store, plan.configs.values())
-    disabled = [one for server in plan.configs for one in remembered.get(server, ())]
-    return Listing(listed, plan, states, (*notes, *faults), disabled)
+    disabled = [tool for server in plan.configs for tool in remembered.get(server, ())]
+    return ToolListing(listed, plan, states, (*notes, *faults), disabled)
 
 
-def _unseen(server: str) -> Note:
-    said = "nothing is known of its tools: it was never started"
-    return Note(f"server {server!r}", said, "leave out --no-check")
-
-
-async def _asked(plan: ServerPlan, store: LedgerStore) -> Listing:
+async def _start_servers(plan: ServerPlan, store: LedgerStore) -> tuple[Mapping[str, str], list[Note]]:
+    """Start servers once, so that their tools are in the ledger; return their states and the notes of their faults."""
     mcp = await attach_servers(plan, store)
     try:
         faults = [
@@ -188,20 +182,39 @@ async def _asked(plan: ServerPlan, store: LedgerStore) -> Listing:
         states = {server: "faulted" if status.fault is not None else "asked" for server, status in mcp.status().items()}
     finally:
         await mcp.aclose()
-    return Listing((), plan, states, faults)
+    return states, faults
 
 
 def _name_tools(servers: Iterable[Sequence[RemoteTool]], configured: Sequence[str]) -> list[ListedTool]:
     """Give every tool the name that an enrolment in this order gives it."""
-    from dataclasses import replace  # noqa: PLC0415 — for those with servers
+    from dataclasses import replace  # noqa: PLC0415 — for runs with servers
 
-    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — as above
+    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
 
     taken: set[str] = set()
     listed: list[ListedTool] = []
-    for remote in (one for tools in servers for one in tools):
+    for remote in (tool for tools in servers for tool in tools):
         name = model_name(remote.ref, taken, configured)
         descriptor = replace(remote.descriptor, name=name)
         taken.add(descriptor.name)
         listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
     return listed
+
+
+async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:
+    """Find the server that had a tool of this name when it was last seen."""
+    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
+
+    for row in await store.latest("list"):
+        config = plan.configs.get(str(row.facts.get("server")))
+        if config is None or row.facts.get("identity") != server_identity(config):
+            continue
+        tools = filter_texts(row.facts.get("tools"))
+        if any(model_name(RemoteToolRef(config.id, tool), (), plan.configured) == name for tool in tools):
+            return config.id
+    disabled = await read_disabled_tools(store, plan.configs.values())
+    return next((server for server, tools in disabled.items() if name in {tool.name for tool in tools}), None)

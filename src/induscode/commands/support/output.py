@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of the commands: tables and notes for people, JSON for programs, questions on a terminal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Put a table on standard output, numbers at the right; on a terminal it fits the width."""
+    """Print a table on standard output, numbers aligned right; on a terminal it fits the width."""
     cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
-    numbers = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))]
+    numbers = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
     if (console := stdout_console()) is not None:
         print_rich_table(console, heads, cells, numbers)
         return
@@ -39,22 +39,33 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def write_json(value: JsonLike, *, indent: int | None = 2) -> None:
-    """Put one JSON value on standard output, in ASCII: nothing in it can move a cursor."""
-    print(json.dumps(value, indent=indent))  # noqa: T201 — the answer of a command
+    """Print one JSON value on standard output, in ASCII: it cannot hold terminal escapes."""
+    print(json.dumps(value, indent=indent))  # noqa: T201 — the result of a command
 
 
 def print_notes(notes: Iterable[Note]) -> None:
-    """Put notes on standard error, a line each."""
+    """Print notes on standard error, one line each."""
     for note in notes:
         print_status(str(note))
 
 
 def confirm(question: str) -> bool:
-    """Ask the person at the terminal; whatever is not a yes is a no."""
+    """Ask a yes-or-no question on the terminal; anything but a yes is a no."""
     print(escape_unprintable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def can_ask_user() -> bool:
-    """Tell whether there is a person to ask."""
+    """Return whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+def build_unknown_name(
+    message: str, name: str, names: Sequence[str], ctx: click.Context | None = None
+) -> click.UsageError:
+    """Build the error of an unknown name, with the most similar known one."""
+    from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
+
+    similar = find_similar_name(name, names)
+    hint = f". Did you mean {similar!r}?" if similar else ""
+    return click.UsageError(f"{message}{hint}", ctx or click.get_current_context(silent=True))

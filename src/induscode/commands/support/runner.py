@@ -1,4 +1,4 @@
-"""Runs what a command does in an event loop, and ends it when somebody wants it to end."""
+"""Runs the work of a command in an event loop until a signal; opens the ledger and plans the servers for it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 def run_until_signal(work: Callable[[CancelToken], Awaitable[int]]) -> int:
-    """Run `work` to its end, or until a signal stops it; give the exit code."""
+    """Run `work` to its end, or until a signal cancels it; return the exit code."""
 
-    async def stopped(token: CancelToken) -> int:
+    async def work_until_signal(token: CancelToken) -> int:
         with token.guard():
             return await work(token)
         return 0
 
-    return run_with_signals(stopped)
+    return run_with_signals(work_until_signal)
 
 
 def run_with_signals(work: Callable[[CancelToken], Awaitable[int]]) -> int:
-    """Run `work`, which is told by the token of a signal and ends by itself; give the exit code."""
-    import anyio  # noqa: PLC0415 — for commands that need a loop
+    """Run `work`, which gets the signal by the token and ends by itself; return the exit code."""
+    import anyio  # noqa: PLC0415 — for commands with an event loop
 
-    return anyio.run(_signalled, work)
+    return anyio.run(_run, work)
 
 
-async def _signalled(work: Callable[[CancelToken], Awaitable[int]]) -> int:
-    from indusagi.core.signals import ending_signals  # noqa: PLC0415 — as above
-    from induscode.session.contract import signal_code  # noqa: PLC0415 — as above
+async def _run(work: Callable[[CancelToken], Awaitable[int]]) -> int:
+    from indusagi.core.signals import ending_signals  # noqa: PLC0415 — for commands with servers
+    from induscode.session.contract import signal_code  # noqa: PLC0415 — for commands with servers
 
     async with ending_signals() as token:
         code = await work(token)
@@ -47,13 +47,13 @@ async def _signalled(work: Callable[[CancelToken], Awaitable[int]]) -> int:
 
 @contextmanager
 def usage_errors() -> Generator[None]:
-    """Tell what a person mistyped as such.
+    """Turn errors about paths and names of the command line into usage errors, with exit code 2.
 
     Raises:
-        click.UsageError: A path or a name that was given does not exist.
+        click.UsageError: A path or a name does not exist.
     """
-    from induscode.boot.runners import ConfigPathError  # noqa: PLC0415 — for those with servers
-    from induscode.deck.contract import BackendFault, UnknownCapability  # noqa: PLC0415 — as above
+    from induscode.boot.runners import ConfigPathError  # noqa: PLC0415 — for commands with servers
+    from induscode.deck.contract import BackendFault, UnknownCapability  # noqa: PLC0415 — for commands with servers
 
     try:
         yield
@@ -63,36 +63,35 @@ def usage_errors() -> Generator[None]:
 
 
 def load_plan(invocation: Invocation) -> ServerPlan:
-    """Find out which servers there are, without starting any.
+    """Plan the servers of a run, without starting any.
 
     Raises:
-        click.UsageError: A path that was given leads nowhere.
+        click.UsageError: A path of `--mcp` does not exist.
     """
-    from induscode.boot.runners import plan_servers  # noqa: PLC0415 — for those with servers
+    from induscode.boot.runners import plan_servers  # noqa: PLC0415 — for commands with servers
 
     with usage_errors():
         return plan_servers(invocation)
 
 
 @asynccontextmanager
-async def opened_store(*, tell_notes: bool = True) -> AsyncGenerator[ThreadedStore]:
-    """Open this user's ledger, and close it.
+async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedStore]:
+    """Open this user's ledger inside the block.
 
-    What is wrong with it goes to standard error, so that every command that looks into a damaged
-    or lost ledger says so; without `tell_notes` the caller does that.
+    Notes about a damaged or lost ledger are printed; without `report_notes` the caller does that.
     """
-    from induscode.commands.support.output import print_notes  # noqa: PLC0415 — not for a session
-    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who look into it
+    from induscode.commands.support.output import print_notes  # noqa: PLC0415 — for commands with the ledger
+    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for commands with the ledger
 
     store = await open_store()
-    told = store.notes if tell_notes else ()
-    print_notes(told)
+    printed = store.notes if report_notes else ()
+    print_notes(printed)
     try:
         yield store
     finally:
         await store.aclose()
-        if tell_notes:
-            print_notes(note for note in store.notes if note not in told)
+        if report_notes:
+            print_notes(note for note in store.notes if note not in printed)
 
 
 def build_fault_note(server: str, fault: ProtocolFault) -> Note:

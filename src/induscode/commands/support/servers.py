@@ -1,4 +1,4 @@
-"""The servers of a configuration, found by their names, whether they are in use or not."""
+"""Rows of the configuration: found by name, in use or switched off, and their public facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.commands.support.groups import build_unknown_name
+from induscode.commands.support.output import build_unknown_name
 from induscode.deck.mcp.config import list_config_paths, read_rows
 from induscode.deck.mcp.config.dialects import detect_dialect
 from induscode.deck.mcp.config.rows import is_switched_off
@@ -34,13 +34,13 @@ STATE_REMEDIES = {
 """Why a server that is configured is not started, with the command that helps; `{}` is its name."""
 
 scope_option = click.option(
-    "-s", "--scope", type=click.Choice(("user", "project")), help="Whose file: the user's own, or the project's."
+    "-s", "--scope", type=click.Choice(("user", "project")), help="The file: the user's own, or the project's."
 )
 
 
 @record
-class SwitchedOff:
-    """A server that its file says is not to be used."""
+class DisabledRow:
+    """A server that is switched off in its file."""
 
     name: str
     file: str
@@ -48,10 +48,10 @@ class SwitchedOff:
 
 
 def find_row(plan: ServerPlan, name: str) -> ServerRow:
-    """Find the row of a name.
+    """Find the row of a server.
 
     Raises:
-        click.UsageError: There is none.
+        click.UsageError: The name is unknown.
     """
     for row in plan.rows:
         if row.id == name:
@@ -60,34 +60,34 @@ def find_row(plan: ServerPlan, name: str) -> ServerRow:
 
 
 def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
-    """Make the error of a server that is not configured."""
+    """Build the error of an unknown server."""
     if names:
         return build_unknown_name(f"There is no server {name!r} (there are: {', '.join(names)})", name, names)
     return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
 
 
-def find_switched_off(invocation: Invocation) -> Sequence[SwitchedOff]:
-    """List the rows that are switched off in the files that are looked at."""
-    found: list[SwitchedOff] = []
-    for path, scope in _places(invocation):
+def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
+    """List the rows that are switched off in the files of this run."""
+    rows: list[DisabledRow] = []
+    for path, scope in _list_files(invocation):
         document = read_config_file(path).document if os.path.isfile(path) else None
         dialect = detect_dialect(path, document) if is_json_object(document) else None
         if dialect is not None and is_json_object(document):
             drafts = dialect.read_rows(document)
-            found.extend(
-                SwitchedOff(draft.name, path, scope)
+            rows.extend(
+                DisabledRow(draft.name, path, scope)
                 for draft in drafts
                 if is_json_object(draft.fields) and is_switched_off(draft.fields)
             )
-    return found
+    return rows
 
 
-def _places(invocation: Invocation) -> Iterable[tuple[str, Scope]]:
+def _list_files(invocation: Invocation) -> Iterable[tuple[str, Scope]]:
     folders = [invocation.cwd]
     if invocation.mcp is not None:
         folders.clear()
-        for given in invocation.mcp:
-            path = os.path.join(invocation.cwd, os.path.expanduser(given))
+        for name in invocation.mcp:
+            path = os.path.join(invocation.cwd, os.path.expanduser(name))
             if not os.path.isdir(path):
                 yield path, "given"
             else:
@@ -97,36 +97,34 @@ def _places(invocation: Invocation) -> Iterable[tuple[str, Scope]]:
         yield os.path.join(folder, ".mcp.json"), "project"
 
 
-def own_places(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
-    """Name our own files, or the one of a scope."""
+def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
+    """List our own files, or the one of a scope."""
     scopes: tuple[Scope, ...] = ("user", "project")
-    return [(own_config_path(one, cwd), one) for one in scopes if scope in {None, one}]
+    return [(own_config_path(each, cwd), each) for each in scopes if scope in {None, each}]
 
 
-def own_place_of(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
+def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     """Find which of our own files has a server.
 
     Raises:
-        click.UsageError: None has, or both have and nobody said which is meant.
+        click.UsageError: None has it, or both have it and no scope is given.
         BridgeFault: A file cannot be read.
     """
-    places = own_places(cwd, scope)
+    places = list_own_files(cwd, scope)
     having = [place for place in places if name in read_own_config(place[0]).rows()]
     if len(having) == 1:
         return having[0]
     context = click.get_current_context(silent=True)
     if having:
-        said = f"{name!r} stands in both files: say which one with -s user or -s project"
-        raise click.UsageError(said, context)
-    elsewhere = _elsewhere(cwd, name)
-    if elsewhere is not None and scope is None:
-        said = f"{name!r} stands in {elsewhere}, which is not written by indus: change it there"
-        raise click.UsageError(said, context)
-    raise build_unknown_server(name, [one for path, _ in places for one in read_own_config(path).rows()])
+        raise click.UsageError(f"{name!r} is in both files: choose one with -s user or -s project", context)
+    other = _find_other_file(cwd, name)
+    if other is not None and scope is None:
+        raise click.UsageError(f"{name!r} is in {other}, which indus does not write: change it there", context)
+    raise build_unknown_server(name, [server for path, _ in places for server in read_own_config(path).rows()])
 
 
-def _elsewhere(cwd: str, name: str) -> str | None:
-    ours = {path for path, _ in own_places(cwd, None)}
+def _find_other_file(cwd: str, name: str) -> str | None:
+    ours = {path for path, _ in list_own_files(cwd, None)}
     others = [*list_config_paths(cwd), (os.path.join(cwd, ".mcp.json"), "project")]
     for path, scope in others:
         if path not in ours and os.path.isfile(path):
@@ -135,22 +133,22 @@ def _elsewhere(cwd: str, name: str) -> str | None:
     return None
 
 
-def transport_of(config: ServerConfig) -> str:
-    """Name the way a server is reached, as `mcp add -t` does."""
+def name_transport(config: ServerConfig) -> str:
+    """Return the transport of a server, as `mcp add -t` names it."""
     return {"stdio": "stdio", "sse": "sse", "streamable_http": "http"}[config.kind]
 
 
-def config_facts(row: ServerRow) -> JsonObject:
-    """Tell what a server is made from: references as written, other values left out."""
+def build_config_facts(row: ServerRow) -> JsonObject:
+    """Build the facts of a row: references as written, without the values of variables and headers."""
     config = row.config
-    shown: JsonObject
+    target: JsonObject
     if isinstance(config, StdioServerConfig):
-        shown = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
+        target = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
     else:
-        shown = {"url": format_url(row), "headers": [*config.headers]}
+        target = {"url": format_url(row), "headers": [*config.headers]}
     include = config.include_tools
     return {
-        **shown,
+        **target,
         "includeTools": None if include is None else [*include],
         "excludeTools": [*config.exclude_tools],
         "startupTimeoutSec": config.limits.start_s,
@@ -159,23 +157,23 @@ def config_facts(row: ServerRow) -> JsonObject:
 
 
 def format_url(row: ServerRow) -> str:
-    """Show the address of a row: where it leads, references as written, secrets hidden."""
-    from induscode.deck.mcp.config.references import show_url  # noqa: PLC0415 — for those who show one
+    """Format the address of a row, with references as written and without secrets."""
+    from induscode.deck.mcp.config.references import show_url  # noqa: PLC0415 — for servers with an address
 
     assert not isinstance(row.config, StdioServerConfig)
     return show_url(row.config.url, row.expansion)
 
 
-def reference_facts(row: ServerRow) -> JsonObject:
-    """List the references of a row for `--json`, under `references`; nothing if it has none."""
-    from induscode.deck.mcp.config.references import find_references  # noqa: PLC0415 — the same
+def build_reference_facts(row: ServerRow) -> JsonObject:
+    """Build the key `references` of the JSON of a row; nothing if it has no references."""
+    from induscode.deck.mcp.config.references import find_references  # noqa: PLC0415 — for rows without consent
 
-    found = [one.as_json() for one in find_references(row)]
-    return {"references": [*found]} if found else {}
+    references = [reference.as_json() for reference in find_references(row)]
+    return {"references": [*references]} if references else {}
 
 
-def secret_warnings(row: ServerRow) -> Sequence[str]:
-    """Name the references of a row that look like secrets, and who would get them."""
-    from induscode.deck.mcp.config.references import find_references  # noqa: PLC0415 — the same
+def list_secret_warnings(row: ServerRow) -> Sequence[str]:
+    """List warnings about references of a row that look like secrets, with the receiver of each."""
+    from induscode.deck.mcp.config.references import find_references  # noqa: PLC0415 — for rows without consent
 
-    return [one.warning for one in find_references(row) if one.looks_secret]
+    return [reference.warning for reference in find_references(row) if reference.looks_secret]

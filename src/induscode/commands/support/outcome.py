@@ -1,7 +1,7 @@
-"""How the answer of a tool is shown and saved by `indus call`.
+"""Printing and saving of a tool's outcome by `indus call`.
 
-Texts and embedded text resources are printed. Pictures, sounds and other data are named in one
-line, and written to files when a directory is given.
+Texts and embedded text resources are printed. Images, audio and other data are summarised in one line, and written to
+files when a directory is given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 500
 _MOST_NAMES = 10_000
+"""Names that are tried for a saved file."""
 # Media types that the table of Python 3.11 lacks, or has only where the system adds to it.
 _SUFFIXES = {
     "application/yaml": ".yaml",
@@ -40,11 +41,10 @@ _SUFFIXES = {
     "image/webp": ".webp",
     "text/markdown": ".md",
 }
-"""How many names are tried for a file before saving it is given up."""
 
 
-def outcome_json(outcome: ToolOutcome) -> JsonObject:
-    """Give all of an outcome as one JSON value."""
+def to_json(outcome: ToolOutcome) -> JsonObject:
+    """Convert an outcome to one JSON value."""
     content: list[JsonValue] = []
     for block in outcome.content:
         if block.kind == "text":
@@ -59,37 +59,33 @@ def outcome_json(outcome: ToolOutcome) -> JsonObject:
     }
 
 
-def show_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
-    """Print blocks: texts as they are if `raw`, else safe for a terminal; data in one line each."""
+def print_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
+    """Print blocks: texts unchanged if `raw`, else safe for a terminal; data in one line each."""
     for block in blocks:
         if block.kind != "text":
-            _show_value(block.value)
+            print_line(summarize_block(block.value))
+            text = _get_resource(block.value).get("text")
+            if isinstance(text, str):
+                print_text(text)
         elif raw:
             sys.stdout.write(block.text)
         else:
             print_text(block.text)
 
 
-def _show_value(value: JsonValue) -> None:
-    print_line(summarize_block(value))
-    text = _facts(value).get("text")
-    if isinstance(text, str):
-        print_text(text)
-
-
-def block_text(block: ToolContentBlock) -> str:
-    """Give a block in words: its text, or one line about its data."""
+def format_block(block: ToolContentBlock) -> str:
+    """Return the text of a block, or one line about its data."""
     return block.text if block.kind == "text" else summarize_block(block.value)
 
 
 def summarize_block(value: JsonValue) -> str:
-    """Say in one line what a block without text is."""
+    """Summarise a block that is not text in one line."""
     kind = value.get("type") if is_json_object(value) else None
     if not isinstance(kind, str):
         return compact_json(value)
-    facts = _facts(value)
+    facts = _get_resource(value)
     parts = [kind, *(str(facts[key]) for key in ("uri", "mimeType") if facts.get(key))]
-    data = _encoded(facts)
+    data = _get_base64(facts)
     if data is not None:
         parts.append(f"{len(data) * 3 // 4 - data[-2:].count('='):,} bytes")
     text = facts.get("text")
@@ -99,21 +95,20 @@ def summarize_block(value: JsonValue) -> str:
 
 
 def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -> list[str]:
-    """Write the data of every picture, sound and resource to a new file in a directory.
+    """Write the data of every image, audio and resource block to a new file in a directory.
 
-    The names are made of the tool and a number: nothing that a server says becomes a part of a
-    path. No file is replaced.
+    A file name is made of the tool's name and a number, without any text of the server. No file is replaced.
 
     Raises:
-        OSError: The directory cannot be made, or a file cannot be written.
+        OSError: The directory cannot be created, or a file cannot be written.
     """
     os.makedirs(directory, exist_ok=True)
     paths: list[str] = []
     for block in blocks:
         if block.kind == "text":
             continue
-        facts = _facts(block.value)
-        content = _content(facts)
+        facts = _get_resource(block.value)
+        content = _decode(facts)
         if content is None:
             continue
         suffix = _find_suffix(facts)
@@ -122,29 +117,29 @@ def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -
 
 
 def _find_suffix(facts: JsonObject) -> str:
-    """Give the suffix for the media type of a block, whatever tables the system has."""
+    """Find the suffix for the media type of a block, whatever tables the system has."""
     mime = facts.get("mimeType")
-    # RFC 9110, section 8.3.1: parameters follow a semicolon, and the case does not matter.
+    # RFC 9110 §8.3.1: parameters follow a semicolon, and the case does not matter.
     kind = mime.partition(";")[0].strip().lower() if isinstance(mime, str) else ""
     suffix = _SUFFIXES.get(kind) or mimetypes.guess_extension(kind)
     return suffix or (".txt" if isinstance(facts.get("text"), str) else ".bin")
 
 
-def _facts(value: JsonValue) -> JsonObject:
-    """Give the object that describes a block: the resource of an embedded one, else the block."""
+def _get_resource(value: JsonValue) -> JsonObject:
+    """Return the resource of an embedded block, else the block itself."""
     if not is_json_object(value):
         return {}
     inner = value.get("resource")
     return inner if is_json_object(inner) else value
 
 
-def _encoded(facts: JsonObject) -> str | None:
+def _get_base64(facts: JsonObject) -> str | None:
     data = facts.get("data", facts.get("blob"))
     return data if isinstance(data, str) else None
 
 
-def _content(facts: JsonObject) -> bytes | None:
-    data, text = _encoded(facts), facts.get("text")
+def _decode(facts: JsonObject) -> bytes | None:
+    data, text = _get_base64(facts), facts.get("text")
     if data is None:
         return text.encode("utf-8", "replace") if isinstance(text, str) else None
     try:

@@ -1,0 +1,294 @@
+"""`indus mcp add`, `add-json`, `remove`, `enable` and `disable`: changes of a server in one of our own files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from indusagi.core.json import is_json_object
+from indusagi.core.text import format_count
+from induscode.commands.support.groups import complete_server
+from induscode.commands.support.output import print_notes
+from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
+from induscode.commands.support.server_rows import build_fields, parse_server_row
+from induscode.commands.support.servers import find_own_file, scope_option
+from induscode.deck.mcp.config.rows import is_switched_off
+from induscode.deck.mcp.config.writer import change_row, edit_own_config, own_config_path
+from induscode.launch.options import flags, read_invocation
+from induscode.terminal import print_line, print_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.deck.mcp.config.rows import Scope, ServerRow
+    from induscode.launch.invocation import Invocation
+
+_REFERENCE = re.compile(r"\$\{[^}]+\}")
+_LARGEST_INPUT = 1024 * 1024
+
+
+class _AddCommand(click.Command):
+    """Adds a hint about `--` to the error of an unknown option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            if "--" in args:
+                raise
+            message = f"{exc.format_message()} Options of the server's command come after --"
+            raise click.UsageError(message, ctx) from exc
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    return click.option(*names, **settings)
+
+
+no_check = _option("--no-check", is_flag=True, help="Do not start it for a check.")
+
+
+@flags("--cwd")
+@click.command("add", cls=_AddCommand)
+@click.argument("name")
+@click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARGUMENT]…)")
+@scope_option
+@_option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the process.")
+@_option("-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="The transport.")
+@_option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
+@_option("--timeout", metavar="SECONDS", help="How long a call may go without progress.")
+@_option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
+@_option("--include-tools", multiple=True, metavar="NAME,…", help="Only these of its tools.")
+@_option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
+@_option("--required", is_flag=True, help="A run fails without it.")
+@_option("--start", type=click.Choice(("eager", "lazy")), help="When it is started: at once, or by the first call.")
+@_option("--replace", is_flag=True, help="Replace a server of this name.")
+@no_check
+@click.pass_context
+def add(
+    context: click.Context,
+    name: str,
+    target: tuple[str, ...],
+    *,
+    scope: str | None,
+    replace: bool,
+    no_check: bool,
+    **options: Any,
+) -> int:
+    """Add the server NAME: a URL, or the COMMAND that starts it.
+
+    ${VARIABLE} in a value is taken from the environment when the server is started. Adding a server to the project is
+    consent to it. It is started once, as a check.
+    """
+    fields = build_fields(target, options["transport"], options["header"], options["env"])
+    fields |= _build_behaviour(options)
+    where = cast("Scope", scope or "user")
+    return _add_server(context, name, fields, where, replace=replace, check=not no_check)
+
+
+@flags("--cwd")
+@click.command("add-json")
+@click.argument("name")
+@click.argument("document", metavar="JSON|-")
+@scope_option
+@_option("--replace", is_flag=True, help="Replace a server of this name.")
+@no_check
+@click.pass_context
+def add_json(
+    context: click.Context, name: str, document: str, *, scope: str | None, replace: bool, no_check: bool, **_: object
+) -> int:
+    """Add the server NAME as a JSON object describes it; - reads it from standard input."""
+    text = document
+    if document == "-":
+        text = "" if sys.stdin is None else sys.stdin.read(_LARGEST_INPUT)
+    try:
+        fields: JsonValue = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise click.UsageError(f"This is invalid JSON: {exc}", context) from exc
+    if not is_json_object(fields):
+        raise click.UsageError('The server must be a JSON object, like {"command": …}', context)
+    where = cast("Scope", scope or "user")
+    return _add_server(context, name, fields, where, replace=replace, check=not no_check)
+
+
+def _add_server(
+    context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
+) -> int:
+    cwd = read_invocation(context).cwd
+    path = own_config_path(scope, cwd)
+    row = parse_server_row(name, fields, path, scope)
+    with edit_own_config(path, private=scope == "user") as config:
+        if name in config.rows() and not replace:
+            raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace", context)
+        config.put(name, fields)
+    print_line(f"Added server {name!r} to {path}")
+    if scope == "project":
+        give_consent(row)
+    _print_warnings(row, scope)
+    other = _find_overriding_file(cwd, name, path)
+    if other is not None:
+        print_status(f"{other} has a server {name!r} as well, and that one is used")
+    elif check:
+        return _check_server(read_invocation(context), name)
+    return 0
+
+
+def _check_server(invocation: Invocation, name: str) -> int:
+    """Start a server once and print its state; 0 also if it fails, since it was added."""
+    plan = load_plan(invocation).narrow([name])
+
+    async def start(_: CancelToken) -> int:
+        from time import monotonic  # noqa: PLC0415 — for a check
+
+        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+
+        async with opened_store() as store:
+            began = monotonic()
+            mcp = await attach_servers(plan, store, START_ONCE)
+            took_s = monotonic() - began
+            try:
+                status = mcp.status()[name]
+            finally:
+                await mcp.aclose()
+            print_notes(store.notes)
+        if status.fault is None:
+            tools = format_count(status.tool_count, "tool")
+            print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
+            print_notes(note for note in mcp.notes if note in status.notes)
+        else:
+            print_status(f"{status.fault}. The server stays added: indus mcp doctor {name}")
+        return 0
+
+    if name not in plan.configs:  # one of its variables has no value, as a note says
+        print_notes(plan.notes)
+        return 0
+    return run_until_signal(start)
+
+
+def give_consent(row: ServerRow) -> None:
+    """Store the consent of the user who typed a server into a command."""
+    from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
+
+    TrustStore().approve(row)
+    print_line(f"You have consented to {row.id!r} as it is; other users are asked: indus mcp trust")
+
+
+def _print_warnings(row: ServerRow, scope: Scope) -> None:
+    """Warn of secrets in a file of the project, and of a command that is not on PATH."""
+    from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
+
+    config = row.config
+    secrets = config.env if isinstance(config, StdioServerConfig) else config.headers
+    plain = [name for name, value in secrets.items() if not _REFERENCE.search(value)]
+    if scope == "project" and plain:
+        problem = f"the value of {', '.join(plain)} is in a file of the project"
+        print_status(f"{problem}: write ${{VARIABLE}} to take it from the environment")
+    if isinstance(config, StdioServerConfig):
+        if not _REFERENCE.search(config.command) and shutil.which(config.command) is None:
+            print_status(f"the command {config.command!r} is not on PATH: indus mcp doctor {row.id}")
+
+
+def _build_behaviour(options: dict[str, Any]) -> JsonObject:
+    from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
+
+    fields: JsonObject = {}
+    seconds = (("timeout", "tool_timeout_sec"), ("startup_timeout", "startup_timeout_sec"))
+    for option, key in seconds:
+        if options[option] is not None:
+            fields[key] = _parse_seconds(option, options[option])
+    for key in ("include_tools", "exclude_tools"):
+        names = split_list(options[key])
+        if names:
+            fields[key] = [*names]
+    if options["required"]:
+        fields["required"] = True
+    if options["start"]:
+        fields["start"] = options["start"]
+    return fields
+
+
+def _parse_seconds(option: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number <= 0:
+        name = option.replace("_", "-")
+        raise click.UsageError(
+            f"--{name} takes seconds, a number above 0, not {text!r}", click.get_current_context(silent=True)
+        )
+    return int(number) if number.is_integer() else number
+
+
+def _find_overriding_file(cwd: str, name: str, path: str) -> str | None:
+    """Find another file whose server of this name is used instead."""
+    from induscode.deck.mcp.config import discover_mcp_config  # noqa: PLC0415 — after a change
+
+    for row in discover_mcp_config(cwd).rows:
+        if row.id == name and os.path.abspath(path) != row.origin.file:
+            return row.origin.file
+    return None
+
+
+# -- remove, enable, disable ------------------------------------------------------------------
+
+
+@flags("--cwd")
+@click.command("remove")
+@click.argument("name", shell_complete=complete_server)
+@scope_option
+@click.pass_context
+def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
+    """Remove the server NAME from our file, with the consent to it."""
+    from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
+
+    path, whose = find_own_file(read_invocation(context).cwd, name, scope)
+    with edit_own_config(path, private=whose == "user") as config:
+        config.remove(name)
+    if whose == "project":
+        TrustStore().revoke(path, name)
+    print_line(f"Removed server {name!r} from {path}")
+    return 0
+
+
+@flags("--cwd")
+@click.command("enable")
+@click.argument("name", shell_complete=complete_server)
+@scope_option
+@click.pass_context
+def enable(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
+    """Switch the server NAME on."""
+    return _switch_server(context, name, scope, on=True)
+
+
+@flags("--cwd")
+@click.command("disable")
+@click.argument("name", shell_complete=complete_server)
+@scope_option
+@click.pass_context
+def disable(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
+    """Switch the server NAME off; its row stays in the file."""
+    return _switch_server(context, name, scope, on=False)
+
+
+def _switch_server(context: click.Context, name: str, scope: str | None, *, on: bool) -> int:
+    path, whose = find_own_file(read_invocation(context).cwd, name, scope)
+
+    def switch(row: JsonObject) -> JsonObject:
+        if is_switched_off(row) is not on:
+            return row
+        rest = {key: value for key, value in row.items() if key not in {"enabled", "disabled"}}
+        return rest if on else {**rest, "enabled": False}
+
+    change_row(path, name, switch, private=whose == "user")
+    print_line(f"Server {name!r} of {path} is switched {'on' if on else 'off'}")
+    return 0
