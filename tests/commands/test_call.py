@@ -234,8 +234,8 @@ def test_a_command_that_fails_shows_its_output(tmp_path: Path) -> None:
     ("words", "parts"),
     [
         (("call",), ["Missing argument 'TOOL'"]),
-        (("call", "grep", "pattern"), ["'pattern' is no key=value"]),
-        (("call", "grep", "=x"), ["'=x' is no key=value"]),
+        (("call", "grep", "pattern"), ["'pattern' is not key=value"]),
+        (("call", "grep", "=x"), ["'=x' is not key=value"]),
         (("call", "grep", "patern=x"), ["no argument 'patern'", "did you mean 'pattern'?"]),
         (("call", "grep", "pattern=x", "maxMatches=many"), ["'maxMatches' must be integer"]),
         (("call", "grep", "pattern=x", "literal=perhaps"), ["'literal' must be boolean"]),

@@ -68,7 +68,7 @@ def test_a_secret_in_the_projects_file_and_a_missing_command_are_warned_about(tm
     words = ("-s", "project", "-e", "TOKEN=s3cret", "-e", "B=${B}", "--", "no-such-command")
     done = run("mcp", "add", "--no-check", "s", *words, cwd=tmp_path)
     assert done.returncode == 0
-    assert "the value of TOKEN stands in a file of the project" in done.stderr
+    assert "the value of TOKEN is in a file of the project" in done.stderr
     assert "'no-such-command' is not on PATH" in done.stderr
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -100,10 +100,10 @@ def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
         (["add"], ["Missing argument 'NAME'"]),
         (["add", "s"], ["Say where the server is"]),
         (["add", "s", ""], ["Say where the server is"]),
-        (["add", "", "--", "sh"], ["'' is no name for a server"]),
-        (["add", "a b", "--", "sh"], ["'a b' is no name for a server"]),
-        (["add", "a/../b", "--", "sh"], ["is no name for a server"]),
-        (["add", "x" * 65, "--", "sh"], ["is no name for a server"]),
+        (["add", "", "--", "sh"], ["'' is not a valid name of a server"]),
+        (["add", "a b", "--", "sh"], ["'a b' is not a valid name of a server"]),
+        (["add", "a/../b", "--", "sh"], ["is not a valid name of a server"]),
+        (["add", "x" * 65, "--", "sh"], ["is not a valid name of a server"]),
         (["add", "a\x1b[2J", "--", "sh"], ["'a\\x1b[2J' is no name"]),
         (["add", "s", "sh", "-x"], ["No such option '-x'", "come after --"]),
         (["add", "s", "--nope", "--", "sh"], ["No such option '--nope'"]),
@@ -116,9 +116,9 @@ def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
         (["add", "s", "https://h/", "more"], ["A URL stands alone: what is 'more' for?"]),
         (["add", "s", "ftp://h/x"], ["is not an address of a server", "https://"]),
         (["add", "s", "ws://h/mcp"], ["is not an address of a server"]),
-        (["add", "s", "https://"], ["is no address of a server"]),
-        (["add", "s", "https://[::1"], ["is no address of a server"]),
-        (["add", "s", "https://h/a b"], ["is no address of a server"]),
+        (["add", "s", "https://"], ["is not a valid address of a server"]),
+        (["add", "s", "https://[::1"], ["is not a valid address of a server"]),
+        (["add", "s", "https://h/a b"], ["is not a valid address of a server"]),
         (["add", "s", "-t", "stdio", "https://h/"], ["reached by http or sse"]),
         (["add", "s", "-t", "http", "--", "sh"], ["With -t http the server is a URL"]),
         (["add", "s", "-t", "ws", "https://h/"], ["'ws' is not one of"]),
@@ -133,7 +133,7 @@ def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
         (["add-json", "s", "[]"], ["The server must be a JSON object"]),
         (["add-json", "s", "{}"], ["Server 's': it has neither a command nor a url"]),
         (["add-json", "s", "-"], ["This is invalid JSON"]),
-        (["add-json", "", '{"command": "sh"}'], ["'' is no name for a server"]),
+        (["add-json", "", '{"command": "sh"}'], ["'' is not a valid name of a server"]),
         (["remove"], ["Missing argument 'NAME'"]),
         (["remove", "kep"], ["There is no server 'kep' (there are: kept)", "mean 'kept'"]),
         (["enable", "nobody"], ["There is no server 'nobody'"]),
@@ -195,7 +195,7 @@ def test_remove_takes_the_row_and_the_consent(tmp_path: Path) -> None:
 def test_a_name_in_both_files_needs_a_scope(tmp_path: Path) -> None:
     configured(user_file(), {"s": {"command": "a"}})
     configured(project_file(tmp_path), {"s": {"command": "b"}})
-    one_line(run("mcp", "remove", "s", cwd=tmp_path), "stands in both files", "-s user")
+    one_line(run("mcp", "remove", "s", cwd=tmp_path), "is in both files", "-s user")
     assert run("mcp", "remove", "s", "-s", "user", cwd=tmp_path).returncode == 0
     assert servers_of(user_file()) == {}
     assert "s" in servers_of(project_file(tmp_path))
@@ -205,7 +205,7 @@ def test_a_server_of_somebody_elses_file_is_not_changed(tmp_path: Path) -> None:
     theirs = tmp_path / ".mcp.json"
     theirs.write_text('{"mcpServers": {"s": {"command": "x"}}}', encoding="utf-8")
     before = theirs.read_text(encoding="utf-8")
-    one_line(run("mcp", "disable", "s", cwd=tmp_path), f"stands in {theirs}", "not written by indus")
+    one_line(run("mcp", "disable", "s", cwd=tmp_path), f"is in {theirs}", "which indus does not write")
     assert theirs.read_text(encoding="utf-8") == before
 
 

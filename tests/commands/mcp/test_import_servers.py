@@ -121,7 +121,7 @@ def test_variables_are_put_into_our_words(tmp_path: Path) -> None:
          "it needs the content of the file '~/key'"),
         ("claude_desktop_config.json", {"mcpServers": {"s": stdio(args=["${X}"])}},
          "which would be taken for a variable"),
-        (".cursor/mcp.json", {"mcpServers": {"s": 5}}, "it is no object"),
+        (".cursor/mcp.json", {"mcpServers": {"s": 5}}, "it is not an object"),
         (".cursor/mcp.json", {"mcpServers": {"s": {}}}, "neither a command nor a url"),
         (".cursor/mcp.json", {"mcpServers": {"s": stdio(disabled=True)}}, "switched off"),
         ("x.json", {"nothing": 1}, "it names no servers"),
@@ -168,7 +168,7 @@ def test_c30_what_came_with_the_project_is_not_copied_unasked(tmp_path: Path) ->
     file = written(tmp_path / ".cursor" / "mcp.json", {"mcpServers": {"evil": stdio("evil")}})
     done = run("mcp", "import", cwd=tmp_path)
     assert done.returncode == 0
-    assert "it came with the project, and nobody is there to be asked" in done.stderr
+    assert "it comes with the project, and there is no terminal for a question" in done.stderr
     assert not user_file().exists()
     refused = typed("n\n", "mcp", "import", cwd=tmp_path)
     assert 'command: "evil"' in refused.stdout

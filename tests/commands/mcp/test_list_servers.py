@@ -239,7 +239,7 @@ def test_jobs_that_a_crashed_run_left_are_told_and_can_be_ended(tmp_path: Path) 
     try:
         done = run("mcp", "doctor", cwd=tmp_path)
         assert done.returncode == 1
-        assert f"left running by a run that is gone: process {pid}, sleep 60" in done.stdout
+        assert f"left running by a crashed run: process {pid}, sleep 60" in done.stdout
         assert "indus mcp doctor --end-leftovers" in done.stdout
         done = run("mcp", "doctor", "--json", cwd=tmp_path)
         assert json.loads(done.stdout)["leftovers"][0]["pid"] == pid

@@ -179,8 +179,8 @@ def test_all_of_a_server_is_shown_whole_and_nothing_of_it_is_obeyed(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["trust"], ["Nobody is there to be asked", "indus mcp trust --yes theirs"]),
-        (["trust", "theirs"], ["Nobody is there to be asked"]),
+        (["trust"], ["There is no terminal for a question", "indus mcp trust --yes theirs"]),
+        (["trust", "theirs"], ["There is no terminal for a question"]),
         (["trust", "--yes"], ["--yes takes the names of the servers"]),
         (["trust", "their"], ["There is no server 'their'", "Did you mean 'theirs'?"]),
         (["trust", "--yes", "theirs", "nobody"], ["There is no server 'nobody'"]),
@@ -216,7 +216,7 @@ def test_consent_can_be_taken_back_also_for_a_server_that_is_gone(tmp_path: Path
     assert done.stdout == "b: no longer trusted\n"
     assert run("mcp", "untrust", cwd=tmp_path).stdout == "a: no longer trusted\n"
     again = run("mcp", "untrust", "a", cwd=tmp_path)
-    assert "a: nobody had consented to it" in again.stderr
+    assert "a: there was no consent to it" in again.stderr
     configured(project_file(tmp_path), {"a": row(), "b": row()})
     assert phases(tmp_path) == {"a": "untrusted", "b": "untrusted"}
 

@@ -82,8 +82,8 @@ def test_a_value_is_read_by_its_schema(words: list[str], expected: JsonValue) ->
         (["count=1", "count=2"], "'count' is given twice"),
         (["text:=[1]", "text=b"], "'text' is given twice"),
         (["tags:=1", "tags=b"], "'tags' is given twice"),
-        (["nothing"], "'nothing' is no key=value"),
-        ([":=1"], "':=1' is no key=value"),
+        (["nothing"], "'nothing' is not key=value"),
+        ([":=1"], "':=1' is not key=value"),
         (["count:=" + "[" * 100_000], "is invalid JSON"),
     ],
 )
