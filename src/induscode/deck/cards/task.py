@@ -52,7 +52,10 @@ def _build(deck: DeckContext) -> Capability:
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if runner is None:
-            return _no_runner()
+            stub: JsonObject = {"delegated": False, "reason": "no_runner"}
+            message = "This session cannot run sub-agents: do the work yourself."
+            blocks = (TextContentBlock(message), JsonContentBlock(stub))
+            return ToolResult(blocks, is_error=True, details={"code": "no_runner", **stub})
         request = DelegateRequest(
             objective=str(arguments["objective"]),
             agent=cast("str | None", arguments.get("agent")),
@@ -81,13 +84,6 @@ def _build(deck: DeckContext) -> Capability:
 def _description(agents: Sequence[str]) -> str:
     text = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
     return f"{text} Agents: {', '.join(agents)}." if agents else text
-
-
-def _no_runner() -> ToolResult:
-    message = "This session cannot run sub-agents: do the work yourself."
-    stub: JsonObject = {"delegated": False, "reason": "no_runner"}
-    blocks = (TextContentBlock(message), JsonContentBlock(stub))
-    return ToolResult(blocks, is_error=True, details={"code": "no_runner", **stub})
 
 
 async def _delegate(runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext) -> ToolResult:

@@ -9,6 +9,7 @@ definition has drifted is disabled.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -229,15 +230,14 @@ class BootedBridge:
 
     async def wake(self, servers: Iterable[str]) -> None:
         """Start servers, and wait until each has come up or failed."""
+
+        async def wake(server: str) -> None:
+            with suppress(ProtocolFault):  # it was removed meanwhile
+                await self.fleet.wake(server, urgent=False)
+
         async with asyncio.TaskGroup() as tasks:
             for server in servers:
-                tasks.create_task(self._wake(server))
-
-    async def _wake(self, server: str) -> None:
-        try:
-            await self.fleet.wake(server, urgent=False)
-        except ProtocolFault:
-            return  # it was removed meanwhile
+                tasks.create_task(wake(server))
 
     async def wait_for_required(self) -> None:
         """Wait until every required server has come up or failed."""
@@ -293,10 +293,7 @@ class BootedBridge:
     async def _start(self, servers: Sequence[str]) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.wake(servers))
-            tasks.create_task(self._prune())
-
-    async def _prune(self) -> None:
-        await self._store.prune(self.options.retention, self.journal.run)
+            await self._store.prune(self.options.retention, self.journal.run)
 
     async def _compact(self) -> None:
         """Drop past events from the ledger in memory whenever they are many and the store has them."""

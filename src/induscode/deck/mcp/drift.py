@@ -140,7 +140,8 @@ def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGra
         return DriftGrade.ROUTING
     if not _accepts_the_same(before.get("inputSchema"), after.get("inputSchema")):
         return DriftGrade.BREAKING
-    if not _validates_the_same(before.get("outputSchema"), after.get("outputSchema")):
+    results = (canonical_schema(raw.get("outputSchema"), Form.VALIDATION) for raw in (before, after))
+    if not same_json(*results):
         return DriftGrade.BREAKING
     old, new = (canonical_definition(raw, Form.READING) for raw in (before, after))
     if any(not same_json(old.get(name), new.get(name)) for name in _READ_BY_MODELS):
@@ -214,7 +215,3 @@ def _accepts_the_same(before: JsonValue, after: JsonValue) -> bool:
         return False
     kept = {name: new_properties[name] for name in old_properties}
     return same_json(old, new) and same_json(old_properties, kept)
-
-
-def _validates_the_same(before: JsonValue, after: JsonValue) -> bool:
-    return same_json(canonical_schema(before, Form.VALIDATION), canonical_schema(after, Form.VALIDATION))

@@ -120,7 +120,8 @@ class _Fold:
 
     def apply(self, entry: BridgeEntry) -> None:
         if entry.capability is None:
-            self._retire(entry)
+            if (former := self.live.pop(entry.key, None)) is not None:
+                self._forget_names(former[0], entry.key)
         else:
             self._enroll(entry, entry.capability)
         self.high_water = max(self.high_water, entry.seq)
@@ -135,11 +136,6 @@ class _Fold:
         self.live[entry.key] = (capability, entry.server)
         self.by_ref[capability.ref] = entry.key
         self.by_name[capability.name] = entry.key
-
-    def _retire(self, entry: BridgeEntry) -> None:
-        former = self.live.pop(entry.key, None)
-        if former is not None:
-            self._forget_names(former[0], entry.key)
 
     def _forget_names(self, capability: BridgeCapability, key: BridgeKey) -> None:
         if self.by_ref.get(capability.ref) == key:
@@ -274,7 +270,7 @@ class BridgeLedger:
         key = request.key or content_key_of(capability)
         with self._chain.lock:
             state = self._state()
-            if request.key is None and _is_of_other(state.live.get(key), capability):
+            if request.key is None and key in state.live and state.live[key][0].ref != capability.ref:
                 key = _identity_key_of(capability)
             holder = state.by_name.get(capability.name)
             if holder is not None and state.live[holder][0].ref != capability.ref:
@@ -375,10 +371,6 @@ class BridgeLedger:
             state = self._state()
             key = state.by_name.get(name)
             return None if key is None else state.live[key][0].ref
-
-
-def _is_of_other(live: tuple[BridgeCapability, str] | None, capability: BridgeCapability) -> bool:
-    return live is not None and live[0].ref != capability.ref
 
 
 def _identity_key_of(capability: BridgeCapability) -> BridgeKey:

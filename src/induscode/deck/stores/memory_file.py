@@ -35,7 +35,7 @@ class FileMemory:
         Raises:
             OSError: The file cannot be written.
         """
-        await to_thread.run_sync(self._replace, content)
+        await to_thread.run_sync(self._write, content, False)
 
     async def append(self, content: str) -> None:
         """Append to the notes, on a new line.
@@ -43,7 +43,7 @@ class FileMemory:
         Raises:
             OSError: The file cannot be written.
         """
-        await to_thread.run_sync(self._append, content)
+        await to_thread.run_sync(self._write, content, True)
 
     def _read(self) -> str:
         try:
@@ -52,14 +52,9 @@ class FileMemory:
             return ""
         return data.decode("utf-8", "replace")
 
-    def _replace(self, content: str) -> None:
+    def _write(self, content: str, append: bool) -> None:
         with self._lock:
-            self._write(content)
-
-    def _append(self, content: str) -> None:
-        with self._lock:
-            self._write(append_note_line(self._read(), content))
-
-    def _write(self, content: str) -> None:
-        make_dirs(os.path.dirname(self._path))
-        replace_private_file(self._path, content.encode("utf-8", "backslashreplace"))
+            if append:
+                content = append_note_line(self._read(), content)
+            make_dirs(os.path.dirname(self._path))
+            replace_private_file(self._path, content.encode("utf-8", "backslashreplace"))

@@ -162,8 +162,12 @@ def show_url(url: str, rule: Expansion = "none") -> str:
     parts = _split_url(marked)
     if parts["authority"] is None:
         return REDACTED if not references else "".join(references)
-    user, at, host = parts["authority"].rpartition("@")
-    shown = f"{parts['scheme'] or ''}//{_show_user(user) + '@' if at and user else ''}{host}"
+    user, _, host = parts["authority"].rpartition("@")
+    userinfo = ""
+    if user:
+        hidden = ":".join(map(_keep_marks, user.split(":"))) if _has_mark(user) else REDACTED
+        userinfo = f"{hidden}@"
+    shown = f"{parts['scheme'] or ''}//{userinfo}{host}"
     shown += hide_shapes(parts["path"] or "")
     if parts["query"]:
         shown += f"?{_show_query(parts['query'])}"
@@ -213,12 +217,6 @@ def _keep_marks(text: str) -> str:
     """Hide the literal parts of a text in which references are marked."""
     kept = "".join(char if ord(char) in _MARKS else "\0" for char in text)
     return re.sub("\0+", REDACTED, kept)
-
-
-def _show_user(user: str) -> str:
-    if not _has_mark(user):
-        return REDACTED
-    return ":".join(_keep_marks(piece) for piece in user.split(":"))
 
 
 def _show_query(query: str) -> str:

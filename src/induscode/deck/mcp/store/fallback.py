@@ -78,7 +78,13 @@ class FallbackStore:
         self._uncounted = 0
         self._identity: tuple[int, int] | None = None
         self._recovered = False
-        self._db = LedgerDb(None) if path is None else self._open(path)
+        if path is None:
+            self._db = LedgerDb(None)
+            return
+        try:
+            self._db = self._open_file(path)
+        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+            self._db = self._replace(path, exc)
 
     @property
     def path(self) -> str | None:
@@ -90,12 +96,6 @@ class FallbackStore:
         self._db.close()
 
     # -- opening and replacing --------------------------------------------------------------
-
-    def _open(self, path: str) -> LedgerDb:
-        try:
-            return self._open_file(path)
-        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-            return self._replace(path, exc)
 
     def _open_file(self, path: str) -> LedgerDb:
         created = prepare_file(path)
