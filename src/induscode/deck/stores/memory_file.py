@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 from anyio import to_thread
 
@@ -35,7 +36,7 @@ class FileMemory:
         Raises:
             OSError: The file cannot be written.
         """
-        await to_thread.run_sync(self._write, content, False)
+        await to_thread.run_sync(partial(self._write, content, append=False))
 
     async def append(self, content: str) -> None:
         """Append to the notes, on a new line.
@@ -43,7 +44,7 @@ class FileMemory:
         Raises:
             OSError: The file cannot be written.
         """
-        await to_thread.run_sync(self._write, content, True)
+        await to_thread.run_sync(partial(self._write, content, append=True))
 
     def _read(self) -> str:
         try:
@@ -52,7 +53,7 @@ class FileMemory:
             return ""
         return data.decode("utf-8", "replace")
 
-    def _write(self, content: str, append: bool) -> None:
+    def _write(self, content: str, *, append: bool) -> None:
         with self._lock:
             if append:
                 content = append_note_line(self._read(), content)
