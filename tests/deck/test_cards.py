@@ -72,7 +72,7 @@ async def test_the_checklist_shows_states_by_glyph_and_weights_by_word(tmp_path:
     assert (text(again), value(again)) == (text(result), value(result))
 
 
-async def test_setting_replaces_all_and_names_what_is_gone(tmp_path: Path) -> None:
+async def test_setting_the_checklist_names_items_that_disappeared(tmp_path: Path) -> None:
     card = build(todo_card(), tmp_path)
     await run(card, tmp_path, action="set", items=[{"task": "a"}, {"task": "b", "state": "done"}])
     result = await run(card, tmp_path, action="set", items=[{"task": "c"}])
@@ -87,7 +87,7 @@ async def test_setting_nothing_at_all_is_refused(tmp_path: Path) -> None:
     assert result.details["code"] == "invalid_arguments"
 
 
-def test_a_todo_ledger_gives_back_what_it_replaced() -> None:
+def test_a_todo_ledger_returns_the_replaced_items() -> None:
     ledger = TodoLedger()
     item = TodoItem("a", TodoState.ACTIVE, TodoWeight.LOW)
     assert ledger.replace([item]) == ()
@@ -121,13 +121,13 @@ class Delegate:
         return self.report
 
 
-async def test_without_somebody_who_runs_agents_a_task_says_so(tmp_path: Path) -> None:
+async def test_a_task_without_a_runner_is_an_error(tmp_path: Path) -> None:
     result = await run(build(task_card(), tmp_path), tmp_path, objective="x")
     assert result.is_error  # nothing was done
     assert value(result) == {"delegated": False, "reason": "no_runner"}
 
 
-async def test_a_task_is_handed_over_with_all_that_was_said(tmp_path: Path) -> None:
+async def test_a_task_is_delegated_with_all_its_arguments(tmp_path: Path) -> None:
     delegate = Delegate(DelegateReport(ok=True, text="Done.", id="t-1", files=("a.py",)))
     card = build(task_card(), tmp_path, delegate=delegate)
     assert card.description.endswith("Agents: scout, smith.")
@@ -139,7 +139,7 @@ async def test_a_task_is_handed_over_with_all_that_was_said(tmp_path: Path) -> N
     assert value(result) == {"delegated": True, "ok": True, "reason": None, "id": "t-1", "files": ["a.py"]}
 
 
-async def test_a_task_that_ended_early_gives_what_there_is(tmp_path: Path) -> None:
+async def test_a_task_that_ended_early_returns_the_partial_result(tmp_path: Path) -> None:
     delegate = Delegate(DelegateReport(ok=False, text="Half.", id="t-1", reason="turns"))
     result = await run(build(task_card(), tmp_path, delegate=delegate), tmp_path, objective="x")
     assert result.is_error
@@ -258,7 +258,7 @@ def test_plans_of_one_millisecond_never_overwrite_each_other(tmp_path: Path, mon
     assert clock.now_ms() > 0
 
 
-def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+def test_an_unreadable_plan_is_none(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "nowhere") is None
     assert read_plan(tmp_path) is None
     (tmp_path / "bad").write_bytes(b"\xff")
@@ -316,7 +316,7 @@ async def test_finding_a18_each_stream_of_a_command_has_a_ring_of_its_own(tmp_pa
     assert started.details["path"] == str(folder / "bg-1.out")
 
 
-async def test_a_command_is_waited_for_by_what_it_says_on_either_stream(tmp_path: Path) -> None:
+async def test_poll_waits_for_a_match_on_either_stream(tmp_path: Path) -> None:
     card = build(daemon_card(), tmp_path)
     async with make_local_context(tmp_path) as ctx:
         await card.run({"action": "start", "command": "echo up >&2; sleep 60"}, ctx)

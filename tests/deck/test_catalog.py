@@ -57,7 +57,7 @@ def test_the_catalog_has_twelve_built_ins_and_then_seven_app_cards() -> None:
     assert tuple(card.id for card in app_novel_cards()) == APP_CARDS
 
 
-def test_the_catalog_is_one_and_the_same_at_every_look() -> None:
+def test_the_catalog_is_built_once() -> None:
     assert capability_cards() is capability_cards()
 
 

@@ -86,7 +86,7 @@ def test_only_the_tools_that_change_files_are_wrapped(work: Path) -> None:
     assert CHECKPOINTED_TOOLS == ("write", "edit")
 
 
-def test_nobody_can_tell_a_wrapped_card_from_the_card_inside(work: Path) -> None:
+def test_a_wrapped_card_looks_like_the_inner_card(work: Path) -> None:
     card = wrapped("edit", Memory(), work)
     inner = card.inner
     assert (card.name, card.label, card.description, card.parameters, card.read_only) == (
@@ -99,7 +99,7 @@ def test_nobody_can_tell_a_wrapped_card_from_the_card_inside(work: Path) -> None
     assert card.descriptor == edit_tool().descriptor
 
 
-async def test_what_a_file_held_is_kept_before_it_is_changed(work: Path) -> None:
+async def test_the_content_of_a_file_is_recorded_before_a_change(work: Path) -> None:
     store = Memory()
     ctx = make_local_context(work)
     target = work / "a.bin"
@@ -120,7 +120,7 @@ async def test_a_store_that_fails_never_stands_in_the_way(work: Path) -> None:
     assert "the disk is full" in str(result.details["notCheckpointed"])
 
 
-async def test_a_file_that_is_too_large_is_changed_and_told(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_too_large_to_record_is_changed_and_reported(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST_BYTES", 3)
     (work / "a").write_text("large", encoding="utf-8")
     ctx = make_local_context(work)
@@ -188,7 +188,7 @@ async def test_every_file_comes_back_as_it_was_before_a_node(work: Path, store: 
     assert (await anyio.to_thread.run_sync(store.nodes))[:2] == ("one", "two")
 
 
-async def test_of_several_changes_under_one_node_the_first_counts(work: Path, store: FileCheckpoints) -> None:
+async def test_the_first_record_under_a_node_applies(work: Path, store: FileCheckpoints) -> None:
     ctx = make_local_context(work)
     card = wrapped("write", store, work)
     (work / "a").write_text("0", encoding="utf-8")
@@ -212,7 +212,9 @@ async def test_finding_d8_a_restore_leaves_the_other_names_of_a_file_alone(
     assert (tmp_path / "outside").read_text(encoding="utf-8") == "after"
 
 
-async def test_a_file_that_somebody_else_changed_is_left_alone_unless_asked(work: Path, store: FileCheckpoints) -> None:
+async def test_a_file_changed_by_another_program_is_restored_only_on_request(
+    work: Path, store: FileCheckpoints
+) -> None:
     ctx = make_local_context(work)
     await begin(store, "n")
     await change(wrapped("write", store, work), ctx, "a", "ours")
@@ -375,7 +377,7 @@ def test_a_log_that_was_cut_anywhere_keeps_every_whole_line_before(
 
 
 @given(st.dictionaries(st.text(), st.text()), st.data())
-def test_a_line_in_which_one_byte_was_changed_is_no_line(row: dict[str, str], data: st.DataObject) -> None:
+def test_a_line_with_a_changed_byte_is_rejected(row: dict[str, str], data: st.DataObject) -> None:
     line = encode_line({**row})[:-1]
     assert decode_line(line) == row
     at = data.draw(st.integers(0, len(line) - 1))
@@ -401,7 +403,7 @@ def test_a_row_that_cannot_be_written_leaves_the_log_as_it_was(tmp_path: Path, m
     assert again.rows == [{"a": 1}, {"c": 3}]
 
 
-async def test_two_who_record_at_once_lose_nothing(store: FileCheckpoints) -> None:
+async def test_concurrent_records_are_all_stored(store: FileCheckpoints) -> None:
     await begin(store, "n")
     async with anyio.create_task_group() as tasks:
         for number in range(20):

@@ -98,7 +98,7 @@ def test_finding_a8_an_event_and_a_checklist_take_values_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "\x00", "x" * 257, None, 7])
-def test_finding_a19_what_cannot_be_an_id_is_refused(name: object) -> None:
+def test_finding_a19_an_invalid_id_is_refused(name: object) -> None:
     with pytest.raises(DeckFault, match="id of a capability"):
         capability_id(cast("str", name))
     assert not has_capability(cast("str", name))
@@ -108,13 +108,13 @@ def test_finding_a19_what_cannot_be_an_id_is_refused(name: object) -> None:
 
 
 @given(st.text().filter(lambda text: not text.startswith("bk_")))
-def test_finding_a19_what_is_not_a_key_is_refused(text: str) -> None:
+def test_finding_a19_an_invalid_key_is_refused(text: str) -> None:
     with pytest.raises(BridgeFault, match="bridge key"):
         BridgeKey(text)
 
 
 @pytest.mark.parametrize("text", ["junk", "bk_", "bk_1", f"bk_{'g' * 32}", f"bk_{'0' * 33}"])
-def test_finding_a19_neither_is_one_of_another_form(text: str) -> None:
+def test_finding_a19_a_key_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(BridgeFault, match="bridge key"):
         ledger_of(("a", "x")).retire(cast("BridgeKey", text), "a", AT)
 
@@ -223,7 +223,7 @@ async def run_odd(answer: object) -> ToolOutcome:
     [None, b"bytes", object(), {1, 2}, {"a": object()}, float("nan"), {3: "x"}, ToolResult],
     ids=lambda answer: type(answer).__name__,
 )
-async def test_finding_a9_an_answer_that_cannot_be_one_is_an_error_outcome(answer: object) -> None:
+async def test_finding_a9_an_invalid_result_is_an_error_outcome(answer: object) -> None:
     outcome = await run_odd(answer)
     assert outcome.is_error
     assert (outcome.id, outcome.details["code"]) == ("1", "bad_result")
@@ -298,7 +298,7 @@ async def test_finding_a7_a_runner_may_be_a_function_or_missing() -> None:
         ("a__x", "", {}, object()),
     ],
 )
-def test_finding_a7_what_cannot_be_one_is_refused_at_once(
+def test_finding_a7_an_invalid_capability_is_refused_at_once(
     name: object, description: object, parameters: object, runner: object
 ) -> None:
     with pytest.raises(BuildFailed):

@@ -52,7 +52,7 @@ async def test_notes_are_written_added_to_and_read(tmp_path: Path, store: Memory
     assert await store.read() == "one\nthree\n"
 
 
-async def test_adding_what_stands_there_last_changes_nothing(tmp_path: Path, store: MemoryStore) -> None:
+async def test_appending_the_last_line_again_changes_nothing(tmp_path: Path, store: MemoryStore) -> None:
     memory = card(tmp_path, store)
     await ask(memory, tmp_path, action="append", content="one")
     assert "already" in (await ask(memory, tmp_path, action="append", content="one"))[1]
@@ -74,7 +74,7 @@ async def test_notes_never_grow_beyond_their_size(tmp_path: Path, store: MemoryS
     "secret",
     ["-----BEGIN RSA PRIVATE KEY-----", "ghp_" + "a" * 36, "AKIA" + "A" * 16, "sk-" + "a1" * 12, "password = hunter22"],
 )
-async def test_what_looks_like_a_secret_is_mentioned(tmp_path: Path, secret: str) -> None:
+async def test_a_likely_secret_is_mentioned(tmp_path: Path, secret: str) -> None:
     _, said, _ = await ask(card(tmp_path), tmp_path, action="append", content=secret)
     assert "looks like a secret" in said
 
@@ -127,7 +127,7 @@ async def test_a_link_or_a_pipe_in_the_place_of_the_file_is_not_read(tmp_path: P
 
 
 @given(st.lists(st.text(alphabet="ab\n", max_size=4), max_size=6))
-def test_what_was_added_is_there_on_lines_of_its_own(parts: list[str]) -> None:
+def test_appended_notes_are_on_separate_lines(parts: list[str]) -> None:
     notes = ""
     for part in parts:
         notes = append_note_line(notes, part)

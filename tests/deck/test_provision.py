@@ -76,7 +76,7 @@ def test_grafting_keeps_the_deck_it_was_done_to_and_puts_the_new_ones_last(tmp_p
     assert len(made.tools()) == 7
 
 
-def test_a_name_that_is_taken_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_card_with_a_taken_name_is_left_out_with_a_note(tmp_path: Path) -> None:
     made = deck(tmp_path, Profile.AUTHORING).graft([Plain("read"), Plain("x"), Plain("x")])
     assert [card.name for card in made.tools()][-2:] == ["todo_read", "x"]
     assert [note.owner for note in made.notes] == ["tool 'read'", "tool 'x'"]
@@ -104,7 +104,7 @@ async def test_a_card_that_raises_is_an_error_outcome(tmp_path: Path) -> None:
     assert "ZeroDivisionError: by zero" in str(outcome.output)
 
 
-async def test_a_plain_card_is_called_with_what_it_was_given(tmp_path: Path) -> None:
+async def test_a_plain_card_receives_its_arguments(tmp_path: Path) -> None:
     made = deck(tmp_path).graft([Plain()])
     outcome = await call(made, "plain", {"a": 1})
     assert outcome.output == {"cwd": str(tmp_path), "given": {"a": 1}}
@@ -148,7 +148,7 @@ async def test_a_cancelled_call_is_an_error_outcome(tmp_path: Path) -> None:
     assert "enough" in str(outcome.output)
 
 
-async def test_r42_what_a_stranger_hides_in_an_answer_is_made_visible(tmp_path: Path) -> None:
+async def test_r42_invisible_characters_in_a_foreign_result_are_made_visible(tmp_path: Path) -> None:
     async def answer(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         text = "safe\u202eevil\x1b[2J\U000e0041"
         return ToolResult((TextContentBlock(text, {"a": 1}), JsonContentBlock({"t": text})))
@@ -182,7 +182,7 @@ def test_project_result_loses_no_block() -> None:
     assert project_result(both) == [{"type": "text", "text": "x"}, {"type": "json", "value": 1}]
 
 
-def test_probe_0_21_the_deck_has_what_a_session_needs_and_each_of_it_once(tmp_path: Path) -> None:
+def test_probe_0_21_the_deck_has_every_tool_of_a_session_once(tmp_path: Path) -> None:
     made = deck(tmp_path)
     names = [card.name for card in made.tools()]
     assert {"enter_plan_mode", "exit_plan_mode", "task", "memory"} <= set(names)

@@ -113,7 +113,7 @@ async def call(box: ToolBox, name: str, arguments: JsonValue) -> ToolOutcome:
         (["a", IMAGE], [{"type": "text", "text": "a"}, {"type": "json", "value": IMAGE}]),
     ],
 )
-async def test_blocks_arrive_as_they_were_given_and_fold_into_one_value(
+async def test_blocks_arrive_unchanged_and_fold_into_one_value(
     tmp_path: Path, blocks: list[JsonValue], output: JsonValue
 ) -> None:
     outcome = await call(box(tmp_path), "answer", {"blocks": blocks})
@@ -151,7 +151,7 @@ async def test_a_tool_sees_the_read_state_of_its_host(tmp_path: Path) -> None:
 
 
 @requirement("kernel/arguments")
-async def test_a_misspelt_key_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+async def test_a_misspelt_key_is_answered_with_the_likely_one(tmp_path: Path) -> None:
     outcome = await call(box(tmp_path), "remember", {"itme": 3})
     assert outcome.is_error
     assert outcome.output == (

@@ -240,7 +240,7 @@ async def test_r41_a_tool_that_drifts_while_it_is_live_gets_its_place_back_when_
         assert bridge_tool_names(enrolment.ledger) == before
 
 
-async def test_c26_two_tools_that_would_have_one_name_get_two() -> None:
+async def test_c26_two_tools_with_one_name_get_two_names() -> None:
     held = ledger_of(("h__echo", "x")).withdraw_server("h__echo", AT)
     other = capability("other", "tool")
     shadow = BridgeCapability.from_definition(
@@ -329,7 +329,7 @@ async def test_finding_a13_the_count_is_of_tools_enrolled_and_not_of_events() ->
 
 
 @pytest.mark.parametrize("server", ["text", None, 7, StdioServerConfig("", "run"), StdioServerConfig("a", "")], ids=str)
-async def test_finding_a16_what_is_not_a_server_is_a_fault_and_the_others_come_up(server: ServerConfig) -> None:
+async def test_finding_a16_an_invalid_server_is_a_fault_and_the_others_start(server: ServerConfig) -> None:
     config = bridge_config([server, honest(id="h")])
     result = await attach_bridge_capabilities(BridgeLedger.empty(), config, supervision=QUICK)
     assert result.fleet is not None
@@ -349,7 +349,7 @@ async def test_finding_a16_a_configuration_without_a_usable_server_is_a_fault_al
         assert (result.ledger, result.fleet, result.enrolled) == (ledger, None, 0)
 
 
-async def test_a_mount_leaves_out_what_is_not_a_server_and_says_so() -> None:
+async def test_a_mount_leaves_out_an_invalid_server_with_a_note() -> None:
     mounted = await mount_protocol_bridge(bridge_config(["text"]))  # pyright: ignore[reportArgumentType]
     assert [str(note) for note in mounted.notes] != []
     assert mounted.to_mounted_bridge().tool_count == 0

@@ -133,7 +133,7 @@ async def test_servers_that_are_new_can_come_later_and_come_last(tmp_path: Path)
             assert [name[0] for name in names] == ["a"] * len(ALL) + ["z"] * len(ALL)
 
 
-async def test_a_server_nobody_consented_to_is_neither_shown_nor_started(tmp_path: Path) -> None:
+async def test_a_server_without_consent_is_neither_shown_nor_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     server = honest("--log", log, id="h")
     async with stored(tmp_path) as store:
@@ -225,7 +225,7 @@ async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them
         assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
 
 
-async def test_a_server_that_is_gone_for_good_is_told_to_whoever_calls(tmp_path: Path) -> None:
+async def test_a_call_of_a_removed_server_is_an_error(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         async with booted(store, honest(id="h")):
             pass
@@ -244,7 +244,7 @@ async def test_a_server_that_dies_goes_through_the_pins_when_it_comes_back(tmp_p
         assert enrolment_of(bridge).ledger is before
 
 
-async def test_a_boot_without_servers_has_books_all_the_same(tmp_path: Path) -> None:
+async def test_a_boot_without_servers_has_a_journal(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
         bridge = await boot_bridge(store, ServerPlan(), journal=journal)
@@ -267,7 +267,7 @@ async def test_old_runs_are_taken_out_when_a_deck_boots(tmp_path: Path) -> None:
         assert await store.verify() == ()
 
 
-async def test_what_a_model_was_shown_of_remote_tools_can_be_shown_again(tmp_path: Path) -> None:
+async def test_the_remote_tools_of_a_turn_can_be_shown_again(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         async with booted(store, honest(id="h", limits=FAST)) as bridge:
             ledger = enrolment_of(bridge).ledger
@@ -278,7 +278,7 @@ async def test_what_a_model_was_shown_of_remote_tools_can_be_shown_again(tmp_pat
         assert (record.digest, record.capabilities) == (digest, ledger.live_capabilities())
 
 
-async def test_a_tool_that_has_no_digest_is_left_out_with_a_note_and_alone(tmp_path: Path) -> None:
+async def test_only_the_tool_without_a_digest_is_left_out_with_a_note(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         await bridge.wait_started()
         endpoint = bridge.fleet.endpoint("h")

@@ -57,6 +57,6 @@ def test_a_qualified_name_is_taken_apart_at_its_first_qualifier(name: str, serve
 
 
 @given(st.text(alphabet="ab", min_size=1), st.text())
-def test_joining_and_taking_apart_are_inverse_where_the_server_has_no_qualifier(server: str, tool: str) -> None:
+def test_qualifying_and_splitting_a_name_are_inverse_without_a_qualifier_in_the_server(server: str, tool: str) -> None:
     name = qualify_bridge_name(server, tool)
     assert (server_of_qualified(name), unqualified_tool(name)) == (server, tool)

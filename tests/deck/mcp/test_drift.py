@@ -77,7 +77,7 @@ def with_schema(schema: JsonValue) -> JsonObject:
 
 
 @given(st.randoms(use_true_random=False))
-def test_finding_c1_order_alone_is_no_drift(random: Random) -> None:
+def test_finding_c1_another_order_alone_causes_no_drift(random: Random) -> None:
     turned = shuffled(TOOL, random)
     assert isinstance(turned, dict)
     assert is_same_definition(TOOL, turned)
@@ -98,7 +98,7 @@ def test_finding_c1_order_alone_is_no_drift(random: Random) -> None:
         ("Two  words\n apart", "Two words apart"),
     ],
 )
-def test_finding_c1_a_list_in_a_text_has_no_order(one: str, other: str) -> None:
+def test_finding_c1_the_order_of_a_list_in_a_text_is_ignored(one: str, other: str) -> None:
     assert is_same_definition(with_text(one), with_text(other))
 
 
@@ -203,7 +203,7 @@ def test_finding_c8_a_changed_default_is_graded_by_its_effect(
     assert grade_drift(placed(before), placed(after)) == grade
 
 
-def test_finding_c8_a_property_named_default_is_no_default() -> None:
+def test_finding_c8_a_property_named_default_is_a_property() -> None:
     one = with_schema({"properties": {"default": {"type": "string"}}})
     other = with_schema({"properties": {"default": {"type": "integer"}}})
     assert grade_drift(one, other) is DriftGrade.BREAKING

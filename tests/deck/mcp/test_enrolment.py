@@ -68,7 +68,7 @@ async def test_finding_d10_definitions_that_alternate_do_not_make_the_list_flap(
         assert len(happened) < 12
 
 
-async def test_finding_d10_what_alternates_is_stable_once_both_forms_are_approved(tmp_path: Path) -> None:
+async def test_finding_d10_an_alternating_tool_is_stable_once_both_forms_are_approved(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, _ = await enrolment_in(store)
         for one in (A, B) * 3:
@@ -122,7 +122,7 @@ async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(tmp
         assert enrolment.drifts == ()
 
 
-async def test_a_change_of_what_is_accepted_is_always_followed_once_it_is_approved(tmp_path: Path) -> None:
+async def test_an_approved_change_of_the_schema_is_always_followed(tmp_path: Path) -> None:
     wide = tool(inputSchema={"type": "object"})
     narrow = tool(inputSchema={"type": "object", "required": ["a"]})
     async with stored(tmp_path) as store:

@@ -64,7 +64,7 @@ def allowed_by(pattern: str, enrolment: Enrolment) -> set[RemoteToolRef]:
 
 @settings(max_examples=150)
 @given(IDENTITIES, st.randoms(use_true_random=False))
-def test_finding_d6_no_tool_is_lost_and_names_and_keys_do_not_depend_on_who_comes_first(
+def test_finding_d6_no_tool_is_lost_and_names_and_keys_do_not_depend_on_the_order(
     identities: list[tuple[str, str]], random: Any
 ) -> None:
     order = [*dict.fromkeys(server for server, _ in identities)]

@@ -47,7 +47,7 @@ def test_a_change_leaves_the_ledger_it_was_made_on_as_it_was() -> None:
     assert [len(ledger.log) for ledger in (first, second, third)] == [1, 2, 4]
 
 
-def test_two_changes_of_one_ledger_know_nothing_of_each_other() -> None:
+def test_two_changes_of_one_ledger_are_independent() -> None:
     root = ledger_of(("a", "x"))
     left, right = root.enroll(request("a", "l"), AT), root.enroll(request("a", "r"), AT)
     assert (names(left), names(right)) == (["a__x", "a__l"], ["a__x", "a__r"])
@@ -99,7 +99,7 @@ def test_the_events_from_a_number_on_are_those_that_came_since() -> None:
     assert (after.since(5), before.since(1)) == ((), before.log)
 
 
-def test_a_live_tool_is_found_by_what_it_is_and_by_its_name() -> None:
+def test_a_live_tool_is_found_by_reference_and_by_name() -> None:
     ledger = ledger_of(("a", "x"))
     one = capability("a", "x")
     assert ledger.find(one.ref) == (content_key_of(one), one)
@@ -128,7 +128,7 @@ def test_a_name_that_another_tool_has_cannot_be_taken() -> None:
     assert names(ledger.enroll(request("a", "d"), AT)) == ["a__b__c", "a__d"]
 
 
-def test_an_event_must_carry_what_it_is_about() -> None:
+def test_an_enrolment_event_must_have_a_capability() -> None:
     key = bridge_ulid_key()
     with pytest.raises(ValueError, match="enroll"):
         BridgeEntry(BridgeOp.ENROLL, key, "a", None, 1, AT)
@@ -136,7 +136,7 @@ def test_an_event_must_carry_what_it_is_about() -> None:
         BridgeEntry(BridgeOp.RETIRE, key, "a", capability("a", "x"), 1, AT)
 
 
-def test_a_log_is_taken_up_one_past_its_highest_number() -> None:
+def test_a_continued_log_counts_from_its_highest_number() -> None:
     log = ledger_of(("a", "x"), ("a", "y")).log
     gap = [log[0], dataclasses.replace(log[1], seq=40)]
     ledger = BridgeLedger.from_log(gap)
@@ -158,7 +158,7 @@ def test_a_snapshot_cannot_be_written_to() -> None:
         snapshot.by_server["a"] = 2  # type: ignore[index]
 
 
-def test_threads_that_go_on_from_one_ledger_get_one_each() -> None:
+def test_threads_that_change_one_ledger_get_separate_ledgers() -> None:
     root = ledger_of(("a", "x"))
     made: list[BridgeLedger] = []
 
@@ -230,9 +230,7 @@ def test_a_replay_gives_the_same_deck_and_goes_on_in_the_same_way(steps: list[tu
 
 
 @given(STEPS)
-def test_no_two_live_tools_ever_have_one_name_and_every_number_is_used_once(
-    steps: list[tuple[str, str, str, int]],
-) -> None:
+def test_live_names_and_sequence_numbers_are_unique(steps: list[tuple[str, str, str, int]]) -> None:
     ledger = grown(steps)
     live = names(ledger)
     assert len(set(live)) == len(live)
@@ -241,7 +239,7 @@ def test_no_two_live_tools_ever_have_one_name_and_every_number_is_used_once(
 
 
 @given(STEPS, STEPS)
-def test_older_ledgers_stay_what_they_were(
+def test_older_ledgers_stay_unchanged(
     first: list[tuple[str, str, str, int]], second: list[tuple[str, str, str, int]]
 ) -> None:
     old = grown(first)

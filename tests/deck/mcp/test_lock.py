@@ -60,11 +60,11 @@ def with_schema(**parts: JsonValue) -> JsonObject:
         (changed(_meta={"a": 1}), "cosmetic"),
     ],
 )
-def test_a_change_is_graded_by_what_it_means(after: JsonObject | None, grade: str) -> None:
+def test_a_change_is_graded_by_its_effect(after: JsonObject | None, grade: str) -> None:
     assert grade_drift(TOOL, after) == grade
 
 
-def test_a_property_that_is_called_like_a_text_is_no_text() -> None:
+def test_a_property_named_like_a_text_keyword_is_a_property() -> None:
     before = with_schema(properties={"description": {"type": "string"}})
     after = with_schema(properties={"description": {"type": "integer"}})
     assert grade_drift(before, after) is DriftGrade.BREAKING
@@ -74,7 +74,7 @@ def test_a_new_tool_may_draw_calls() -> None:
     assert grade_drift(None, TOOL) is DriftGrade.ROUTING
 
 
-def test_the_order_of_keys_is_no_change() -> None:
+def test_another_order_of_keys_changes_nothing() -> None:
     ref = RemoteToolRef("s", "echo")
     turned: JsonObject = dict(reversed(TOOL.items()))
     assert compare_definitions({ref: TOOL}, {ref: turned}) == ()
@@ -112,7 +112,7 @@ def test_the_same_tools_give_the_same_text_in_any_order() -> None:
     assert lock_text(tools).endswith("}\n")
 
 
-def test_a_lock_tells_what_drifted(tmp_path: Path) -> None:
+def test_a_lock_lists_drifted_tools(tmp_path: Path) -> None:
     path = str(tmp_path / "mcp.lock.json")
     tool = capability("a", "x")
     write_lock(path, [tool, capability("a", "gone")])
@@ -142,7 +142,7 @@ def test_a_lock_that_was_changed_by_hand_is_refused(tmp_path: Path, before: str,
         read_lock(str(path))
 
 
-def test_a_lock_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_lock_of_another_file_type_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(BridgeFault):
         read_lock(str(tmp_path / "nowhere"))

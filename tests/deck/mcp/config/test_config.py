@@ -81,7 +81,7 @@ def test_an_object_of_servers_means_the_same_as_a_list(tmp_path: Path) -> None:
     assert load_mcp_config(listed) == load_mcp_config(keyed) != []
 
 
-def test_the_transport_is_what_the_row_says(tmp_path: Path) -> None:
+def test_the_row_chooses_the_transport(tmp_path: Path) -> None:
     file = put(
         tmp_path / "mcp.json",
         {
@@ -222,7 +222,7 @@ def test_a_server_of_the_user_is_never_replaced_by_a_projects(tmp_path: Path, ho
     assert [note.message for note in found.notes] == [f"left out: {row.origin.file} has a server of this name"] * 2
 
 
-def test_equal_rows_of_two_files_are_one_and_need_no_note(tmp_path: Path, home: Path) -> None:
+def test_equal_rows_of_two_files_are_merged_without_a_note(tmp_path: Path, home: Path) -> None:
     same = {"servers": {"x": {"command": "x"}}}
     put(tmp_path / ".indusvx/mcp.json", same)
     put(home / ".config/indusvx/mcp.json", same)
@@ -231,7 +231,7 @@ def test_equal_rows_of_two_files_are_one_and_need_no_note(tmp_path: Path, home: 
     assert found.notes == ()
 
 
-def test_of_two_rows_of_one_name_in_one_file_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_row_of_a_name_in_a_file_applies(tmp_path: Path) -> None:
     file = put(tmp_path / "mcp.json", {"servers": [{"name": "x", "command": "one"}, {"name": "x", "command": "two"}]})
     (row,) = discover_mcp_config(file).rows
     assert isinstance(row.config, StdioServerConfig)
@@ -239,7 +239,7 @@ def test_of_two_rows_of_one_name_in_one_file_the_last_counts(tmp_path: Path) -> 
     assert "twice" in said(file)
 
 
-def test_a_path_that_is_not_there_has_no_servers(tmp_path: Path, home: Path) -> None:
+def test_an_absent_path_has_no_servers(tmp_path: Path, home: Path) -> None:
     assert load_mcp_config(tmp_path / "typo") == []
     assert discover_mcp_config(tmp_path / "typo").rows == ()
 
@@ -270,13 +270,13 @@ def test_r35_a_file_that_cannot_be_used_is_skipped_with_its_reason(
     assert str(file) in said(file)
 
 
-def test_r35_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
+def test_r35_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_bytes(b"\xef\xbb\xbf" + b'{"servers": {"x": {"command": "x"}}}')
     assert [config.id for config in load_mcp_config(file)] == ["x"]
 
 
-def test_r35_keys_that_stand_twice_are_told(tmp_path: Path) -> None:
+def test_r35_repeated_keys_are_reported(tmp_path: Path) -> None:
     file = put(tmp_path / "mcp.json", '{"servers": {"x": {"command": "a"}, "x": {"command": "b"}}}')
     (config,) = load_mcp_config(file)
     assert isinstance(config, StdioServerConfig)
@@ -284,7 +284,7 @@ def test_r35_keys_that_stand_twice_are_told(tmp_path: Path) -> None:
     assert "'x' occurs twice" in said(file)
 
 
-def test_r35_what_is_no_regular_file_is_never_opened(tmp_path: Path, home: Path) -> None:
+def test_r35_only_regular_files_are_opened(tmp_path: Path, home: Path) -> None:
     place = tmp_path / ".indusvx"
     place.mkdir()
     os.mkfifo(place / "mcp.json")
@@ -310,7 +310,7 @@ def test_r35_a_huge_file_is_not_read(tmp_path: Path) -> None:
     assert "52,428,800 bytes" in said(file)
 
 
-def test_a_file_nobody_may_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     file = put(tmp_path / "mcp.json", {"servers": {}})
     found = read_config_file(str(tmp_path / "mcp.json" / "x"))
     assert found.trouble == "Not a directory"
@@ -337,7 +337,7 @@ def test_whatever_stands_in_a_file_reading_it_raises_nothing(
 
 
 @given(st.text(alphabet='{}[]",/*\\\n :a1', max_size=40))
-def test_reading_json_with_comments_never_changes_what_is_json(text: str) -> None:
+def test_the_reader_of_json_with_comments_reads_plain_json_unchanged(text: str) -> None:
     found = parse_json(text)
     try:
         wanted = json.loads(text)
@@ -523,7 +523,7 @@ def test_a_foreign_configuration_is_read_as_its_owner_reads_it(
         ({"mcpServers": {}, "mcp": {}}, "gemini"),
     ],
 )
-def test_a_file_of_any_name_is_known_by_what_stands_in_it(document: dict[str, JsonValue], dialect: str) -> None:
+def test_the_keys_of_a_file_identify_its_dialect(document: dict[str, JsonValue], dialect: str) -> None:
     found = detect_dialect("/somewhere/config.json", document)
     assert found is DIALECTS[dialect]
 
@@ -534,7 +534,7 @@ def test_servers_that_gemini_does_not_allow_are_off(tmp_path: Path) -> None:
     assert [config.id for config in load_mcp_config(file)] == ["b"]
 
 
-def test_rows_that_are_no_objects_are_told_in_every_dialect(tmp_path: Path) -> None:
+def test_rows_of_another_type_are_reported_in_every_dialect(tmp_path: Path) -> None:
     for name, content in (
         (".codex/config.toml", "[mcp_servers]\nx = 5\n"),
         ("opencode.json", {"mcp": {"x": 5}}),

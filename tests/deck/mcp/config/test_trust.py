@@ -45,12 +45,12 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_r36_a_server_nobody_has_said_yes_to_is_unknown(store: TrustStore, file: str) -> None:
+def test_r36_a_server_without_consent_is_unknown(store: TrustStore, file: str) -> None:
     assert store.consent(row_of(file, FMT)) == "unknown"
     assert not os.path.exists(store.path)
 
 
-def test_r38_a_yes_is_for_one_server_of_one_file(store: TrustStore, file: str, tmp_path: Path) -> None:
+def test_r38_consent_covers_one_server_of_one_file(store: TrustStore, file: str, tmp_path: Path) -> None:
     store.approve(row_of(file, FMT))
     assert store.consent(row_of(file, FMT)) == "trusted"
     assert store.consent(row_of(file, replace(FMT, id="other"))) == "unknown"
@@ -134,7 +134,7 @@ def test_by_default_the_store_is_in_the_state_directory(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"salt": 5, "approved": {}}', b"\xff"])
-def test_a_damaged_store_is_no_consent_and_is_set_aside(store: TrustStore, file: str, content: bytes) -> None:
+def test_a_damaged_store_has_no_consent_and_is_set_aside(store: TrustStore, file: str, content: bytes) -> None:
     store.approve(row_of(file, FMT))
     with open(store.path, "wb") as handle:
         handle.write(content)
@@ -153,7 +153,7 @@ def test_a_link_in_the_place_of_the_store_is_not_followed(store: TrustStore, fil
     assert store.consent(row_of(file, FMT)) == "unknown"
 
 
-def test_two_who_approve_at_once_lose_nothing(store: TrustStore, file: str) -> None:
+def test_concurrent_approvals_are_all_stored(store: TrustStore, file: str) -> None:
     servers = [replace(FMT, id=f"s{number}") for number in range(20)]
     threads = [threading.Thread(target=store.approve, args=(row_of(file, one),)) for one in servers]
     for thread in threads:
@@ -203,7 +203,7 @@ def test_the_question_shows_everything_and_no_secret(store: TrustStore, file: st
     assert "s3cret" not in json.dumps([question.lines, web.lines])
 
 
-def test_the_question_names_what_changed_since_somebody_said_yes(store: TrustStore, file: str) -> None:
+def test_the_question_names_changes_since_the_consent(store: TrustStore, file: str) -> None:
     store.approve(row_of(file, FMT))
     changed = replace(FMT, args=("-y", "evil"), env={"TOKEN": "x"})
     assert store.question(row_of(file, changed)).changed == ("argv", "env")
@@ -224,7 +224,7 @@ def test_the_question_names_what_changed_since_somebody_said_yes(store: TrustSto
         (StreamableHttpServerConfig("x", "http://host/mcp"), "not encrypted"),
     ],
 )
-def test_c20_the_question_warns_of_what_runs_any_code(
+def test_c20_the_question_warns_of_arbitrary_code(
     store: TrustStore, file: str, config: ServerConfig, warned: str
 ) -> None:
     assert any(warned in warning for warning in store.question(row_of(file, config)).warnings)
@@ -382,7 +382,7 @@ def test_finding_d2_the_question_shows_references_as_written_and_no_literal(
         (StdioServerConfig("x", "npx", ("${env:AZURE_CLIENT}",)), "editor", "AZURE_CLIENT"),
     ],
 )
-def test_finding_d2_a_reference_that_looks_like_a_secret_is_named_with_who_gets_it(
+def test_finding_d2_a_likely_secret_is_named_with_its_receiver(
     store: TrustStore, file: str, config: ServerConfig, expansion: Expansion, warned: str
 ) -> None:
     warnings = store.question(row_of(file, config, expansion)).warnings

@@ -39,9 +39,7 @@ def read(path: str) -> Any:
         return json.load(file)
 
 
-def test_our_files_are_the_first_of_the_user_and_the_one_of_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_config_paths_of_user_and_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "c"))
     assert own_config_path("user", "/w") == str(tmp_path / "c" / "indusvx" / "mcp.json")
     assert own_config_path("project", "/w") == "/w/.indusvx/mcp.json"
@@ -79,7 +77,7 @@ def test_a_file_of_the_project_keeps_its_mode(tmp_path: Path) -> None:
         ('\ufeff{"servers": {}}', {"servers": {"new": ROW}}),
     ],
 )  # fmt: skip
-def test_a_row_is_merged_into_what_is_there(tmp_path: Path, before: str, after: object) -> None:
+def test_a_row_is_merged_into_the_existing_file(tmp_path: Path, before: str, after: object) -> None:
     path = written(tmp_path / "mcp.json", before)
     put(path)
     assert read(path) == after
@@ -120,7 +118,7 @@ def test_a_file_that_would_lose_something_is_left_as_it_is(tmp_path: Path, text:
     assert os.listdir(tmp_path) == ["mcp.json"]
 
 
-def test_a_file_that_is_no_text_or_no_file_is_left_as_it_is(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     path.write_bytes(b"\xff")
     with pytest.raises(BridgeFault, match="is not UTF-8 at byte 0"):
@@ -196,7 +194,7 @@ def test_c14_a_projects_link_is_never_followed(tmp_path: Path, which: str) -> No
     assert os.listdir(outside) == []
 
 
-def test_those_who_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_row(tmp_path: Path) -> None:
     path = str(tmp_path / "mcp.json")
     threads = [threading.Thread(target=put, args=(path, f"s{n}")) for n in range(16)]
     for thread in threads:
@@ -206,7 +204,7 @@ def test_those_who_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert sorted(read(path)["servers"]) == sorted(f"s{n}" for n in range(16))
 
 
-def test_a_lock_that_is_held_for_ever_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_released_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_dirs, "_LONGEST_WAIT_S", 0.05)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:

@@ -168,7 +168,9 @@ async def test_finding_d1_whatever_the_thread_raises_is_a_damaged_store(
     assert list(store_file(tmp_path).parent.glob("ledger.db.corrupt-*"))
 
 
-async def test_finding_d1_a_thread_that_ends_lets_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finding_d1_the_end_of_the_thread_ends_every_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise ImportError("no module named _sqlite3")
 

@@ -65,9 +65,7 @@ class Moments:
 
 @settings(max_examples=40)
 @given(STEPS, st.integers(1, 4))
-def test_a_ledger_that_is_read_back_is_the_one_that_was_written(
-    steps: list[tuple[str, str, str, int]], size: int
-) -> None:
+def test_a_ledger_read_from_the_store_equals_the_written_one(steps: list[tuple[str, str, str, int]], size: int) -> None:
     ledger = grown(steps)
 
     async def written_and_read() -> None:
@@ -119,7 +117,7 @@ async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path:
         assert await store.verify() == ()
 
 
-async def test_the_deck_of_a_moment_is_what_had_happened_by_then(tmp_path: Path) -> None:
+async def test_the_deck_of_a_moment_contains_earlier_events_only(tmp_path: Path) -> None:
     now = Moments()
     async with stored(tmp_path) as store:
         journal = Journal(store, now=now)
@@ -137,7 +135,7 @@ async def test_the_deck_of_a_moment_is_what_had_happened_by_then(tmp_path: Path)
         assert names == [(0, []), (0, ["a__x"]), (1, ["a__x"]), (1, ["a__x", "a__y"])]
 
 
-async def test_a_deck_that_does_not_change_costs_one_row_a_turn(tmp_path: Path) -> None:
+async def test_an_unchanged_deck_costs_one_row_per_turn(tmp_path: Path) -> None:
     deck = shown(ledger_of(*(("a", f"t{number}") for number in range(50))))
     async with stored(tmp_path) as store:
         journal = Journal(store)
@@ -151,7 +149,7 @@ async def test_a_deck_that_does_not_change_costs_one_row_a_turn(tmp_path: Path) 
     assert asked(path, "SELECT max(length(facts)) < 300 FROM events") == [(1,)]
 
 
-async def test_what_happens_at_servers_stands_between_the_events(tmp_path: Path) -> None:
+async def test_server_events_are_recorded_between_ledger_events(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store, [STDIO])
         journal.record_event("connect", "a", "", "")
@@ -215,9 +213,7 @@ def test_a_descriptor_survives_its_text() -> None:
         "DELETE FROM documents WHERE text LIKE '[%'",
     ],
 )
-async def test_a_deck_of_which_a_part_is_gone_says_so_instead_of_showing_the_rest(
-    tmp_path: Path, statement: str
-) -> None:
+async def test_an_incomplete_deck_is_reported_instead_of_shown(tmp_path: Path, statement: str) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
         journal.record_turn([READ, capability("a", "x").descriptor])
@@ -248,7 +244,7 @@ async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(tmp_pa
 
 
 @pytest.mark.parametrize("text", ["[1]", "[" * 50_000])
-async def test_a_definition_that_is_none_is_noted(tmp_path: Path, text: str) -> None:
+async def test_an_invalid_definition_is_noted(tmp_path: Path, text: str) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
         journal.record_entries(ledger_of(("a", "x")).log)
@@ -312,7 +308,7 @@ async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -
         ("nothing to see", "nothing to see"),
     ],
 )
-def test_what_looks_like_a_secret_is_taken_out_of_texts(text: str, clean: str) -> None:
+def test_likely_secrets_are_removed_from_texts(text: str, clean: str) -> None:
     assert Redaction().clean(text) == clean
 
 
@@ -325,7 +321,7 @@ def test_short_and_common_values_do_not_make_a_definition_unkeepable() -> None:
     assert known.clean("in /home/somebody/projects") == "in …"
 
 
-def test_an_address_that_is_none_holds_no_values() -> None:
+def test_an_invalid_url_has_no_values() -> None:
     assert Redaction([StreamableHttpServerConfig("h", "http://[")]).clean("http://[") == "http://["
 
 

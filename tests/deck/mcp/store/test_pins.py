@@ -93,7 +93,7 @@ async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_pat
         assert rows == []
 
 
-async def test_finding_c1_what_is_cosmetic_does_not_become_what_is_compared_with(tmp_path: Path) -> None:
+async def test_finding_c1_a_cosmetic_change_is_not_pinned(tmp_path: Path) -> None:
     """Small steps that each look harmless do not add up to an approved definition."""
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
@@ -194,14 +194,14 @@ async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_
         "UPDATE events SET facts = json_set(facts, '$.server', 1)",
     ],
 )
-async def test_a_server_of_which_a_definition_is_gone_is_left_out(tmp_path: Path, statement: str) -> None:
+async def test_a_server_with_a_missing_definition_is_left_out(tmp_path: Path, statement: str) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
         forge(store_file(tmp_path), statement)
         assert await read_definitions(store, [SERVER]) == {}
 
 
-async def test_a_definition_that_is_no_object_is_none(tmp_path: Path) -> None:
+async def test_a_definition_of_another_type_is_ignored(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x")
         for text in ("[1]", "{"):
@@ -214,7 +214,7 @@ async def test_a_definition_that_is_no_object_is_none(tmp_path: Path) -> None:
             assert await read_definitions(store, [SERVER]) == {}
 
 
-async def test_a_pin_that_says_nothing_is_none(tmp_path: Path) -> None:
+async def test_an_empty_pin_is_ignored(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
         forge(

@@ -35,7 +35,7 @@ def names(count: int) -> list[str]:
     return sorted(f"t{number}" for number in range(1, count + 1))
 
 
-async def test_finding_d5_one_bad_last_row_costs_that_row_alone(tmp_path: Path) -> None:
+async def test_finding_d5_a_bad_last_row_loses_only_itself(tmp_path: Path) -> None:
     await filled(tmp_path, 400)
     path = store_file(tmp_path)
     outside(path, "UPDATE events SET facts = replace(facts, 't400', 'tX') WHERE position = 400")
@@ -82,7 +82,7 @@ async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_
 
 
 @pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
-async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(tmp_path: Path, removed: str) -> None:
+async def test_finding_d5_a_removed_ledger_is_reported_and_its_pins_apply(tmp_path: Path, removed: str) -> None:
     await filled(tmp_path, 5)
     for one in store_file(tmp_path).parent.glob(removed):
         one.unlink()
@@ -92,7 +92,7 @@ async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(tmp_path: P
         assert await list_pinned_tools(store) == names(5)
 
 
-async def test_finding_d5_an_emptied_ledger_is_told_and_its_pins_hold(tmp_path: Path) -> None:
+async def test_finding_d5_an_emptied_ledger_is_reported_and_its_pins_apply(tmp_path: Path) -> None:
     await filled(tmp_path, 5)
     path = store_file(tmp_path)
     for side in path.parent.glob("ledger.db-*"):
@@ -155,7 +155,7 @@ async def test_finding_d5_a_damaged_line_of_the_pins_file_costs_that_line(tmp_pa
         assert await list_pinned_tools(store) == ["t1", "t2", "t4", "t5"]
 
 
-async def test_finding_d5_a_pins_file_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+async def test_finding_d5_an_unusable_pins_file_is_reported(tmp_path: Path) -> None:
     await filled(tmp_path, 2)
     pins_file(tmp_path).unlink()
     pins_file(tmp_path).mkdir()
@@ -233,7 +233,7 @@ def test_finding_d5_a_changed_tool_stays_disabled_when_the_ledger_is_lost(tmp_pa
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_finding_d5_every_command_tells_of_a_lost_ledger(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_finding_d5_every_command_reports_a_lost_ledger(tmp_path: Path, words: tuple[str, ...]) -> None:
     configured(user_file(), {"honest": row()})
     state = Path(store_path()).parent
     state.mkdir(parents=True, mode=0o700)

@@ -41,7 +41,7 @@ Step = tuple[str, str, str, int]
 # -- the value --------------------------------------------------------------------------------
 
 
-def test_what_was_folded_in_is_live_in_its_place_and_no_longer_listed() -> None:
+def test_a_compacted_tool_stays_live_in_its_place_and_leaves_the_log() -> None:
     whole = ledger_of(("b", "x"), ("a", "y"), ("b", "z")).enroll(request("b", "x", version=2), AT)
     short = whole.compact()
     assert (short.log, short.events, short.folded, short.next_seq) == ((), 0, 5, 6)
@@ -80,7 +80,7 @@ def test_ledgers_without_a_log_are_equal_only_if_they_hold_the_same_deck() -> No
     assert ledger_of()._chain.base != "nothing"
 
 
-def test_two_changes_of_one_compacted_ledger_know_nothing_of_each_other() -> None:
+def test_two_changes_of_one_compacted_ledger_are_independent() -> None:
     root = ledger_of(("a", "x"), ("a", "y")).compact()
     left, right = root.enroll(request("a", "l"), AT), root.withdraw_server("a", AT)
     assert [one.ref.name for one in left.live_capabilities()] == ["x", "y", "l"]
@@ -144,9 +144,7 @@ def deck(ledger: BridgeLedger) -> object:
 
 
 @given(STEPS, STEPS, st.integers(0, 60))
-def test_a_compacted_ledger_goes_on_as_the_whole_one_wherever_it_was_cut(
-    first: list[Step], second: list[Step], cut: int
-) -> None:
+def test_a_compacted_ledger_continues_like_the_complete_one(first: list[Step], second: list[Step], cut: int) -> None:
     whole = gone_on(BridgeLedger.empty(), first)
     short = whole.compact(cut, places_of=DEAD)
     assert deck(short) == deck(whole)
@@ -250,7 +248,7 @@ async def test_a_server_that_keeps_changing_is_followed_by_a_short_ledger(
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_that_are_gone(tmp_path: Path) -> None:
+async def test_removed_servers_of_a_changing_configuration_leave_no_state(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         for number in range(30):
             passing = honest(id=f"p{number}")
@@ -277,7 +275,7 @@ def named(server: str, tools: Sequence[RemoteTool]) -> Sequence[RemoteTool]:
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_a_tool_that_drifted_gets_its_place_back_also_when_the_past_is_gone(tmp_path: Path) -> None:
+async def test_a_drifted_tool_gets_its_place_back_after_compaction(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
         drifted = replace(listed[0], raw={**listed[0].raw, "description": "Something else."})
@@ -320,7 +318,7 @@ class Stuck:
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_what_the_store_has_not_written_stays_in_the_log(tmp_path: Path) -> None:
+async def test_events_stay_in_the_log_until_the_store_has_written_them(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         stuck = Stuck(store)
         async with booted(stuck, honest(id="h")) as bridge:  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ async def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) 
     assert stat.S_IMODE(store_file(tmp_path).stat().st_mode) == 0o600
 
 
-async def test_each_run_counts_for_itself_and_all_are_in_one_chain(tmp_path: Path) -> None:
+async def test_runs_have_their_own_numbers_in_one_chain(tmp_path: Path) -> None:
     async with stored(tmp_path) as one, stored(tmp_path) as other:
         for number in range(1, 4):
             one.append(batch(number, run="a"))
@@ -149,7 +149,7 @@ async def test_a_closed_store_takes_nothing_and_answers_nothing(tmp_path: Path) 
     assert asked(store_file(tmp_path), "SELECT count(*) FROM events") == [(0,)]
 
 
-async def test_more_rows_than_go_into_one_step_are_all_written(tmp_path: Path) -> None:
+async def test_more_rows_than_one_transaction_takes_are_all_written(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         for number in range(1, 701):
             store.append(batch(number))
@@ -284,7 +284,7 @@ async def test_r53_a_killed_writer_loses_no_row_that_was_acknowledged(tmp_path: 
 NEXT = (*MIGRATIONS, ("ALTER TABLE documents ADD COLUMN kind TEXT",))
 
 
-def test_an_older_store_is_brought_up_to_date_in_one_step(tmp_path: Path) -> None:
+def test_an_older_store_is_migrated_in_one_transaction(tmp_path: Path) -> None:
     anyio.run(filled, tmp_path, 2)
     connection = open_database(str(store_file(tmp_path)))
     try:
@@ -444,7 +444,7 @@ async def test_r53_an_old_copy_in_place_of_the_store_is_noticed(tmp_path: Path) 
         assert ["1 pins were missing in it" in note.message for note in store.notes] == [True]
 
 
-async def test_a_store_that_was_removed_is_told_and_begun_anew(tmp_path: Path) -> None:
+async def test_a_removed_store_is_reported_and_created_again(tmp_path: Path) -> None:
     await filled(tmp_path, 2)
     store_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
@@ -579,7 +579,7 @@ async def test_r54_an_error_of_the_disk_costs_the_file(tmp_path: Path, monkeypat
     assert store_file(tmp_path).exists()
 
 
-async def test_a_store_that_cannot_be_set_aside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_cannot_be_set_aside_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> str:
         raise PermissionError("not yours")
 
@@ -613,9 +613,7 @@ def test_a_row_that_holds_no_facts_is_damage() -> None:
         parse_facts("[" * 100_000, 1)
 
 
-async def test_whoever_waits_for_a_disk_that_hangs_is_told_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_disk_ends_every_wait_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
 
     def hanging() -> Batch:
@@ -631,7 +629,7 @@ async def test_whoever_waits_for_a_disk_that_hangs_is_told_in_the_end(
         assert await store.flush()
 
 
-async def test_a_store_in_memory_that_fails_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_store_in_memory_reports_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise sqlite3.OperationalError("out of memory")
 
@@ -693,7 +691,7 @@ async def test_a_run_whose_numbers_have_a_gap_is_out_of_order(tmp_path: Path) ->
         assert "row 2 is out of the order of its run" in found
 
 
-async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothing(tmp_path: Path) -> None:
+async def test_an_invalid_prune_row_explains_no_missing_rows(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         store.append(lambda: Batch((Event("r1", AT, "prune", {"last": "x"}),)))
         store.append(lambda: Batch((Event("r1", AT, "turn", {"turn": 1}),)))
