@@ -216,9 +216,11 @@ def format_patch(diff: LineDiff, name: str, *, created: bool = False, limit: int
 
 def _format_hunks(diff: LineDiff) -> Iterator[bytes]:
     for around, blocks in diff.hunks():
-        old_range = _format_range(diff.skipped + around.old_start, diff.skipped + around.old_end)
-        new_range = _format_range(diff.skipped + around.new_start, diff.skipped + around.new_end)
-        yield b"@@ -%s +%s @@\n" % (old_range, new_range)
+        ranges: list[bytes] = []
+        for start, end in ((around.old_start, around.old_end), (around.new_start, around.new_end)):
+            first = diff.skipped + start + (end > start)  # an empty range names the line before it
+            ranges.append(b"%d" % first if end - start == 1 else b"%d,%d" % (first, end - start))
+        yield b"@@ -%s +%s @@\n" % (ranges[0], ranges[1])
         position = around.old_start
         parts: list[tuple[bytes, Sequence[bytes]]] = []
         for block in blocks:
@@ -230,12 +232,6 @@ def _format_hunks(diff: LineDiff) -> Iterator[bytes]:
         for mark, lines in parts:
             for line in lines:
                 yield mark + line if line.endswith(b"\n") else mark + line + b"\n" + _NO_NEWLINE
-
-
-def _format_range(start: int, end: int) -> bytes:
-    count = end - start
-    first = start + 1 if count else start
-    return b"%d" % first if count == 1 else b"%d,%d" % (first, count)
 
 
 def _quote_name(name: str) -> bytes:

@@ -17,8 +17,6 @@ from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from PIL.Image import Image
 
 LONGEST_SIDE = 1_568
@@ -109,36 +107,30 @@ def read_image_size(data: bytes) -> tuple[int, int] | None:
         if data.startswith(b"GIF8"):
             return struct.unpack("<HH", data[6:10])
         if data.startswith(b"\xff\xd8"):
-            return next(_iter_jpeg_sizes(data), None)
-        if data[8:12] == b"WEBP":
-            return _read_webp_size(data)
+            return _read_jpeg_size(data)
+        # WebP, by the kind of its first chunk (https://developers.google.com/speed/webp/docs/riff_container).
+        kind = data[12:16] if data[8:12] == b"WEBP" else b""
+        if kind == b"VP8X":
+            return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+        if kind == b"VP8L":
+            bits = int.from_bytes(data[21:25], "little")
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        if kind == b"VP8 ":
+            width, height = struct.unpack("<HH", data[26:30])
+            return width & 0x3FFF, height & 0x3FFF
     except (struct.error, IndexError):
         return None
     return None
 
 
-def _iter_jpeg_sizes(data: bytes) -> Iterator[tuple[int, int]]:
+def _read_jpeg_size(data: bytes) -> tuple[int, int] | None:
     position = 2
     while position + 9 <= len(data) and data[position] == 0xFF:
         kind = data[position + 1]
         if 0xC0 <= kind <= 0xCF and kind not in _JPEG_OTHER_SEGMENTS:
             height, width = struct.unpack(">HH", data[position + 5 : position + 9])
-            yield width, height
+            return width, height
         position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-
-
-def _read_webp_size(data: bytes) -> tuple[int, int] | None:
-    """Read the size by the kind of the first chunk (https://developers.google.com/speed/webp/docs/riff_container)."""
-    kind = data[12:16]
-    if kind == b"VP8X":
-        width, height = data[24:27], data[27:30]
-        return int.from_bytes(width, "little") + 1, int.from_bytes(height, "little") + 1
-    if kind == b"VP8L":
-        bits = int.from_bytes(data[21:25], "little")
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    if kind == b"VP8 ":
-        width, height = struct.unpack("<HH", data[26:30])
-        return width & 0x3FFF, height & 0x3FFF
     return None
 
 
