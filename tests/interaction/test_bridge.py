@@ -45,13 +45,13 @@ DOCUMENTED = """
 
 
 @requirement("interop/public-exports/import")
-def test_every_documented_name_is_where_it_is_documented() -> None:
+def test_documented_names_are_importable() -> None:
     module = importlib.import_module("indusagi.interop")
     assert [name for name in DOCUMENTED.split() if not hasattr(module, name)] == []
 
 
 @requirement("interop/mounting/snippet", "mcp-page/naming")
-async def test_servers_are_mounted_called_inspected_and_torn_down() -> None:
+async def test_bridge_is_mounted_called_inspected_and_torn_down() -> None:
     config = BridgeConfig(servers=(honest(id="fs"), StdioServerConfig("gone", "no-such-command")))
     mounted = await mount_protocol_bridge(config)
     try:
@@ -68,7 +68,7 @@ async def test_servers_are_mounted_called_inspected_and_torn_down() -> None:
 
 
 @requirement("interop/endpoint/snippet")
-async def test_one_endpoint_is_driven_by_hand() -> None:
+async def test_endpoint_can_be_used_without_a_fleet() -> None:
     endpoint = create_server_endpoint(honest(id="echo"))
     assert endpoint.phase == EndpointPhase.IDLE
     try:
@@ -98,7 +98,7 @@ async def test_concurrent_openings_share_one_attempt(tmp_path: Path) -> None:
 
 
 @requirement("interop/endpoint/single-shot")
-async def test_an_endpoint_is_opened_once() -> None:
+async def test_endpoint_opens_once() -> None:
     closed = create_server_endpoint(honest())
     await closed.open()
     await closed.close()
@@ -115,7 +115,7 @@ async def test_an_endpoint_is_opened_once() -> None:
 
 
 @requirement("interop/fleet/isolation", "interop/fleet/last-id-wins", "interop/fleet/spin-up")
-async def test_a_fleet_keeps_every_server_and_its_fault() -> None:
+async def test_fleet_keeps_every_server_with_its_fault() -> None:
     with pytest.raises(ProtocolFault, match="never started"):
         await ServerFleetImpl().spin_up()
     bad = StdioServerConfig("bad", "no-such-command")
@@ -149,7 +149,7 @@ def test_a_schema_is_reduced_as_documented() -> None:
 
 
 @requirement("interop/faults/by-site")
-async def test_the_kind_of_a_fault_follows_from_its_place() -> None:
+async def test_fault_kind_follows_from_its_site() -> None:
     assert FAULT_KINDS == ("transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed")
     endpoint = create_server_endpoint(honest())
     kinds: list[str] = []
@@ -166,7 +166,7 @@ async def test_the_kind_of_a_fault_follows_from_its_place() -> None:
 
 
 @requirement("interop/faults/cause")
-def test_a_fault_is_its_message_and_has_its_cause() -> None:
+def test_fault_has_message_and_cause() -> None:
     cause = OSError("pipe")
     fault = protocol_fault("transport", "lost", cause)
     assert is_protocol_fault(fault)

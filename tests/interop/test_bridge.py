@@ -26,7 +26,7 @@ async def call(bridge: MountedProtocolBridge, name: str, arguments: JsonValue = 
     return await bridge.box.runner.run(ToolCall("1", name, arguments))
 
 
-async def test_the_tools_of_every_ready_server_are_mounted_in_order() -> None:
+async def test_tools_of_ready_servers_are_mounted_in_order() -> None:
     bad = StdioServerConfig("bad", "no-such-command")
     async with mounted(honest(id="b"), bad, honest(id="a")) as bridge:
         expected = [f"{server}__{name}" for server in ("b", "a") for name in HONEST_TOOLS]
@@ -36,7 +36,7 @@ async def test_the_tools_of_every_ready_server_are_mounted_in_order() -> None:
         assert bridge.fleet.status()["bad"].fault is not None
 
 
-async def test_a_mounted_tool_answers_with_every_block_the_server_gave() -> None:
+async def test_mounted_tool_returns_every_block() -> None:
     async with mounted(honest()) as bridge:
         outcome = await call(bridge, "honest__media")
         text, image = outcome.content[0], outcome.content[1]
@@ -50,7 +50,7 @@ async def test_a_mounted_tool_answers_with_every_block_the_server_gave() -> None
         assert added.structured == {"sum": 5}
 
 
-async def test_what_goes_wrong_at_a_server_is_an_error_the_model_can_read() -> None:
+async def test_fault_becomes_an_error_result() -> None:
     async with mounted(honest()) as bridge:
         assert (await call(bridge, "honest__fail")).is_error
         refused = await call(bridge, "honest__refuse")
@@ -62,14 +62,14 @@ async def test_what_goes_wrong_at_a_server_is_an_error_the_model_can_read() -> N
         assert (gone.is_error, gone.details["code"]) == (True, "not_connected")
 
 
-async def test_a_tool_of_a_server_that_left_the_fleet_says_so() -> None:
+async def test_tool_of_a_removed_server_reports_it() -> None:
     async with mounted(honest()) as bridge:
         await bridge.fleet.start(BridgeConfig())
         outcome = await call(bridge, "honest__echo", {"text": "x"})
         assert outcome.output == "server 'honest' is not there any more"
 
 
-async def test_progress_and_cancellation_go_through_the_box() -> None:
+async def test_progress_and_cancellation_pass_the_tool_box() -> None:
     async with mounted(honest()) as bridge:
         token, heard = CancelToken(), list[ToolProgress]()
 
@@ -140,20 +140,20 @@ async def test_c26_a_tool_named_like_one_of_ours_cannot_shadow_it(name: str) -> 
         assert (await call(bridge, tool.tool.name)).output == name
 
 
-async def test_a_server_that_cannot_list_contributes_no_tools() -> None:
+async def test_server_without_listing_contributes_no_tools() -> None:
     async with mounted(fault("lists", "error"), honest()) as bridge:
         assert {tool.ref.server for tool in bridge.tools} == {"honest"}
         assert bridge.fleet.status()["lists"].fault is not None
 
 
-async def test_what_was_left_out_or_changed_is_noted() -> None:
+async def test_omissions_and_changes_are_noted() -> None:
     async with mounted(fault("tools", "list-schema"), honest(id="x"), honest(id="x")) as bridge:
         said = [str(note) for note in bridge.notes]
         assert any("configured more than once" in note for note in said)
         assert any("its inputSchema is not an object, and it was left out" in note for note in said)
 
 
-def test_the_descriptors_are_the_same_bytes_in_every_run() -> None:
+def test_descriptors_are_identical_in_every_run() -> None:
     script = """
 import asyncio
 from tests.support.servers import honest
@@ -187,7 +187,7 @@ assert not {"mcp", "mcp_types", "pydantic", "httpx2"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-async def test_the_mount_never_raises_for_a_servers_sake() -> None:
+async def test_mount_never_raises_because_of_a_server() -> None:
     bridge = await mount_protocol_bridge(
         BridgeConfig([StdioServerConfig("bad", "no-such-command"), fault("exits", 1, "x")])
     )

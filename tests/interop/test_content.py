@@ -48,14 +48,14 @@ mcp_blocks = st.builds(_typed, st.sampled_from(sorted(BLOCK_TYPES)), objects) | 
 
 
 @given(st.lists(mcp_blocks, max_size=6))
-def test_what_a_server_sent_goes_back_as_it_came(blocks: list[JsonValue]) -> None:
+def test_blocks_round_trip_unchanged(blocks: list[JsonValue]) -> None:
     before = copy.deepcopy(blocks)
     assert to_blocks([from_block(block) for block in blocks]) == before
     assert blocks == before
 
 
 @given(json_values | objects)
-def test_whatever_a_block_is_nothing_of_it_is_lost(block: JsonValue) -> None:
+def test_any_block_round_trips_without_loss(block: JsonValue) -> None:
     made = from_block(block)
     if isinstance(made, TextContentBlock):
         assert block == {"type": "text", "text": made.text, **(made.extra or {})}
@@ -64,7 +64,7 @@ def test_whatever_a_block_is_nothing_of_it_is_lost(block: JsonValue) -> None:
 
 
 @given(json_values | objects)
-def test_a_block_that_mcp_does_not_know_travels_as_its_json(block: JsonValue) -> None:
+def test_unknown_json_block_becomes_text(block: JsonValue) -> None:
     known = is_json_object(block) and block.get("type") in sorted(BLOCK_TYPES)
     sent = to_block(from_block(block))
     if known:
@@ -75,12 +75,12 @@ def test_a_block_that_mcp_does_not_know_travels_as_its_json(block: JsonValue) ->
 
 
 @pytest.mark.parametrize("kind", [[], {}, None, 5, "hologram"])
-def test_a_type_that_is_none_does_no_harm(kind: JsonValue) -> None:
+def test_block_with_an_invalid_type_becomes_text(kind: JsonValue) -> None:
     block: JsonValue = {"type": kind, "n": 1}
     assert to_block(JsonContentBlock(block))["type"] == "text"
 
 
-def test_text_keeps_what_it_carried_and_a_bare_text_carries_nothing() -> None:
+def test_text_block_keeps_its_other_keys() -> None:
     rich: JsonValue = {"type": "text", "text": "a", "_meta": {"x": None}, "annotations": {}}
     assert from_block(rich) == TextContentBlock("a", {"_meta": {"x": None}, "annotations": {}})
     assert from_block({"type": "text", "text": "a"}) == TextContentBlock("a", None)
@@ -88,13 +88,13 @@ def test_text_keeps_what_it_carried_and_a_bare_text_carries_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 5, ["a"]])
-def test_text_that_is_no_text_is_kept_as_the_object_it_is(text: JsonValue) -> None:
+def test_text_block_without_text_is_kept_as_json(text: JsonValue) -> None:
     block: JsonValue = {"type": "text", "text": text}
     assert from_block(block) == JsonContentBlock(block)
     assert to_block(from_block(block)) == block
 
 
-def test_an_answer_is_read_with_all_it_has() -> None:
+def test_call_result_is_parsed_with_all_fields() -> None:
     answer: JsonObject = {
         "content": [{"type": "text", "text": "a"}, {"type": "hologram"}],
         "isError": True,
@@ -117,7 +117,7 @@ def test_an_answer_is_read_with_all_it_has() -> None:
         ({"content": {"type": "text", "text": "alone"}}, "content of type dict"),
     ],
 )
-def test_an_answer_without_a_list_of_blocks_is_noted(answer: JsonObject, found: str) -> None:
+def test_call_result_without_content_list_is_noted(answer: JsonObject, found: str) -> None:
     result = parse_call_result({**answer, "structuredContent": 5}, OWNER)
     assert result.content == ()
     assert result.structured == 5
@@ -125,21 +125,21 @@ def test_an_answer_without_a_list_of_blocks_is_noted(answer: JsonObject, found: 
 
 
 @pytest.mark.parametrize("flag", ["yes", 1, None, {}])
-def test_only_true_says_that_it_failed(flag: JsonValue) -> None:
+def test_only_true_marks_an_error(flag: JsonValue) -> None:
     assert not parse_call_result({"content": [], "isError": flag, "_meta": flag}, OWNER).is_error
 
 
-def test_meta_that_is_no_object_is_none() -> None:
+def test_invalid_meta_is_dropped() -> None:
     assert parse_call_result({"content": [], "_meta": 5}, OWNER).meta is None
 
 
 @given(objects)
-def test_no_answer_is_too_odd_to_be_read(answer: JsonObject) -> None:
+def test_any_call_result_can_be_parsed(answer: JsonObject) -> None:
     result = parse_call_result({"content": [], **answer}, OWNER)
     assert to_tool_result(result).content == ()
 
 
-def test_a_result_for_the_kernel_has_the_blocks_and_the_facts_beside_them() -> None:
+def test_tool_result_has_blocks_structured_content_and_details() -> None:
     remote = RemoteCallResult(
         ({"type": "text", "text": "a"}, {"type": "image", "data": ""}),
         is_error=True,
@@ -154,5 +154,5 @@ def test_a_result_for_the_kernel_has_the_blocks_and_the_facts_beside_them() -> N
     assert result.details == {"_meta": {"k": "v"}, "notes": [f"{OWNER}: odd"]}
 
 
-def test_a_result_without_facts_has_no_details() -> None:
+def test_plain_result_has_no_details() -> None:
     assert to_tool_result(RemoteCallResult(())).details == {}

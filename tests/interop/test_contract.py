@@ -41,7 +41,7 @@ CONFIGS: list[ServerConfig] = [
 
 
 @pytest.mark.parametrize("kind", FAULT_KINDS)
-def test_a_fault_is_its_message_and_says_its_kind_beside_it(kind: FaultKind) -> None:
+def test_fault_shows_its_message_and_kind(kind: FaultKind) -> None:
     cause = ValueError("why")
     fault = ProtocolFault(kind, "what happened", cause)
     assert str(fault) == fault.message == "what happened"
@@ -52,7 +52,7 @@ def test_a_fault_is_its_message_and_says_its_kind_beside_it(kind: FaultKind) -> 
     assert isinstance(fault, CoreError)
 
 
-def test_a_fault_without_a_cause_has_none_until_it_is_raised_from_one() -> None:
+def test_fault_takes_its_cause_from_raise_from() -> None:
     fault = protocol_fault("timeout", "late")
     assert fault.cause is None
     cause = ValueError("why")
@@ -63,12 +63,12 @@ def test_a_fault_without_a_cause_has_none_until_it_is_raised_from_one() -> None:
     assert ProtocolFault("transport", "no", detail=detail).detail is detail
 
 
-def test_a_fault_is_told_from_everything_else() -> None:
+def test_is_protocol_fault_accepts_only_faults() -> None:
     assert is_protocol_fault(protocol_fault("transport", "lost"))
     assert not any(is_protocol_fault(value) for value in (CoreError("x"), None, "transport"))
 
 
-def test_the_kinds_of_faults_are_six_and_the_same_for_types_and_values() -> None:
+def test_fault_kinds_match_their_type() -> None:
     assert get_args(FaultKind) == FAULT_KINDS
     assert len(set(FAULT_KINDS)) == 6
 
@@ -84,7 +84,7 @@ def test_the_kinds_of_faults_are_six_and_the_same_for_types_and_values() -> None
         (EndpointPhase.FAULTED, False, True),
     ],
 )
-def test_a_phase_says_whether_it_can_be_used_and_whether_it_is_the_last(
+def test_phases_know_whether_they_are_usable_or_terminal(
     phase: EndpointPhase, usable: bool, terminal: bool
 ) -> None:
     assert (is_usable_phase(phase), is_terminal_phase(phase)) == (usable, terminal)
@@ -92,7 +92,7 @@ def test_a_phase_says_whether_it_can_be_used_and_whether_it_is_the_last(
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_a_configuration_cannot_be_changed(config: ServerConfig) -> None:
+def test_configurations_are_immutable(config: ServerConfig) -> None:
     with pytest.raises(FrozenInstanceError):
         config.id = "b"  # pyright: ignore[reportAttributeAccessIssue]
     mapping = config.env if config.kind == "stdio" else config.headers
@@ -100,7 +100,7 @@ def test_a_configuration_cannot_be_changed(config: ServerConfig) -> None:
         mapping["K"] = "w"  # pyright: ignore[reportIndexIssue]
 
 
-def test_the_secrets_of_a_configuration_are_not_shown() -> None:
+def test_repr_of_a_configuration_hides_secrets() -> None:
     hidden = {"KEY": "s3cret"}
     for config in (
         StdioServerConfig("a", "run", env=hidden),
@@ -110,7 +110,7 @@ def test_the_secrets_of_a_configuration_are_not_shown() -> None:
         assert "s3cret" not in repr(config)
 
 
-def test_a_configuration_keeps_copies_of_what_it_was_given() -> None:
+def test_configuration_copies_its_arguments() -> None:
     args, env = ["x"], {"K": "v"}
     config = StdioServerConfig("a", "run", args, env)
     args.append("y")
@@ -128,7 +128,7 @@ def test_a_configuration_keeps_copies_of_what_it_was_given() -> None:
     assert BridgeConfig().servers == ()
 
 
-def test_configurations_are_equal_when_all_they_say_is() -> None:
+def test_configurations_compare_by_value() -> None:
     assert StdioServerConfig("a", "run", ["x"]) == StdioServerConfig("a", "run", ("x",))
     assert StdioServerConfig("a", "run") != StdioServerConfig("a", "run", limits=ServerLimits(tools=1))
     assert StdioServerConfig("a", "run") != StdioServerConfig("a", "run", env={"K": "v"})
@@ -137,19 +137,19 @@ def test_configurations_are_equal_when_all_they_say_is() -> None:
     assert SseServerConfig("a", url) != StreamableHttpServerConfig("a", url)
 
 
-def test_the_kind_belongs_to_the_class() -> None:
+def test_kind_is_a_class_attribute() -> None:
     assert [config.kind for config in CONFIGS] == ["stdio", "sse", "streamable_http"]
     with pytest.raises(TypeError):
         StdioServerConfig("a", "run", kind="sse")  # pyright: ignore[reportCallIssue]
 
 
-def test_server_and_tool_are_joined_by_two_underscores() -> None:
+def test_qualified_name_joins_server_and_tool() -> None:
     assert qualify_tool_name(RemoteToolRef("github", "create_issue")) == "github__create_issue"
     both = {qualify_tool_name(RemoteToolRef(*ref)) for ref in (("a__b", "c"), ("a", "b__c"))}
     assert both == {"a__b__c"}
 
 
-def test_a_result_cannot_be_changed_by_who_gave_its_content() -> None:
+def test_result_copies_its_content() -> None:
     blocks: list[JsonValue] = [{"type": "text", "text": "a"}]
     result = RemoteCallResult(blocks)
     blocks.append(None)
@@ -157,14 +157,14 @@ def test_a_result_cannot_be_changed_by_who_gave_its_content() -> None:
     assert (result.is_error, result.structured, result.meta, result.notes) == (False, None, None, ())
 
 
-def test_a_tool_without_a_definition_has_an_empty_one_of_its_own() -> None:
+def test_tool_without_definition_has_its_own_empty_one() -> None:
     ref, descriptor = RemoteToolRef("a", "b"), ToolDescriptor("a__b", "", {"type": "object"})
     first, second = RemoteTool(ref, descriptor), RemoteTool(ref, descriptor)
     assert first.raw == {}
     assert first.raw is not second.raw
 
 
-def test_a_status_says_little_until_there_is_something_to_say() -> None:
+def test_status_has_empty_defaults() -> None:
     status = EndpointStatus("a", EndpointPhase.IDLE, 0)
     assert (status.fault, status.restarts, status.next_try_s) == (None, 0, None)
     assert (status.trust, status.notes) == ("trusted", ())

@@ -35,7 +35,7 @@ ERAS = ("legacy", "modern", "both")
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_server_of_any_era_is_opened_listed_called_and_closed(tmp_path: Path, era: str) -> None:
+async def test_servers_of_both_eras_are_opened_listed_called_and_closed(tmp_path: Path, era: str) -> None:
     log = tmp_path / "log"
     endpoint = create_server_endpoint(honest("--era", era, "--log", log))
     assert endpoint.phase is EndpointPhase.IDLE
@@ -55,7 +55,7 @@ async def test_a_server_of_any_era_is_opened_listed_called_and_closed(tmp_path: 
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18"])
-async def test_older_versions_of_the_protocol_are_spoken_too(version: str) -> None:
+async def test_older_protocol_versions_work(version: str) -> None:
     async with opened(honest("--version", version)) as endpoint:
         assert endpoint.facts is not None
         assert endpoint.facts.version == version
@@ -67,7 +67,7 @@ async def test_all_pages_of_a_listing_are_read() -> None:
         assert len(await endpoint.list_tools()) == len(HONEST_TOOLS) + 30
 
 
-async def test_those_who_open_at_the_same_time_share_one_attempt(tmp_path: Path) -> None:
+async def test_concurrent_opens_share_one_attempt(tmp_path: Path) -> None:
     log = tmp_path / "log"
     endpoint = create_server_endpoint(honest("--log", log))
     async with anyio.create_task_group() as tasks:
@@ -77,7 +77,7 @@ async def test_those_who_open_at_the_same_time_share_one_attempt(tmp_path: Path)
     assert len(diary(log, "start")) == 1
 
 
-async def test_a_caller_that_is_cancelled_leaves_the_opening_to_the_others() -> None:
+async def test_cancelled_caller_leaves_the_attempt_to_the_others() -> None:
     endpoint = create_server_endpoint(fault("slow-start", 0.3))
     with anyio.move_on_after(0.05) as scope:
         await endpoint.open()
@@ -88,7 +88,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_opening_to_the_others() -> 
     await endpoint.close()
 
 
-async def test_nothing_can_be_asked_of_an_endpoint_that_is_not_ready() -> None:
+async def test_endpoint_that_is_not_ready_refuses_requests() -> None:
     endpoint = create_server_endpoint(honest())
     for asked in (endpoint.list_tools(), endpoint.invoke("echo", {}), endpoint.request("ping")):
         with pytest.raises(ProtocolFault, match="server 'honest' is idle") as caught:
@@ -108,7 +108,7 @@ async def test_a_closed_endpoint_cannot_be_opened_again() -> None:
     assert caught.value.kind == "not_connected"
 
 
-async def test_a_faulted_endpoint_gives_its_fault_to_everybody_and_stays_faulted() -> None:
+async def test_faulted_endpoint_keeps_its_fault() -> None:
     endpoint = create_server_endpoint(fault("exits", 3, "no"))
     faults: list[ProtocolFault] = []
     for _ in range(2):
@@ -120,7 +120,7 @@ async def test_a_faulted_endpoint_gives_its_fault_to_everybody_and_stays_faulted
     assert (endpoint.phase, endpoint.status().fault) == (EndpointPhase.FAULTED, faults[0])
 
 
-async def test_an_idle_server_that_dies_is_noticed_without_a_call(tmp_path: Path) -> None:
+async def test_exit_of_an_idle_server_is_detected(tmp_path: Path) -> None:
     async with opened(honest()) as endpoint:
         result = await endpoint.invoke("pid", {})
         assert isinstance(result.structured, dict)
@@ -131,7 +131,7 @@ async def test_an_idle_server_that_dies_is_noticed_without_a_call(tmp_path: Path
         assert "the connection was lost: it was ended by SIGTERM" in str(endpoint.status().fault)
 
 
-async def test_what_a_tool_says_of_itself_as_failed_is_a_result_and_what_is_refused_a_fault() -> None:
+async def test_error_result_is_returned_and_refusal_raises_a_fault() -> None:
     async with opened(honest()) as endpoint:
         assert (await endpoint.invoke("fail", {})).is_error
         failure = await fault_of_call(endpoint, "refuse")
@@ -147,7 +147,7 @@ async def test_media_and_unknown_blocks_arrive_verbatim() -> None:
         assert "hologram" in kinds
 
 
-async def test_arguments_that_are_no_object_are_refused_before_they_are_sent() -> None:
+async def test_non_object_arguments_are_refused_before_sending() -> None:
     async with opened(honest()) as endpoint:
         with pytest.raises(ProtocolFault, match="must be an object"):
             await endpoint.invoke("echo", ["x"])
@@ -155,7 +155,7 @@ async def test_arguments_that_are_no_object_are_refused_before_they_are_sent() -
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_cancelled_call_reaches_the_server(tmp_path: Path, era: str) -> None:
+async def test_cancellation_of_a_call_reaches_the_server(tmp_path: Path, era: str) -> None:
     log = tmp_path / "log"
     token = CancelToken()
     started: list[ToolProgress] = []
@@ -176,7 +176,7 @@ async def test_a_cancelled_call_reaches_the_server(tmp_path: Path, era: str) -> 
         assert not (await endpoint.invoke("echo", {"text": "x"})).is_error
 
 
-async def test_the_cancellation_of_the_callers_task_reaches_the_server_too(tmp_path: Path) -> None:
+async def test_cancellation_of_the_callers_task_reaches_the_server(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with opened(honest("--log", log)) as endpoint:
         task = asyncio.get_running_loop().create_task(endpoint.invoke("slow", {"seconds": 30}))
@@ -188,7 +188,7 @@ async def test_the_cancellation_of_the_callers_task_reaches_the_server_too(tmp_p
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_change_of_the_tools_is_listed_again(era: str) -> None:
+async def test_tool_change_triggers_a_new_listing(era: str) -> None:
     limits = ServerLimits(relist_gap_s=0.05)
     async with opened(honest("--era", era, limits=limits)) as endpoint:
         before = [tool.ref.name for tool in await endpoint.list_tools()]
@@ -199,7 +199,7 @@ async def test_a_change_of_the_tools_is_listed_again(era: str) -> None:
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 @pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage", "roots/list"])
-async def test_what_a_server_asks_is_answered_by_whoever_was_given_for_it(era: str, method: str) -> None:
+async def test_server_requests_reach_their_handlers(era: str, method: str) -> None:
     asked: list[JsonObject] = []
 
     async def answer(params: JsonObject) -> JsonObject:
@@ -214,7 +214,7 @@ async def test_what_a_server_asks_is_answered_by_whoever_was_given_for_it(era: s
         assert "pelican" in str(result.content)
 
 
-async def test_other_lists_and_requests_of_a_server_can_be_carried() -> None:
+async def test_other_lists_and_requests_are_supported() -> None:
     async with opened(honest("--pages", 2)) as endpoint:
         resources = await endpoint.list_all("resources/list", "resources")
         assert _values(resources, "uri") == ["test://text", "test://blob"]
@@ -234,7 +234,7 @@ def _values(rows: Sequence[JsonValue], key: str) -> list[JsonValue]:
     return [row[key] for row in rows if isinstance(row, dict)]
 
 
-async def test_notifications_are_heard_by_whoever_listens() -> None:
+async def test_notifications_reach_the_listener() -> None:
     heard: list[str] = []
     handlers = Handlers(on_notification=lambda method, params: heard.append(method))
     async with opened(honest(), handlers) as endpoint:
@@ -242,7 +242,7 @@ async def test_notifications_are_heard_by_whoever_listens() -> None:
         await until(lambda: "notifications/message" in heard)
 
 
-async def test_phases_and_tools_are_told_to_whoever_follows() -> None:
+async def test_phase_and_tool_events_reach_the_listener() -> None:
     told: list[str] = []
     endpoint = ServerEndpointImpl(honest(), on_event=lambda event: told.append(f"{event} {endpoint.phase}"))
     await endpoint.open()
@@ -278,7 +278,7 @@ async def _run(work: object) -> None:
     await work()  # type: ignore[operator]
 
 
-async def test_a_loop_that_ends_takes_its_servers_along(tmp_path: Path) -> None:
+async def test_end_of_the_event_loop_ends_its_servers(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     async def forget() -> None:
@@ -288,7 +288,7 @@ async def test_a_loop_that_ends_takes_its_servers_along(tmp_path: Path) -> None:
     await until(lambda: not is_alive(int(diary(log, "start")[0])))
 
 
-async def test_a_listing_that_fails_later_keeps_the_old_tools_and_says_so(tmp_path: Path) -> None:
+async def test_failed_later_listing_keeps_the_old_tools_and_reports_a_fault(tmp_path: Path) -> None:
     limits = ServerLimits(relist_gap_s=0.02, list_s=0.2)
     async with opened(honest(limits=limits)) as endpoint:
         before = await endpoint.list_tools()
@@ -304,7 +304,7 @@ async def _failing(method: str, key: str) -> Sequence[JsonValue]:
     raise TimeoutError
 
 
-async def test_an_owner_that_is_cancelled_by_others_is_a_fault() -> None:
+async def test_cancelled_endpoint_task_is_a_fault() -> None:
     endpoint = create_server_endpoint(honest())
     await endpoint.open()
     endpoint._task.cancel()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
-async def test_a_faulted_server_leaves_its_peers_usable() -> None:
+async def test_faulted_server_leaves_the_others_usable() -> None:
     bad = StdioServerConfig("bad", "no-such-command")
     async with fleet_of(honest(id="a"), bad, honest(id="b")) as fleet:
         phases = {identity: status.phase for identity, status in fleet.status().items()}
@@ -41,7 +41,7 @@ async def test_a_faulted_server_leaves_its_peers_usable() -> None:
         assert fleet.status()["a"].tool_count > 0
 
 
-async def test_servers_are_connected_at_once_and_told_in_the_order_of_the_configuration() -> None:
+async def test_servers_connect_concurrently_and_keep_their_order() -> None:
     slow = [fault("slow-start", 0.4, id=f"s{n}") for n in range(4)]
     heard: list[str] = []
     fleet = ServerFleetImpl(supervision=QUICK)
@@ -52,7 +52,7 @@ async def test_servers_are_connected_at_once_and_told_in_the_order_of_the_config
     await fleet.tear_down()
 
 
-async def test_of_two_servers_with_one_id_the_last_is_used_and_the_other_never_started(tmp_path: Path) -> None:
+async def test_last_of_two_servers_with_one_id_is_used(tmp_path: Path) -> None:
     loser, winner = tmp_path / "loser", tmp_path / "winner"
     async with fleet_of(honest("--log", loser, id="x"), honest("--log", winner, id="x")) as fleet:
         assert [str(note) for note in fleet.notes] == [
@@ -67,13 +67,13 @@ async def test_an_empty_fleet_starts_and_ends() -> None:
     await fleet.tear_down()
 
 
-async def test_a_fleet_that_was_never_started_cannot_be_spun_up() -> None:
+async def test_fleet_without_configuration_cannot_spin_up() -> None:
     with pytest.raises(ProtocolFault) as caught:
         await ServerFleetImpl().spin_up()
     assert caught.value.kind == "not_connected"
 
 
-async def test_spinning_up_again_never_leaks_the_former_generation(tmp_path: Path) -> None:
+async def test_spin_up_closes_the_former_servers(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with fleet_of(honest("--log", log)) as fleet:
         await fleet.spin_up()
@@ -83,7 +83,7 @@ async def test_spinning_up_again_never_leaks_the_former_generation(tmp_path: Pat
     assert not is_alive(second)
 
 
-async def test_snapshots_do_not_change() -> None:
+async def test_status_is_a_snapshot() -> None:
     async with fleet_of(honest()) as fleet:
         status = fleet.status()
         with pytest.raises(TypeError):
@@ -92,7 +92,7 @@ async def test_snapshots_do_not_change() -> None:
     assert fleet.status()["honest"].phase is EndpointPhase.CLOSED
 
 
-async def test_one_server_can_be_stopped_and_restarted_while_the_others_go_on() -> None:
+async def test_one_server_can_be_stopped_and_restarted() -> None:
     async with fleet_of(honest(id="a"), honest(id="b")) as fleet:
         await fleet.stop("a")
         phases = [status.phase for status in fleet.status().values()]
@@ -105,28 +105,28 @@ async def test_one_server_can_be_stopped_and_restarted_while_the_others_go_on() 
                 await asked
 
 
-async def test_a_server_that_fails_at_first_is_brought_up_later(tmp_path: Path) -> None:
+async def test_server_that_fails_first_is_restarted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with fleet_of(fault("crash-loop", 2, "--log", log)) as fleet:
         await until(lambda: fleet.status()["crash-loop"].phase is EndpointPhase.READY)
         await until(lambda: fleet.status()["crash-loop"].restarts == 2)
 
 
-async def test_a_server_that_cannot_be_found_is_not_tried_again() -> None:
+async def test_missing_command_is_not_retried() -> None:
     async with fleet_of(StdioServerConfig("bad", "no-such-command")) as fleet:
         await until_task_ends("supervisor bad")
         status = fleet.status()["bad"]
         assert (status.restarts, status.next_try_s) == (0, None)
 
 
-async def test_when_the_next_try_comes_is_told() -> None:
+async def test_status_has_the_time_of_the_next_start() -> None:
     rules = Supervision(first_s=30, jitter=0)
     async with fleet_of(fault("exits", 1, "no"), supervision=rules) as fleet:
         await until(lambda: fleet.status()["exits"].next_try_s is not None)
         assert 25 < (fleet.status()["exits"].next_try_s or 0) <= 30
 
 
-async def test_a_listener_hears_of_changes_until_it_leaves() -> None:
+async def test_listener_receives_events_until_it_unsubscribes() -> None:
     limits = ServerLimits(relist_gap_s=0.05)
     heard: list[FleetEvent] = []
     async with fleet_of(honest(limits=limits)) as fleet:
@@ -158,7 +158,7 @@ async def test_r34_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> N
     assert not any(is_alive(int(pid)) for pid in diary(log, "start"))
 
 
-async def test_tearing_down_twice_and_being_cancelled_meanwhile_is_fine(tmp_path: Path) -> None:
+async def test_tear_down_can_be_repeated_and_cancelled(tmp_path: Path) -> None:
     log = tmp_path / "log"
     fleet = ServerFleetImpl(supervision=QUICK)
     await fleet.start(BridgeConfig([fault("stubborn", "--log", log), honest("--log", log)]))
@@ -202,14 +202,14 @@ async def test_r32_many_servers_some_of_them_bad_come_up_together(tmp_path: Path
         assert threading.active_count() - before < 20
 
 
-async def test_a_listing_that_fails_is_tried_again_while_the_server_lives(tmp_path: Path) -> None:
+async def test_failed_listing_is_repeated_while_the_server_runs(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with fleet_of(fault("lists", "error", "--log", log)) as fleet:
         await until(lambda: len(diary(log, "heard tools/list")) >= 3)
         assert fleet.status()["lists"].phase is EndpointPhase.READY
 
 
-async def test_a_server_that_is_started_again_still_says_why_it_is_not_up() -> None:
+async def test_restarting_server_keeps_its_last_fault() -> None:
     dies = StdioServerConfig("gone", sys.executable, ("-c", "import sys; sys.exit('no disk')"))
     fleet = ServerFleetImpl(supervision=replace(QUICK, first_s=0.01, jitter=0.0))
     told: list[FleetEvent] = []

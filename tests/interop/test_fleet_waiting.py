@@ -26,7 +26,7 @@ def echo_of(server: str) -> RemoteTool:
     return RemoteTool(RemoteToolRef(server, "echo"), ToolDescriptor(f"{server}__echo", "Echo.", {"type": "object"}))
 
 
-async def test_a_server_that_is_asleep_is_registered_and_not_started(tmp_path: Path) -> None:
+async def test_sleeping_server_is_registered_and_not_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     config = BridgeConfig((honest("--log", log, id="a"), honest(id="b")))
     fleet = await start_server_fleet(config, supervision=QUICK, waiting={"a": "asleep"})
@@ -42,7 +42,7 @@ async def test_a_server_that_is_asleep_is_registered_and_not_started(tmp_path: P
         await fleet.tear_down()
 
 
-async def test_a_call_wakes_the_server_and_callers_share_one_start(tmp_path: Path) -> None:
+async def test_call_wakes_the_server_and_callers_share_one_start(tmp_path: Path) -> None:
     log = tmp_path / "log"
     config = BridgeConfig((honest("--log", log, id="a"),))
     fleet = await start_server_fleet(config, supervision=QUICK, waiting={"a": "asleep"})
@@ -63,7 +63,7 @@ async def test_a_call_wakes_the_server_and_callers_share_one_start(tmp_path: Pat
         await fleet.tear_down()
 
 
-async def test_a_server_nobody_has_consented_to_is_never_started(tmp_path: Path) -> None:
+async def test_untrusted_server_is_never_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     config = BridgeConfig((honest("--log", log, id="a"),))
     fleet = await start_server_fleet(config, supervision=QUICK, waiting={"a": "untrusted"})
@@ -82,7 +82,7 @@ async def test_a_server_nobody_has_consented_to_is_never_started(tmp_path: Path)
         await fleet.tear_down()
 
 
-async def test_a_server_joins_a_running_fleet_and_leaves_it_again(tmp_path: Path) -> None:
+async def test_server_can_join_and_leave_a_running_fleet(tmp_path: Path) -> None:
     fleet = await start_server_fleet(BridgeConfig((honest(id="a"),)), supervision=QUICK)
     try:
         await fleet.add(honest(id="b"))

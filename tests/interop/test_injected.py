@@ -79,7 +79,7 @@ async def test_finding_a12_an_endpoint_reaches_a_host_in_the_same_process(way: s
             await running.waiting()
 
 
-async def test_a_host_that_goes_away_faults_the_endpoint_at_the_other_end() -> None:
+async def test_end_of_the_host_faults_the_endpoint() -> None:
     ours, theirs = linked_pair()
     running = await MCPServer([greet_tool()]).connect(theirs)
     endpoint = create_server_endpoint(CONFIG, ours)
@@ -90,7 +90,7 @@ async def test_a_host_that_goes_away_faults_the_endpoint_at_the_other_end() -> N
     await endpoint.close()
 
 
-async def test_what_is_no_transport_is_refused_with_what_would_be_one() -> None:
+async def test_value_that_is_not_a_transport_is_refused() -> None:
     endpoint = create_server_endpoint(CONFIG, lambda: _held("text"))
     with pytest.raises(ProtocolFault, match=r"yields str; it must yield .*transport"):
         await endpoint.open()

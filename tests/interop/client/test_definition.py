@@ -148,7 +148,7 @@ def test_finding_d4_a_call_reaches_the_server_in_its_own_spelling(hide: str) -> 
     }
 
 
-def test_arguments_in_the_servers_own_spelling_stay() -> None:
+def test_arguments_in_the_servers_spelling_are_unchanged() -> None:
     schema: JsonObject = {"properties": {f"a{TAG}": {"enum": [f"b{TAG}"]}}}
     given: JsonObject = {f"a{TAG}": f"b{TAG}"}
     assert ArgumentSpelling(schema).restore(given) == given
@@ -178,7 +178,7 @@ def test_finding_d4_a_tool_whose_names_only_differ_unseen_is_left_out_with_a_not
     assert is_clean(said)
 
 
-def test_a_pattern_keeps_its_meaning() -> None:
+def test_patterns_keep_their_meaning() -> None:
     schema: JsonObject = {
         "properties": {"p": {"pattern": "^[^\u200b]$"}, "pattern": {"type": "string"}},
         "patternProperties": {f"^{TAG}": {}},
@@ -190,7 +190,7 @@ def test_a_pattern_keeps_its_meaning() -> None:
     }
 
 
-def test_a_clean_definition_is_the_servers_own() -> None:
+def test_clean_definition_is_returned_as_it_is() -> None:
     row: JsonObject = {"name": "t", "description": "\u0645\u06cc\u200c\u062e 👨\u200d👩\u200d👧 ❤\ufe0f"}
     assert clean_definition(row) == (row, 0)
     assert clean_definition(row)[0] is row

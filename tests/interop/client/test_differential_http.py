@@ -211,7 +211,7 @@ async def every(fetch: Callable[[str | None], Awaitable[Any]], key: str) -> list
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-async def test_both_clients_come_to_the_same_version_and_hear_the_same_about_the_server(way: str) -> None:
+async def test_both_clients_negotiate_the_same_version_and_server_info(way: str) -> None:
     async with beside(way) as (ours, theirs):
         facts = ours.facts
         assert facts is not None
@@ -276,7 +276,7 @@ ASKED: list[tuple[str, JsonObject, Asked, str]] = [
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-async def test_both_clients_get_the_same_of_everything_else(way: str) -> None:
+async def test_both_clients_get_the_same_resources_prompts_and_completions(way: str) -> None:
     async with beside(way) as (ours, theirs):
         for method, params, ask, key in ASKED:
             mine = await ours.request(method, params)
@@ -294,7 +294,7 @@ REFUSED: list[tuple[str, JsonObject, Asked]] = [
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-async def test_both_clients_are_refused_with_the_same_code_and_words(way: str) -> None:
+async def test_both_clients_get_the_same_errors(way: str) -> None:
     async with beside(way) as (ours, theirs):
         for method, params, ask in REFUSED:
             called = method == "tools/call"
@@ -313,7 +313,7 @@ async def test_both_clients_are_refused_with_the_same_code_and_words(way: str) -
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-async def test_a_method_that_nobody_knows_is_refused_alike(way: str) -> None:
+async def test_both_clients_get_the_same_error_for_an_unknown_method(way: str) -> None:
     async with beside(way) as (ours, theirs):
         with pytest.raises(ProtocolFault) as mine:
             await ours.request("vendor/unknown", {})

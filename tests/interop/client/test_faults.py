@@ -83,7 +83,7 @@ def refused(reason: FaultReason | None = None, status: int | None = None, messag
         (refused(None, 400), FaultSite.LIST, HTTP, "protocol", None),
     ],
 )
-def test_an_exception_is_told_by_what_it_is_and_where_it_happened(
+def test_fault_kind_follows_from_exception_and_site(
     exc: Exception, site: FaultSite, config: ServerConfig, kind: FaultKind, reason: FaultReason | None
 ) -> None:
     fault = to_protocol_fault(exc, config, site, subject="tool")
@@ -117,7 +117,7 @@ def test_an_exception_is_told_by_what_it_is_and_where_it_happened(
         ),
     ],
 )
-def test_the_message_names_the_server_the_place_and_the_reason(exc: Exception, site: FaultSite, said: str) -> None:
+def test_message_names_server_site_and_reason(exc: Exception, site: FaultSite, said: str) -> None:
     assert str(to_protocol_fault(exc, STDIO, site, subject="tool")) == f"server 'a': {said}"
 
 
@@ -130,7 +130,7 @@ def test_the_message_names_the_server_the_place_and_the_reason(exc: Exception, s
         ((), ""),
     ],
 )
-def test_the_cause_that_a_process_wrote_is_repeated_clean(stderr: tuple[str, ...], words: str) -> None:
+def test_cause_in_stderr_is_quoted_clean(stderr: tuple[str, ...], words: str) -> None:
     fault = to_protocol_fault(closed("exited", *stderr), STDIO, FaultSite.CONNECT)
     said = "server 'a': the connection could not be made: it exited with code 3"
     assert str(fault) == said + words
@@ -138,13 +138,13 @@ def test_the_cause_that_a_process_wrote_is_repeated_clean(stderr: tuple[str, ...
     assert fault.detail.exit_code == 3
 
 
-def test_what_is_a_fault_already_stays_what_it_is() -> None:
+def test_protocol_fault_is_returned_unchanged() -> None:
     fault = ProtocolFault("spawn_failed", "no such command", ValueError())
     assert to_protocol_fault(fault, HTTP, FaultSite.CALL) is fault
     assert to_protocol_fault(ExceptionGroup("several", [fault, ValueError()]), HTTP, FaultSite.CALL) is fault
 
 
-def test_of_several_exceptions_the_first_and_innermost_is_told() -> None:
+def test_exception_group_is_reduced_to_its_first_leaf() -> None:
     inner = InvalidResponseError("odd")
     group = ExceptionGroup("outer", [ExceptionGroup("inner", [inner]), ValueError()])
     fault = to_protocol_fault(group, STDIO, FaultSite.LIST)
@@ -152,7 +152,7 @@ def test_of_several_exceptions_the_first_and_innermost_is_told() -> None:
     assert fault.kind == "protocol"
 
 
-def test_the_code_of_a_refusal_is_kept_unless_the_link_made_it_up() -> None:
+def test_rpc_code_is_kept_unless_the_transport_made_it() -> None:
     assert to_protocol_fault(refused(), STDIO, FaultSite.CALL).detail.rpc_code == -32602
     known = to_protocol_fault(refused(None, 400), HTTP, FaultSite.CALL).detail
     assert (known.rpc_code, known.http_status) == (-32602, 400)

@@ -32,18 +32,18 @@ refs = st.builds(RemoteToolRef, parts, parts)
 
 
 @given(refs)
-def test_every_provider_accepts_the_name(ref: RemoteToolRef) -> None:
+def test_model_name_is_accepted_by_every_provider(ref: RemoteToolRef) -> None:
     assert ACCEPTED.match(model_name(ref))
 
 
 @given(refs)
-def test_a_name_that_is_accepted_stays_as_it_is(ref: RemoteToolRef) -> None:
+def test_accepted_name_is_unchanged(ref: RemoteToolRef) -> None:
     qualified = qualify_tool_name(ref)
     assert (model_name(ref) == qualified) == bool(ACCEPTED.match(qualified))
 
 
 @given(st.lists(refs, unique=True, max_size=12))
-def test_different_tools_have_different_names(tools: list[RemoteToolRef]) -> None:
+def test_different_tools_get_different_names(tools: list[RemoteToolRef]) -> None:
     taken: set[str] = set()
     for ref in tools:
         name = model_name(ref, taken)
@@ -53,14 +53,14 @@ def test_different_tools_have_different_names(tools: list[RemoteToolRef]) -> Non
     assert len(taken) == len(tools)
 
 
-def test_the_same_letters_split_otherwise_are_told_apart() -> None:
+def test_identities_that_join_to_one_name_get_different_names() -> None:
     first = model_name(RemoteToolRef("a", "b__c"))
     second = model_name(RemoteToolRef("a__b", "c"), {first})
     assert first == "a__b__c"
     assert re.fullmatch(r"a__b__c_[0-9a-f]{8}", second)
 
 
-def test_a_name_that_is_taken_again_gets_a_longer_digest() -> None:
+def test_taken_digest_name_gets_a_longer_digest() -> None:
     ref = RemoteToolRef("a", "has some spaces")
     taken: set[str] = set()
     for length in range(8, 33):
@@ -69,14 +69,14 @@ def test_a_name_that_is_taken_again_gets_a_longer_digest() -> None:
         taken.add(name)
 
 
-def test_a_long_name_keeps_its_beginning_and_is_full_length() -> None:
+def test_long_name_keeps_its_beginning_and_full_length() -> None:
     name = model_name(RemoteToolRef("server", "n" * 70))
     assert re.fullmatch(r"server__n{47}_[0-9a-f]{8}", name)
     assert len(name) == 64
 
 
 @pytest.mark.process
-def test_the_name_is_the_same_in_every_process() -> None:
+def test_name_is_the_same_in_every_process() -> None:
     script = """
 import json, sys
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef

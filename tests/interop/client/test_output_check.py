@@ -21,7 +21,7 @@ CATASTROPHIC = "^(a+)+$"
 VICTIM = "a" * 60 + "!"
 
 
-async def test_an_answer_that_fits_is_nothing_to_speak_of() -> None:
+async def test_matching_result_has_no_mismatch() -> None:
     assert await find_output_mismatch(SUM, {"sum": 5}) is None
     assert await find_output_mismatch(SUM, {"sum": 5, "more": [None]}) is None
     assert await find_output_mismatch({}, 5) is None
@@ -30,16 +30,16 @@ async def test_an_answer_that_fits_is_nothing_to_speak_of() -> None:
 @pytest.mark.parametrize(
     ("value", "said"), [({"sum": "five"}, "'five' is not of type 'integer'"), ({}, "'sum' is a required property")]
 )
-async def test_an_answer_that_does_not_fit_is_told_with_the_first_reason(value: JsonValue, said: str) -> None:
+async def test_mismatch_reports_the_first_problem(value: JsonValue, said: str) -> None:
     assert await find_output_mismatch(SUM, value) == f"its structured content does not fit its output schema: {said}"
 
 
-async def test_an_answer_that_is_missing_is_told() -> None:
+async def test_missing_structured_content_is_reported() -> None:
     said = "it declares an output schema and gave no structured content"
     assert await find_output_mismatch(SUM, None) == said
 
 
-async def test_the_reason_is_clean_and_short() -> None:
+async def test_mismatch_message_is_clean_and_short() -> None:
     said = await find_output_mismatch(SUM, {"sum": "\u202e" + "x" * 1_000})
     assert said is not None
     assert "\u202e" not in said
@@ -55,11 +55,11 @@ async def test_the_reason_is_clean_and_short() -> None:
         {"$ref": "#/$defs/a", "$defs": {"a": {"pattern": CATASTROPHIC}}},
     ],
 )
-async def test_a_pattern_is_never_run(schema: JsonSchema) -> None:
+async def test_pattern_is_never_evaluated(schema: JsonSchema) -> None:
     assert await find_output_mismatch(schema, VICTIM) is None
 
 
-async def test_a_pattern_of_names_is_never_run() -> None:
+async def test_pattern_properties_are_never_evaluated() -> None:
     schema: JsonSchema = {"patternProperties": {CATASTROPHIC: {"type": "null"}}}
     assert await find_output_mismatch(schema, {VICTIM: 1}) is None
 
@@ -77,23 +77,23 @@ async def test_a_pattern_of_names_is_never_run() -> None:
         {"allOf": {"a": 1}},
     ],
 )
-async def test_a_schema_that_is_broken_blames_nobody(schema: JsonSchema) -> None:
+async def test_broken_schema_reports_no_mismatch(schema: JsonSchema) -> None:
     assert await find_output_mismatch(schema, {"sum": 5}) is None
 
 
-async def test_a_schema_that_cannot_be_used_is_told() -> None:
+async def test_unusable_schema_is_reported() -> None:
     schema: JsonSchema = {"properties": {"sum": {"type": "integer", "minimum": "five"}}}
     assert await find_output_mismatch(schema, {"sum": 5}) == "its output schema cannot be used: TypeError"
 
 
 @pytest.mark.parametrize("value", [[], False, "x", 5])
-async def test_an_answer_that_is_no_object_is_told_where_one_was_promised(value: JsonValue) -> None:
+async def test_non_object_result_is_reported_for_an_object_schema(value: JsonValue) -> None:
     assert await find_output_mismatch(SUM, value) == "its structured content is not an object, as it promised"
     assert await find_output_mismatch({"type": ["array", "object"]}, value) is None
 
 
 @pytest.mark.parametrize("step", ["allOf", "anyOf"])
-async def test_a_schema_as_deep_as_a_pit_takes_no_time(step: str) -> None:
+async def test_deep_schema_is_checked_quickly(step: str) -> None:
     deep: JsonValue = {}
     for _ in range(5_000):
         deep = {step: [deep]}
@@ -101,7 +101,7 @@ async def test_a_schema_as_deep_as_a_pit_takes_no_time(step: str) -> None:
     assert await find_output_mismatch(deep, {}) is None
 
 
-async def test_references_that_double_at_every_level_take_no_time() -> None:
+async def test_exponential_references_are_checked_quickly() -> None:
     levels = 60
     defs: JsonObject = {
         f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(levels)
@@ -110,13 +110,13 @@ async def test_references_that_double_at_every_level_take_no_time() -> None:
     assert await find_output_mismatch(schema, {"a": 1}) is None
 
 
-async def test_items_that_must_differ_are_not_compared() -> None:
+async def test_unique_items_are_not_compared() -> None:
     schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array", "uniqueItems": True}}}
     rows: list[JsonValue] = [{"n": n} for n in range(3_000)]
     assert await find_output_mismatch(schema, {"rows": rows}) is None
 
 
-async def test_a_large_answer_is_not_checked() -> None:
+async def test_large_result_is_not_checked() -> None:
     small: JsonValue = {"sum": "x" * 100}
     large: JsonValue = {"sum": "x" * CHECKED_COST}
     assert await find_output_mismatch(SUM, small) is not None
@@ -131,12 +131,12 @@ async def test_a_large_answer_is_not_checked() -> None:
     ),
     json_values,
 )
-async def test_no_schema_and_no_answer_does_any_harm(schema: JsonSchema, value: JsonValue) -> None:
+async def test_any_schema_and_result_can_be_checked(schema: JsonSchema, value: JsonValue) -> None:
     said = await find_output_mismatch(schema, value)
     assert said is None or said.startswith("it")
 
 
-async def test_a_number_without_end_is_no_reason_to_fail() -> None:
+async def test_infinite_number_is_not_checked() -> None:
     assert await find_output_mismatch(SUM, json.loads('{"sum": 1e999}')) is None
 
 
@@ -153,5 +153,5 @@ async def test_a_number_without_end_is_no_reason_to_fail() -> None:
         ({"const": {"format": "x"}}, {"format": "x"}),
     ],
 )
-async def test_an_answer_that_fits_is_never_blamed(schema: JsonSchema, value: JsonValue) -> None:
+async def test_matching_result_is_never_reported(schema: JsonSchema, value: JsonValue) -> None:
     assert await find_output_mismatch(schema, value) is None

@@ -116,7 +116,7 @@ def meta_of(frame: JsonObject) -> JsonObject:
         pytest.param(one_after_the_other(None, MODERN), unsupported(NEWEST), "modern", NEWEST, id="locked modern"),
     ],
 )
-async def test_a_server_is_met_in_the_way_it_speaks(
+async def test_negotiation_finds_the_era_of_the_server(
     monkeypatch: pytest.MonkeyPatch, discover: Script, initialize: Script, era: Era, version: str
 ) -> None:
     link, time = (ScriptedTransport({"server/discover": discover, "initialize": initialize}), LoopTime(monkeypatch))
@@ -134,7 +134,7 @@ async def test_a_server_is_met_in_the_way_it_speaks(
 
 
 @pytest.mark.parametrize("version", LEGACY_VERSIONS)
-async def test_every_old_version_is_spoken(version: str) -> None:
+async def test_every_legacy_version_is_supported(version: str) -> None:
     link = ScriptedTransport({"initialize": {"protocolVersion": version}})
     facts = await peer_on(link).connect("legacy")
     assert (facts.era, facts.version) == ("legacy", version)
@@ -142,13 +142,13 @@ async def test_every_old_version_is_spoken(version: str) -> None:
     assert params_of(link.sent[0]) == {"protocolVersion": LEGACY_VERSIONS[-1], "capabilities": {}, "clientInfo": INFO}
 
 
-async def test_a_modern_answer_needs_no_second_question() -> None:
+async def test_modern_response_needs_no_initialize() -> None:
     link = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY})
     await peer_on(link).connect()
     assert [frame["method"] for frame in link.sent] == ["server/discover"]
 
 
-async def test_a_modern_server_that_is_slow_is_waited_for_though_it_refuses_the_old_way(
+async def test_slow_modern_server_is_awaited_after_it_refuses_initialize(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     link, time = ScriptedTransport({"server/discover": None}), LoopTime(monkeypatch)
@@ -165,7 +165,7 @@ async def test_a_modern_server_that_is_slow_is_waited_for_though_it_refuses_the_
         assert (await meeting).era == "modern"
 
 
-async def test_the_first_good_answer_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_good_response_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
@@ -181,7 +181,7 @@ async def test_the_first_good_answer_decides(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("attempt", range(8))
-async def test_of_two_good_answers_at_once_the_modern_one_decides(
+async def test_modern_response_wins_over_a_simultaneous_legacy_one(
     monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
@@ -224,7 +224,7 @@ async def test_r23_a_server_that_cannot_be_met_says_most_usefully_why(
     assert link.heard("notifications/initialized") == []
 
 
-async def test_a_refusal_that_means_every_question_is_not_asked_twice() -> None:
+async def test_final_refusal_sends_no_initialize() -> None:
     link = ScriptedTransport({"server/discover": RpcError(-1, "log in first"), "initialize": LEGACY})
     link.details[1] = FaultDetail(reason="auth", http_status=401)
     with pytest.raises(RpcError, match="log in first"):
@@ -233,7 +233,7 @@ async def test_a_refusal_that_means_every_question_is_not_asked_twice() -> None:
 
 
 @pytest.mark.parametrize("when", ["server/discover", "initialize"])
-async def test_a_server_that_goes_while_it_is_met_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+async def test_transport_end_during_negotiation_is_connection_closed(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
@@ -250,7 +250,7 @@ async def test_a_server_that_goes_while_it_is_met_is_gone(monkeypatch: pytest.Mo
     assert peer.connection.ended.result().message == "went away"
 
 
-async def test_who_gives_up_meeting_leaves_nothing_behind_and_cancels_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_negotiation_leaves_nothing_and_sends_no_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
@@ -266,7 +266,7 @@ async def test_who_gives_up_meeting_leaves_nothing_behind_and_cancels_nothing(mo
 # -- stamps -----------------------------------------------------------------------------------
 
 
-async def test_every_modern_request_is_stamped() -> None:
+async def test_modern_requests_carry_meta() -> None:
     async def answer(params: JsonObject) -> JsonObject:
         return {}
 
@@ -291,7 +291,7 @@ async def test_every_modern_request_is_stamped() -> None:
     assert third["id"] == "own"
 
 
-async def test_no_old_request_is_stamped() -> None:
+async def test_legacy_requests_carry_no_meta() -> None:
     link, peer = await met({"a": {}, "b": {}}, "legacy")
     await peer.request("a", None, RequestOptions(9))
     await peer.request("b", {"x": 1}, RequestOptions(9))
@@ -299,7 +299,7 @@ async def test_no_old_request_is_stamped() -> None:
     assert params_of(link.heard("b")[0]) == {"x": 1}
 
 
-async def test_before_the_era_is_known_nothing_is_stamped() -> None:
+async def test_requests_before_the_handshake_carry_no_meta() -> None:
     link = ScriptedTransport({"a": {"b": 1}})
     assert await peer_on(link).request("a", {"x": 1}, RequestOptions(9)) == {"b": 1}
     assert params_of(link.sent[0]) == {"x": 1}
@@ -323,12 +323,12 @@ async def test_before_the_era_is_known_nothing_is_stamped() -> None:
         ([], False, False),
     ],
 )
-def test_a_server_offers_what_it_says_and_no_more(capabilities: JsonValue, tools: bool, changes: bool) -> None:
+def test_offers_follows_the_declared_capabilities(capabilities: JsonValue, tools: bool, changes: bool) -> None:
     facts = ServerFacts("modern", NEWEST, {"capabilities": capabilities})
     assert (facts.offers("tools"), facts.offers("tools", "listChanged")) == (tools, changes)
 
 
-def test_a_server_that_said_nothing_offers_nothing() -> None:
+def test_server_without_capabilities_offers_nothing() -> None:
     assert ServerFacts("legacy", "2025-06-18").capabilities == {}
 
 
@@ -339,7 +339,7 @@ def page(*rows: JsonValue, cursor: JsonValue = None) -> JsonObject:
     return {"tools": list(rows), "nextCursor": cursor}
 
 
-async def test_a_list_is_read_page_by_page() -> None:
+async def test_lists_are_read_page_by_page() -> None:
     answers = one_after_the_other(page(1, 2, cursor="x"), page(cursor="y"), page(None))
     link, peer = await met({"tools/list": answers}, "legacy")
     assert await peer.read_pages("tools/list", "tools") == [1, 2, None]
@@ -349,7 +349,7 @@ async def test_a_list_is_read_page_by_page() -> None:
 
 
 @pytest.mark.parametrize("cursor", [None, "", 5, [], {}])
-async def test_a_cursor_that_is_none_ends_the_list(cursor: JsonValue) -> None:
+async def test_invalid_cursor_ends_the_list(cursor: JsonValue) -> None:
     _, peer = await met({"tools/list": page(1, cursor=cursor)})
     assert await peer.read_pages("tools/list", "tools") == [1]
     assert peer.notes == []
@@ -374,7 +374,7 @@ async def test_r21_a_list_without_end_is_capped_and_noted() -> None:
     assert peer.notes == ["tools/list has more than 3 pages; the rest was left out"]
 
 
-async def test_of_a_server_that_is_odd_without_end_the_first_hundred_things_are_noted() -> None:
+async def test_first_hundred_notes_are_kept() -> None:
     _, peer = await met({})
     for number in (*range(5_000), *range(5_000)):
         peer.note(f"oddity {number}")
@@ -396,7 +396,7 @@ async def test_r20_a_page_that_is_no_list_is_a_bad_answer(rows: JsonValue) -> No
         await peer.read_pages("tools/list", "tools")
 
 
-async def test_all_pages_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_pages_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, peer = await met({"tools/list": None}, limits=ServerLimits(list_s=60))
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
@@ -434,14 +434,14 @@ def question(method: str, **params: JsonValue) -> JsonObject:
 
 
 @pytest.mark.parametrize("answer", [DONE, {"content": []}, {"content": [], "resultType": None}])
-async def test_a_call_is_one_request_and_its_answer(answer: JsonObject) -> None:
+async def test_call_is_one_request_and_its_result(answer: JsonObject) -> None:
     link, peer = await met({"tools/call": answer}, "legacy")
     assert await call_tool(peer, {"a": None}) is answer
     (sent,) = link.heard("tools/call")
     assert params_of(sent) == {"name": "t", "arguments": {"a": None}, "_meta": {"progressToken": sent["id"]}}
 
 
-async def test_the_progress_of_a_call_is_heard() -> None:
+async def test_progress_of_a_call_is_reported() -> None:
     heard: list[JsonObject] = []
     link, peer = await met({"tools/call": None})
     async with asyncio.TaskGroup() as tasks:
@@ -455,7 +455,7 @@ async def test_the_progress_of_a_call_is_heard() -> None:
     assert heard == [{"progressToken": token, "progress": 1}]
 
 
-async def test_questions_are_answered_and_the_state_goes_back_untouched() -> None:
+async def test_input_is_provided_and_the_request_state_returned_verbatim() -> None:
     asked: list[tuple[str, JsonObject]] = []
 
     def answering(name: str) -> Callable[[JsonObject], object]:
@@ -488,7 +488,7 @@ async def test_questions_are_answered_and_the_state_goes_back_untouched() -> Non
 
 
 @pytest.mark.parametrize("asked", [question("elicitation/create"), question("tools/call"), {}, None, "text"])
-async def test_a_question_nobody_answers_ends_the_call(asked: JsonValue) -> None:
+async def test_input_request_without_handler_ends_the_call(asked: JsonValue) -> None:
     link, peer = await met({"tools/call": asking(q=asked)})
     with pytest.raises(RpcError, match="is not allowed here") as caught:
         await call_tool(peer, {})
@@ -497,7 +497,7 @@ async def test_a_question_nobody_answers_ends_the_call(asked: JsonValue) -> None
 
 
 @pytest.mark.parametrize("questions", [None, {}, [], "odd"])
-async def test_a_round_without_questions_is_a_pause(questions: JsonValue) -> None:
+async def test_empty_input_round_is_a_pause(questions: JsonValue) -> None:
     empty: JsonObject = {"resultType": "input_required", "inputRequests": questions}
     link, peer = await met({"tools/call": one_after_the_other({**empty, "requestState": 1}, DONE)})
     assert await call_tool(peer, {}) == DONE
@@ -505,7 +505,7 @@ async def test_a_round_without_questions_is_a_pause(questions: JsonValue) -> Non
     assert (again["inputResponses"], again["requestState"]) == ({}, 1)
 
 
-async def test_who_asks_for_ever_is_cut_off() -> None:
+async def test_input_rounds_are_limited() -> None:
     async def answer(params: JsonObject) -> JsonObject:
         return {}
 
@@ -515,7 +515,7 @@ async def test_who_asks_for_ever_is_cut_off() -> None:
     assert len(link.heard("tools/call")) == INPUT_ROUNDS + 1
 
 
-async def test_a_question_whose_answer_nobody_wants_is_not_asked() -> None:
+async def test_malformed_input_request_is_not_handled() -> None:
     asked: list[JsonObject] = []
 
     async def answer(params: JsonObject) -> JsonObject:
@@ -528,13 +528,13 @@ async def test_a_question_whose_answer_nobody_wants_is_not_asked() -> None:
     assert len(asked) == INPUT_ROUNDS
 
 
-async def test_a_result_of_an_unknown_type_is_a_bad_answer() -> None:
+async def test_unknown_result_type_is_an_invalid_response() -> None:
     _, peer = await met({"tools/call": {"resultType": "vendor/odd"}})
     with pytest.raises(InvalidResponseError, match="tools/call answered with a result of type 'vendor/odd'"):
         await call_tool(peer, {})
 
 
-async def test_all_rounds_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_input_rounds_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(params: JsonObject) -> JsonObject:
         await asyncio.sleep(math.inf)
         return {}
@@ -553,7 +553,7 @@ async def test_all_rounds_together_have_one_deadline(monkeypatch: pytest.MonkeyP
 # -- changes and what a server pushes -----------------------------------------------------------
 
 
-async def test_changes_are_listened_to_without_a_deadline_under_an_id_of_their_own(
+async def test_subscription_has_no_deadline_and_its_own_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     link, peer = await met({"subscriptions/listen": None})
@@ -574,7 +574,7 @@ async def test_changes_are_listened_to_without_a_deadline_under_an_id_of_their_o
     assert [task.result() for task in listening] == [None, None]
 
 
-async def test_a_change_of_the_tools_is_told_and_so_is_every_other_notice() -> None:
+async def test_notifications_reach_their_listeners() -> None:
     heard: list[str] = []
 
     def hear(method: str, params: JsonObject) -> None:
@@ -589,13 +589,13 @@ async def test_a_change_of_the_tools_is_told_and_so_is_every_other_notice() -> N
     assert heard == ["notifications/tools/list_changed"] * 2 + ["notifications/message"]
 
 
-async def test_without_a_listener_other_notices_are_nothing() -> None:
+async def test_other_notifications_without_listener_are_ignored() -> None:
     link, peer = await met({})
     link.say({"method": "notifications/message"})
     assert peer.connection.invalid_frames == 0
 
 
-async def test_an_old_server_may_push_what_somebody_answers() -> None:
+async def test_legacy_server_requests_reach_their_handler() -> None:
     async def roots(params: JsonObject) -> JsonObject:
         return {"roots": [], "seen": params}
 
@@ -610,7 +610,7 @@ async def test_an_old_server_may_push_what_somebody_answers() -> None:
     await peer.connection.close()
 
 
-async def test_a_server_is_told_what_it_may_ask() -> None:
+async def test_declared_capabilities_follow_the_handlers() -> None:
     async def answer(params: JsonObject) -> JsonObject:
         return {}
 

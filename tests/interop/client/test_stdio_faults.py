@@ -230,7 +230,7 @@ async def test_r18_a_server_that_stops_reading_is_lost() -> None:
         assert "stopped reading" in str(endpoint.status().fault)
 
 
-async def test_a_server_may_close_its_standard_error_and_live() -> None:
+async def test_server_may_close_its_standard_error() -> None:
     async with opened(fault("closes", "stderr", limits=PATIENT)) as endpoint:
         await endpoint.invoke("fault", {})
         await works(endpoint)
@@ -330,7 +330,7 @@ async def test_r23_a_modern_server_of_another_version_names_it() -> None:
         ("banner",),
     ],
 )
-async def test_a_server_that_is_hard_to_meet_is_met_all_the_same(mode: tuple[str, ...]) -> None:
+async def test_servers_with_odd_handshakes_are_connected(mode: tuple[str, ...]) -> None:
     async with opened(fault(*mode, limits=PATIENT)) as endpoint:
         await works(endpoint)
 
@@ -412,20 +412,20 @@ async def test_r42_what_cannot_be_seen_is_taken_out_of_what_a_model_is_shown() -
 
 
 @pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list"])
-async def test_a_server_that_asks_what_was_not_offered_is_refused(method: str) -> None:
+async def test_server_request_without_capability_is_refused(method: str) -> None:
     async with opened(fault("asks", method, limits=PATIENT)) as endpoint:
         result = await endpoint.invoke("fault", {})
         assert "-32601" in str(result.content)
 
 
-async def test_a_flood_of_requests_from_a_server_is_refused_one_by_one() -> None:
+async def test_flood_of_server_requests_is_refused_one_by_one() -> None:
     async with opened(fault("inbound", limits=PATIENT)) as endpoint:
         await endpoint.invoke("fault", {})
         await works(endpoint)
 
 
 @pytest.mark.parametrize("mode", [("late",), ("ignores-cancel",), ("chatter",), ("odd-progress",)])
-async def test_a_server_that_talks_out_of_turn_disturbs_nobody(mode: tuple[str, ...]) -> None:
+async def test_unsolicited_messages_disturb_no_call(mode: tuple[str, ...]) -> None:
     async with opened(fault(*mode)) as endpoint:
         heard: list[ToolProgress] = []
         outcome = await attempt(endpoint, "fault", on_progress=heard.append)
@@ -433,13 +433,13 @@ async def test_a_server_that_talks_out_of_turn_disturbs_nobody(mode: tuple[str, 
         await works(endpoint)
 
 
-async def test_a_server_that_asks_for_input_for_ever_is_cut_off() -> None:
+async def test_endless_input_requests_end_the_call() -> None:
     async with opened(fault("input-for-ever", limits=PATIENT)) as endpoint:
         assert (await fault_of_call(endpoint)).kind in {"protocol", "tool_error"}
 
 
 @pytest.mark.parametrize("how", ["wrong", "missing"])
-async def test_an_answer_that_breaks_its_promise_is_passed_on_with_a_note(how: str) -> None:
+async def test_result_that_violates_its_schema_gets_a_note(how: str) -> None:
     async with mounted(fault("output-mismatch", how, limits=PATIENT)) as bridge:
         outcome = await bridge.box.runner.run(ToolCall("1", "output-mismatch__fault", {}))
         assert not outcome.is_error

@@ -22,19 +22,19 @@ def fault(reason: FaultReason | None = None, retry_after_s: float | None = None)
     return ProtocolFault("transport", "lost", detail=detail)
 
 
-def test_each_failure_waits_longer_up_to_the_longest() -> None:
+def test_backoff_grows_to_its_maximum() -> None:
     record = RestartRecord(replace(RULES, first_s=1, factor=2, longest_s=10))
     delays = [record.delay(fault(), 0, now) for now in range(6)]
     assert delays == [1, 2, 4, 8, 10, 10]
 
 
 @pytest.mark.parametrize("failure", [None, fault(), fault("exited")])
-def test_a_server_that_went_without_a_word_is_started_again_too(failure: ProtocolFault | None) -> None:
+def test_server_without_fault_is_restarted_too(failure: ProtocolFault | None) -> None:
     assert RestartRecord(RULES).delay(failure, 0, 0) == 1.0
 
 
 @given(st.integers(0, 8))
-def test_chance_stays_within_its_share(failures: int) -> None:
+def test_jitter_stays_within_its_share(failures: int) -> None:
     record = RestartRecord(replace(RULES, jitter=0.2, factor=2, longest_s=100))
     plain = min(2**failures, 100)
     delays = [record.delay(None, 0, 0) for _ in range(failures + 1)]
@@ -43,30 +43,30 @@ def test_chance_stays_within_its_share(failures: int) -> None:
     assert plain * 0.8 <= last <= plain * 1.2
 
 
-def test_too_many_failures_within_the_window_open_the_circuit() -> None:
+def test_failures_within_the_window_open_the_circuit() -> None:
     record = RestartRecord(replace(RULES, failures=3, window_s=10, open_s=60))
     assert [record.delay(fault(), 0, now) for now in (0, 4, 8)] == [1, 1.6, 60]
     assert record.opened == 1
 
 
-def test_failures_that_are_far_apart_do_not() -> None:
+def test_failures_outside_the_window_do_not_open_the_circuit() -> None:
     record = RestartRecord(replace(RULES, failures=3, window_s=10, open_s=600, longest_s=2))
     delays = [record.delay(fault(), 0, now) for now in range(0, 100, 5)]
     assert max(delay or 0 for delay in delays) == 2
     assert record.opened == 0
 
 
-def test_each_time_the_circuit_stays_open_twice_as_long_up_to_the_longest() -> None:
+def test_open_time_of_the_circuit_doubles_to_its_maximum() -> None:
     record = RestartRecord(replace(RULES, failures=1, open_s=60, open_longest_s=200))
     assert [record.delay(fault(), 0, now) for now in range(4)] == [60, 120, 200, 200]
 
 
-def test_the_circuit_counts_anew_once_it_was_open() -> None:
+def test_circuit_counts_again_after_it_was_open() -> None:
     record = RestartRecord(replace(RULES, failures=2, first_s=1, factor=1, open_s=60))
     assert [record.delay(fault(), 0, now) for now in range(4)] == [1, 60, 1, 120]
 
 
-def test_a_server_that_was_up_for_long_has_a_clean_record() -> None:
+def test_long_uptime_clears_the_record() -> None:
     record = RestartRecord(replace(RULES, failures=2, open_s=60, healthy_s=120))
     assert [record.delay(fault(), 0, now) for now in (0, 1)] == [1, 60]
     assert record.delay(fault(), 119, 2) != 60
@@ -74,7 +74,7 @@ def test_a_server_that_was_up_for_long_has_a_clean_record() -> None:
     assert (record.in_a_row, record.opened, record.starts) == (1, 0, [3])
 
 
-def test_a_record_can_be_forgotten() -> None:
+def test_record_can_be_cleared() -> None:
     record = RestartRecord(replace(RULES, failures=2))
     record.delay(fault(), 0, 0)
     record.delay(fault(), 0, 0)
@@ -83,12 +83,12 @@ def test_a_record_can_be_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("asked", "waits"), [(None, 1), (0.0, 1), (0.5, 1), (90.0, 90)])
-def test_a_server_that_asks_for_time_gets_it(asked: float | None, waits: float) -> None:
+def test_retry_after_delays_the_restart(asked: float | None, waits: float) -> None:
     assert RestartRecord(RULES).delay(fault("rate_limited", asked), 0, 0) == waits
 
 
 @pytest.mark.parametrize(("failures", "asked", "waits"), [(1, 90.0, 90), (1, 30.0, 60)])
-def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(failures: int, asked: float, waits: float) -> None:
+def test_open_circuit_waits_at_least_retry_after(failures: int, asked: float, waits: float) -> None:
     record = RestartRecord(replace(RULES, failures=failures, open_s=60))
     assert record.delay(fault("rate_limited", asked), 0, 0) == waits
 
@@ -111,7 +111,7 @@ def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(failures: int
         (None, False),
     ],
 )
-def test_what_does_not_pass_by_itself_is_not_tried_again(reason: FaultReason | None, hopeless: bool) -> None:
+def test_permanent_faults_are_not_retried(reason: FaultReason | None, hopeless: bool) -> None:
     record = RestartRecord(RULES)
     delay = record.delay(fault(reason), 0, 0)
     assert (delay is None) == hopeless == (reason in PERMANENT_REASONS)
@@ -119,7 +119,7 @@ def test_what_does_not_pass_by_itself_is_not_tried_again(reason: FaultReason | N
 
 
 @pytest.mark.parametrize("failures", [1, 5, 10_000])
-def test_a_server_that_never_stays_up_is_tried_for_ever(failures: int) -> None:
+def test_failing_server_is_retried_forever(failures: int) -> None:
     rules = Supervision(failures=failures)
     record, now = RestartRecord(rules), 0.0
     for _ in range(3_000):
@@ -130,7 +130,7 @@ def test_a_server_that_never_stays_up_is_tried_for_ever(failures: int) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300), st.none() | st.floats(0, 1e6))))
-def test_a_delay_is_never_shorter_than_asked_and_never_without_reason_longer(
+def test_delay_stays_between_retry_after_and_the_maximum(
     falls: list[tuple[float, float, float | None]],
 ) -> None:
     record, now = RestartRecord(Supervision()), 0.0

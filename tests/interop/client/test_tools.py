@@ -60,7 +60,7 @@ def test_r20_every_row_becomes_a_tool_or_a_note(kind: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("kind", list(TOOLS))
-def test_the_definition_is_kept_as_it_came(kind: str) -> None:
+def test_definition_is_kept_verbatim(kind: str) -> None:
     odd: JsonValue = TOOLS[kind]
     before = json.dumps(odd)
     tools, _ = read_tools([odd], CONFIG)
@@ -88,7 +88,7 @@ rows_of_anything = st.lists(
 
 
 @given(rows_of_anything)
-def test_no_list_is_too_odd_to_be_read(rows: list[JsonValue]) -> None:
+def test_any_rows_can_be_read(rows: list[JsonValue]) -> None:
     before = copy.deepcopy(rows)
     tools, notes = read_tools(rows, CONFIG)
     assert rows == before
@@ -102,7 +102,7 @@ def test_no_list_is_too_odd_to_be_read(rows: list[JsonValue]) -> None:
         assert clean_text(shown.description)[0] == shown.description
 
 
-def test_a_tool_is_shown_as_the_server_describes_it() -> None:
+def test_descriptor_follows_the_definition() -> None:
     output: JsonObject = {"type": "object", "x": 1}
     hints: JsonObject = {"readOnlyHint": True, "title": "T"}
     given = row("t", title="Title", annotations=hints, outputSchema=output)
@@ -114,7 +114,7 @@ def test_a_tool_is_shown_as_the_server_describes_it() -> None:
     assert notes == ()
 
 
-def test_what_is_missing_or_odd_is_left_away() -> None:
+def test_missing_and_malformed_fields_are_left_out() -> None:
     given: JsonObject = {"name": "t", "title": 5, "annotations": ["x"], "outputSchema": "object"}
     (tool,), notes = read_tools([given], CONFIG)
     shown = tool.descriptor
@@ -124,7 +124,7 @@ def test_what_is_missing_or_odd_is_left_away() -> None:
     assert notes == ()
 
 
-def test_the_last_of_several_definitions_stands_in_the_place_of_the_first() -> None:
+def test_last_duplicate_definition_takes_the_first_place() -> None:
     rows: list[JsonValue] = [row("a"), row("b"), row("a", description="Last."), row("c")]
     tools, notes = read_tools(rows, CONFIG)
     assert [tool.ref.name for tool in tools] == ["a", "b", "c"]
@@ -133,13 +133,13 @@ def test_the_last_of_several_definitions_stands_in_the_place_of_the_first() -> N
     assert messages(notes) == ["server 'srv', tool 'a': listed more than once; the last definition is used"]
 
 
-def test_a_last_definition_that_is_unusable_leaves_the_one_before() -> None:
+def test_unusable_duplicate_keeps_the_earlier_definition() -> None:
     tools, notes = read_tools([row("a"), row("a", inputSchema=5)], CONFIG)
     assert [tool.descriptor.description for tool in tools] == ["A tool."]
     assert messages(notes) == ["server 'srv', tool 'a': its inputSchema is not an object, and it was left out"]
 
 
-def test_a_row_without_a_name_is_told_by_its_number() -> None:
+def test_unnamed_row_is_noted_by_its_number() -> None:
     _, notes = read_tools([row("a"), None], CONFIG)
     assert messages(notes) == ["server 'srv', row 2 of its tools: it has no name, and was left out"]
 
@@ -154,7 +154,7 @@ def test_a_row_without_a_name_is_told_by_its_number() -> None:
         ((), (), []),
     ],
 )
-def test_only_the_tools_that_are_wanted_are_kept(
+def test_include_and_exclude_filter_the_tools(
     included: tuple[str, ...] | None, excluded: tuple[str, ...], kept: list[str]
 ) -> None:
     config = StdioServerConfig("srv", "run", include_tools=included, exclude_tools=excluded)
@@ -172,7 +172,7 @@ def test_r21_too_many_tools_are_capped_and_noted_once() -> None:
     assert read_tools(rows[:2], config)[1] == ()
 
 
-def test_tools_that_are_not_wanted_do_not_count_for_the_cap() -> None:
+def test_filtered_tools_do_not_count_toward_the_limit() -> None:
     config = StdioServerConfig("srv", "run", limits=ServerLimits(tools=1), include_tools=("4",))
     tools, notes = read_tools([row(str(n)) for n in range(5)], config)
     assert [tool.ref.name for tool in tools] == ["4"]
@@ -192,7 +192,7 @@ def test_r42_what_is_shown_is_cleaned_and_noted() -> None:
     assert tool.raw["description"] == DIRTY
 
 
-def test_long_texts_are_cut_and_noted() -> None:
+def test_long_texts_are_cut_with_a_note() -> None:
     config = StdioServerConfig("srv", "run", limits=ServerLimits(description_chars=10))
     long = row("t", title="t" * 1_128, description="d" * 5_010)
     (tool,), notes = read_tools([long], config)
@@ -205,7 +205,7 @@ def test_long_texts_are_cut_and_noted() -> None:
     ]
 
 
-def test_a_long_and_dirty_name_is_shown_clean_and_short_in_notes_and_kept_in_the_reference() -> None:
+def test_note_shows_a_clean_short_name_and_the_reference_keeps_it() -> None:
     name = "\u202e" + "n" * 200
     (tool,), notes = read_tools([row(name, description="\x00")], CONFIG)
     assert tool.ref.name == name
@@ -214,7 +214,7 @@ def test_a_long_and_dirty_name_is_shown_clean_and_short_in_notes_and_kept_in_the
     assert "[120 more characters]" in said
 
 
-def test_parameters_that_are_shown_wider_are_noted() -> None:
+def test_widened_parameters_are_noted() -> None:
     schema: JsonObject = {"type": "object", "anyOf": [{"required": ["a"]}]}
     (tool,), notes = read_tools([row("t", inputSchema=schema)], CONFIG)
     assert "anyOf" not in tool.descriptor.parameters

@@ -60,7 +60,7 @@ async def nothing(method: str, params: JsonObject) -> JsonObject:
 # -- answers ----------------------------------------------------------------------------------
 
 
-async def test_a_request_is_one_frame_and_its_answer_comes_as_it_was_sent() -> None:
+async def test_request_is_one_frame_and_its_result_is_returned_unchanged() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -80,7 +80,7 @@ async def test_a_request_is_one_frame_and_its_answer_comes_as_it_was_sent() -> N
 
 @given(st.data())
 @settings(max_examples=50)
-async def test_everyone_gets_the_answer_to_their_own_question(data: st.DataObject) -> None:
+async def test_concurrent_requests_get_their_own_responses(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
     order = data.draw(st.permutations(range(1, count + 1)))
     shapes = data.draw(st.lists(st.sampled_from([int, str, float]), min_size=count, max_size=count))
@@ -110,7 +110,7 @@ async def test_everyone_gets_the_answer_to_their_own_question(data: st.DataObjec
         b'\xef\xbb\xbf{"id":1,"result":{"good":true}}',
     ],
 )
-async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | JsonValue) -> None:
+async def test_response_ids_match_as_number_float_or_text(frame: bytes | JsonValue) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -121,7 +121,7 @@ async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | Js
 
 
 @pytest.mark.parametrize("identity", [True, None, [], {}, 1.5, math.inf, "", "x", "²", "٣", "1" * 5_000, 2, -1, "-1"])
-async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
+async def test_unmatched_response_is_ignored(identity: JsonValue) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -134,7 +134,7 @@ async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
         assert await asked == GOOD
 
 
-async def test_only_the_first_of_two_answers_counts() -> None:
+async def test_first_of_two_responses_counts() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -155,7 +155,7 @@ async def test_only_the_first_of_two_answers_counts() -> None:
         ("text", "the result is str, not an object"),
     ],
 )
-async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, said: str) -> None:
+async def test_result_that_is_not_an_object_fails_the_request_at_once(result: JsonValue, said: str) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -176,7 +176,7 @@ async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, sai
         ({"code": None, "message": ""}, -32603, "", None),
     ],
 )
-async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, message: str, data: JsonValue) -> None:
+async def test_error_response_with_any_fields_raises_rpc_error(error: JsonObject, code: int, message: str, data: JsonValue) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -191,7 +191,7 @@ async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, m
 
 
 @pytest.mark.parametrize("error", ["bare", None, [], 5])
-async def test_an_error_that_is_no_object_is_a_bad_answer(error: JsonValue) -> None:
+async def test_error_that_is_not_an_object_is_an_invalid_response(error: JsonValue) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -201,7 +201,7 @@ async def test_an_error_that_is_no_object_is_a_bad_answer(error: JsonValue) -> N
         assert isinstance(await asked, InvalidResponseError)
 
 
-async def test_an_error_carries_what_the_link_knows_about_it() -> None:
+async def test_error_has_the_detail_of_the_transport() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     detail = link.details[1] = FaultDetail(reason="auth", http_status=401)
@@ -228,7 +228,7 @@ async def test_an_error_carries_what_the_link_knows_about_it() -> None:
         b'{"id":1,"result":{"n":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
     ],
 )
-async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: bytes) -> None:
+async def test_invalid_result_fails_the_request_it_names(line: bytes) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -260,7 +260,7 @@ async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: b
         b"\xff\xfe",
     ],
 )
-async def test_noise_is_counted_and_disturbs_nobody(line: bytes) -> None:
+async def test_invalid_frames_are_counted_and_ignored(line: bytes) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -282,7 +282,7 @@ async def test_noise_is_counted_and_disturbs_nobody(line: bytes) -> None:
         b'{"jsonrpc":"2.0","id":1,"method":"roots/list","params":{"result":NaN}}',
     ],
 )
-async def test_what_cannot_be_read_is_never_told_to_somebody_else(line: bytes) -> None:
+async def test_invalid_frame_fails_no_other_request(line: bytes) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -293,7 +293,7 @@ async def test_what_cannot_be_read_is_never_told_to_somebody_else(line: bytes) -
         assert await asked == GOOD
 
 
-async def test_an_error_that_cannot_be_read_is_told_to_who_waits_for_it() -> None:
+async def test_invalid_error_fails_the_request_it_names() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -305,7 +305,7 @@ async def test_an_error_that_cannot_be_read_is_told_to_who_waits_for_it() -> Non
 
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('{}[]":,id1resultmethod ')).map(str.encode))
-async def test_no_line_stops_the_reading(line: bytes) -> None:
+async def test_any_line_leaves_the_connection_usable(line: bytes) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link, on_request=nothing, on_notify=lambda method, params: None)
     link.say(line)
@@ -320,7 +320,7 @@ async def test_no_line_stops_the_reading(line: bytes) -> None:
 # -- deadlines --------------------------------------------------------------------------------
 
 
-async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_without_response_times_out_and_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -340,7 +340,7 @@ async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monk
         assert await first == GOOD
 
 
-async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_restarts_the_idle_deadline_within_the_hard_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     heard: list[JsonObject] = []
@@ -360,7 +360,7 @@ async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(mon
     assert len(link.heard("notifications/cancelled")) == 1
 
 
-async def test_without_progress_the_idle_deadline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_deadline_ends_a_silent_request(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -371,7 +371,7 @@ async def test_without_progress_the_idle_deadline_comes_first(monkeypatch: pytes
         assert str(await asked) == "m was not answered within 60 s"
 
 
-async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_deadline_pauses_while_the_peer_waits_for_our_response(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     thought = asyncio.Event()
 
@@ -395,7 +395,7 @@ async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPa
         assert str(await asked) == "m was not answered within 60 s"
 
 
-async def test_the_hard_deadline_holds_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hard_deadline_counts_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -405,7 +405,7 @@ async def test_the_hard_deadline_holds_from_the_start(monkeypatch: pytest.Monkey
         assert str(await asked) == "m was not answered within 20 s in all"
 
 
-async def test_without_a_deadline_one_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_infinite_deadline_waits_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -417,7 +417,7 @@ async def test_without_a_deadline_one_waits_for_ever(monkeypatch: pytest.MonkeyP
         assert await asked == GOOD
 
 
-async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_free_slot_counts_toward_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link, in_flight=1)
     async with asyncio.TaskGroup() as tasks:
@@ -435,7 +435,7 @@ async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -
     assert link.heard("second") == []
 
 
-async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unwritable_transport_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     link.writable.clear()
@@ -451,7 +451,7 @@ async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch
         assert await again == GOOD
 
 
-async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     link.writable.clear()
@@ -466,7 +466,7 @@ async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("cancellable", [True, False])
-async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(cancellable: bool) -> None:
+async def test_cancelled_request_notifies_the_peer_if_cancellable(cancellable: bool) -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -480,7 +480,7 @@ async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(can
     assert [frame["params"] for frame in told] == ([expected] if cancellable else [])
 
 
-async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timeout_of_an_uncancellable_request_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -491,7 +491,7 @@ async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(monkeypatch: 
     assert [frame["method"] for frame in link.sent] == ["m"]
 
 
-async def test_an_error_in_the_moment_of_a_cancellation_is_nobodys() -> None:
+async def test_error_at_the_moment_of_cancellation_is_dropped() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
@@ -505,7 +505,7 @@ async def test_an_error_in_the_moment_of_a_cancellation_is_nobodys() -> None:
 # -- the end ----------------------------------------------------------------------------------
 
 
-async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_later() -> None:
+async def test_transport_end_fails_pending_and_later_requests() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link, in_flight=2)
     async with asyncio.TaskGroup() as tasks:
@@ -524,7 +524,7 @@ async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_late
     assert len(link.sent) == 2
 
 
-async def test_who_waits_for_the_link_to_take_more_learns_of_its_end_too() -> None:
+async def test_transport_end_fails_a_request_that_waits_for_writable() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     link.writable.clear()
@@ -536,7 +536,7 @@ async def test_who_waits_for_the_link_to_take_more_learns_of_its_end_too() -> No
     assert link.sent == []
 
 
-async def test_the_end_of_the_link_ends_what_the_server_asked() -> None:
+async def test_transport_end_cancels_inbound_requests() -> None:
     link = FakeTransport()
     ended: list[str] = []
 
@@ -557,7 +557,7 @@ async def test_the_end_of_the_link_ends_what_the_server_asked() -> None:
     await wire.close()
 
 
-async def test_closing_stops_answering() -> None:
+async def test_close_cancels_inbound_requests() -> None:
     link = FakeTransport()
     started: list[str] = []
 
@@ -581,14 +581,14 @@ async def test_closing_stops_answering() -> None:
 
 @pytest.mark.parametrize("on_request", [None, nothing])
 @pytest.mark.parametrize("identity", [0, 7, "seven", ""])
-async def test_a_ping_is_answered(identity: int | str, on_request: None) -> None:
+async def test_ping_gets_an_empty_result(identity: int | str, on_request: None) -> None:
     link = FakeTransport()
     JsonRpcConnection(link, on_request=on_request, inbound=0)
     link.say(request(identity, "ping"))
     assert link.sent == [{"jsonrpc": "2.0", "id": identity, "result": {}}]
 
 
-async def test_what_nobody_answers_is_refused() -> None:
+async def test_request_without_handler_is_method_not_found() -> None:
     link = FakeTransport()
     JsonRpcConnection(link)
     link.say(request("a"))
@@ -596,7 +596,7 @@ async def test_what_nobody_answers_is_refused() -> None:
     assert link.sent == [{"jsonrpc": "2.0", "id": "a", "error": error}]
 
 
-async def test_a_request_is_answered_by_its_handler() -> None:
+async def test_handler_result_is_the_response() -> None:
     link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -611,7 +611,7 @@ async def test_a_request_is_answered_by_its_handler() -> None:
     ]
 
 
-async def test_requests_are_bounded_and_the_same_one_is_answered_once() -> None:
+async def test_inbound_requests_are_limited_and_deduplicated_by_id() -> None:
     link = FakeTransport()
     gate = asyncio.Event()
 
@@ -632,7 +632,7 @@ async def test_requests_are_bounded_and_the_same_one_is_answered_once() -> None:
     assert link.replies()[-1] == {"jsonrpc": "2.0", "id": 1, "result": {}}
 
 
-async def test_a_server_may_take_a_request_back() -> None:
+async def test_peer_can_cancel_its_request() -> None:
     link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -656,7 +656,7 @@ async def test_a_server_may_take_a_request_back() -> None:
     await wire.close()
 
 
-async def test_a_request_taken_back_before_it_was_begun_is_never_begun() -> None:
+async def test_request_cancelled_before_it_starts_never_runs() -> None:
     link = FakeTransport()
     begun: list[str] = []
 
@@ -671,7 +671,7 @@ async def test_a_request_taken_back_before_it_was_begun_is_never_begun() -> None
     assert link.sent == []
 
 
-async def test_the_defect_of_a_handler_is_an_error_that_tells_nothing() -> None:
+async def test_handler_exception_becomes_an_internal_error_without_detail() -> None:
     link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -690,7 +690,7 @@ async def test_the_defect_of_a_handler_is_an_error_that_tells_nothing() -> None:
     assert link.sent == other.sent == [{"jsonrpc": "2.0", "id": 1, "error": error}]
 
 
-async def test_a_handler_may_refuse_in_the_terms_of_the_protocol() -> None:
+async def test_handler_rpc_error_is_the_response() -> None:
     link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -704,7 +704,7 @@ async def test_a_handler_may_refuse_in_the_terms_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("identity", [1.5, [], {}])
-async def test_a_request_whose_id_cannot_be_given_back_is_passed_over(identity: JsonValue) -> None:
+async def test_request_with_an_invalid_id_is_ignored(identity: JsonValue) -> None:
     link = FakeTransport()
     JsonRpcConnection(link, on_request=nothing)
     link.say(request(identity), request(identity, "ping"))
@@ -715,7 +715,7 @@ async def test_a_request_whose_id_cannot_be_given_back_is_passed_over(identity: 
 # -- notices ----------------------------------------------------------------------------------
 
 
-async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() -> None:
+async def test_notifications_reach_the_listener_except_progress_and_cancelled() -> None:
     link = FakeTransport()
     heard: list[tuple[str, JsonObject]] = []
     wire = JsonRpcConnection(link, on_notify=lambda method, params: heard.append((method, params)))
@@ -737,7 +737,7 @@ async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() ->
     assert wire.invalid_frames == 0
 
 
-async def test_without_a_listener_a_notice_is_nothing() -> None:
+async def test_notification_without_listener_is_ignored() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     link.say(notice("notifications/message"))
@@ -745,7 +745,7 @@ async def test_without_a_listener_a_notice_is_nothing() -> None:
     assert link.sent == []
 
 
-async def test_the_defect_of_a_listener_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_listener_exception_is_logged_and_reading_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     link = FakeTransport()
 
     def listen(*heard: object) -> None:
@@ -760,7 +760,7 @@ async def test_the_defect_of_a_listener_stops_nothing(caplog: pytest.LogCaptureF
     assert [record.exc_text is not None for record in caplog.records] == [True, True]
 
 
-async def test_progress_is_asked_for_beside_what_the_request_says_already() -> None:
+async def test_progress_token_is_added_to_existing_meta() -> None:
     link = FakeTransport()
     wire = JsonRpcConnection(link)
     params: JsonObject = {"name": "x", "_meta": {"k": "v"}}
@@ -803,7 +803,7 @@ def refused(detail: FaultDetail | None) -> RpcError:
         (refused(FaultDetail(reason="upstream", http_status=502)), False),
     ],
 )
-def test_some_refusals_mean_every_question(exc: BaseException | None, final: bool) -> None:
+def test_final_refusals_end_the_negotiation(exc: BaseException | None, final: bool) -> None:
     assert is_final(exc) is final
 
 

@@ -254,7 +254,7 @@ async def test_r27_a_redirect_from_https_to_http_is_not_followed(
     assert fault.detail.reason == "redirect"
 
 
-async def test_a_server_behind_tls_is_reached_and_a_stranger_is_not(
+async def test_tls_certificate_must_match_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path)
@@ -269,7 +269,7 @@ async def test_a_server_behind_tls_is_reached_and_a_stranger_is_not(
             assert await works(endpoint)
 
 
-async def test_a_redirect_within_the_origin_is_followed_a_few_times() -> None:
+async def test_redirects_within_the_origin_are_followed_up_to_a_limit() -> None:
     behaviour = sometimes(redirect("/other"), on=lambda request: request.path == "/mcp")
     async with http_server(behaviour) as server, opened(remote(server)) as endpoint:
         assert await works(endpoint)
@@ -281,26 +281,26 @@ async def test_a_redirect_within_the_origin_is_followed_a_few_times() -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/mcp", "http://nowhere.invalid/mcp"])
 @pytest.mark.parametrize("kind", [StreamableHttpServerConfig, SseServerConfig])
-async def test_a_server_that_is_not_there_is_named_as_that(kind: Any, url: str) -> None:
+async def test_unreachable_server_is_reported_as_refused(kind: Any, url: str) -> None:
     fault = await refusal(kind("it", url))
     assert (fault.kind, fault.detail.reason) == ("transport", "refused")
     assert "could not be reached" in str(fault)
 
 
 @pytest.mark.parametrize("url", ["", "ftp://host/x", "http://", "http://host:port/", "no address"])
-async def test_an_address_that_is_none_is_refused_before_anything_is_sent(url: str) -> None:
+async def test_invalid_url_is_refused_before_anything_is_sent(url: str) -> None:
     fault = await refusal(StreamableHttpServerConfig("it", url))
     assert (fault.kind, fault.detail.reason) == ("transport", "malformed")
 
 
 @pytest.mark.parametrize("behaviour", [page(), mistyped(), mistyped(""), page(b"{oops", "application/json")])
-async def test_what_is_no_mcp_is_a_fault_of_the_protocol(behaviour: Behaviour) -> None:
+async def test_response_that_is_not_mcp_is_a_protocol_fault(behaviour: Behaviour) -> None:
     async with http_server(behaviour) as server:
         fault = await refusal(remote(server))
     assert (fault.kind, fault.detail.reason) == ("protocol", "malformed")
 
 
-async def test_the_old_transport_wants_a_stream_of_events() -> None:
+async def test_sse_transport_requires_an_event_stream() -> None:
     async with http_server(page()) as server:
         fault = await refusal(remote_sse(server))
     assert fault.detail.reason == "malformed"
@@ -403,7 +403,7 @@ async def test_r31_what_is_packed_is_not_unpacked() -> None:
 
 
 @pytest.mark.parametrize("mib", [3])
-async def test_an_event_of_some_mib_passes(mib: int) -> None:
+async def test_event_of_several_mib_passes(mib: int) -> None:
     behaviour = sometimes(large(mib, of="event"), on="tools/call", then=Modern())
     async with http_server(behaviour) as server:
         async with opened(remote(server, limits=PATIENT)) as endpoint:
@@ -414,7 +414,7 @@ async def test_an_event_of_some_mib_passes(mib: int) -> None:
 # -- streams that come back too soon --------------------------------------------------------------
 
 
-async def test_a_standing_stream_that_closes_at_once_is_not_asked_for_at_full_speed(
+async def test_reconnections_of_a_standing_stream_are_delayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guard_module, "_PAUSE_FACTOR", 1e6)
@@ -428,7 +428,7 @@ async def test_a_standing_stream_that_closes_at_once_is_not_asked_for_at_full_sp
         assert len(server.heard("GET")) == 2
 
 
-async def test_a_call_that_was_given_up_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_call_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
         monkeypatch.setattr(guard_module, name, 0.001)
     behaviour = events_cut(event_id="e1", retry_ms=0)
@@ -448,7 +448,7 @@ async def test_a_call_that_was_given_up_is_not_resumed(monkeypatch: pytest.Monke
 # -- the old transport ----------------------------------------------------------------------------
 
 
-async def test_a_post_that_fails_on_the_old_transport_fails_one_call() -> None:
+async def test_failed_post_on_sse_fails_one_call() -> None:
     behaviour = sometimes(status(500), on="tools/call", times=1, then=OldSse())
     async with http_server(behaviour) as server, opened(remote_sse(server)) as endpoint:
         fault = await failure(endpoint)
@@ -457,7 +457,7 @@ async def test_a_post_that_fails_on_the_old_transport_fails_one_call() -> None:
         assert await works(endpoint)
 
 
-async def test_a_stream_of_events_that_ends_is_the_end_of_the_endpoint() -> None:
+async def test_end_of_the_sse_stream_faults_the_endpoint() -> None:
     streams: list[Any] = []
 
     async def keep(exchange: Any) -> None:
@@ -516,7 +516,7 @@ async def test_c27_a_header_that_cannot_be_sent_is_named_without_its_value(value
     assert SECRET not in _everything(fault)
 
 
-async def test_a_call_that_is_cancelled_while_the_answer_drips_ends_at_once() -> None:
+async def test_call_cancelled_during_a_slow_response_ends_at_once() -> None:
     hanging = sometimes(drip(inside="body"), on="tools/call", times=1, then=Modern())
     async with http_server(hanging) as server:
         async with opened(remote(server, limits=PATIENT)) as endpoint:
@@ -538,13 +538,13 @@ async def _cancelled(endpoint: ServerEndpointImpl, token: CancelToken) -> Protoc
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5", 5), ("99999999999", 3600), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
 )
-async def test_a_wish_to_be_left_alone_is_read_in_each_of_its_forms(text: str, seconds: float | None) -> None:
+async def test_retry_after_is_parsed_in_each_form(text: str, seconds: float | None) -> None:
     async with http_server(status(429, retry_after=text)) as server:
         fault = await refusal(remote(server))
     assert fault.detail.retry_after_s == seconds
 
 
-async def test_an_address_where_nothing_is_is_told_as_the_first_answer_told_it() -> None:
+async def test_not_found_on_both_transports_reports_the_first_response() -> None:
     async with http_server(status(404)) as server:
         fault = await refusal(remote(server))
         assert [request.method for request in server.requests] == ["POST", "POST", "GET"]
@@ -552,7 +552,7 @@ async def test_an_address_where_nothing_is_is_told_as_the_first_answer_told_it()
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-async def test_what_comes_with_a_refusal_is_read_only_if_it_is_short_and_quick(size: int) -> None:
+async def test_error_body_is_read_only_if_short_and_quick(size: int) -> None:
     async def reluctant(exchange: Any) -> None:
         await exchange.head(503, {"Content-Type": "application/json", "Content-Length": "200000"})
         await exchange.write(b" " * size)
@@ -566,7 +566,7 @@ async def test_what_comes_with_a_refusal_is_read_only_if_it_is_short_and_quick(s
             assert await works(endpoint)
 
 
-async def test_refused_credentials_are_told_also_where_the_server_explains_itself() -> None:
+async def test_refused_credentials_are_reported_with_an_rpc_error_body() -> None:
     error = {"code": -32001, "message": f"what is {SECRET}?"}
     body = {"jsonrpc": "2.0", "id": None, "error": error}
     async with http_server(lambda exchange: exchange.reply_json(body, 401)) as server:
@@ -575,7 +575,7 @@ async def test_refused_credentials_are_told_also_where_the_server_explains_itsel
     assert SECRET not in str(fault)
 
 
-async def test_what_befell_many_calls_is_not_remembered_for_ever() -> None:
+async def test_kept_failures_are_limited() -> None:
     guard = _http.HttpGuard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), FAST)
     for number in range(1000):
         guard.note(number, _http.build_failure("failed", "upstream"))
@@ -584,14 +584,14 @@ async def test_what_befell_many_calls_is_not_remembered_for_ever() -> None:
 
 
 @pytest.mark.parametrize("body", [{"error": "no"}, {"jsonrpc": "2.0", "error": {"code": "x"}}])
-async def test_a_refusal_in_words_of_its_own_is_told_by_its_status(body: dict[str, Any]) -> None:
+async def test_refusal_with_a_foreign_body_is_reported_by_its_status(body: dict[str, Any]) -> None:
     async with http_server(lambda exchange: exchange.reply_json(body, 418)) as server:
         fault = await refusal(remote(server))
     assert (fault.detail.reason, fault.detail.http_status) == ("refused", 418)
 
 
 @pytest.mark.parametrize("configured", [remote, remote_sse])
-async def test_an_endpoint_can_be_closed_while_it_connects(configured: Any) -> None:
+async def test_endpoint_can_be_closed_while_connecting(configured: Any) -> None:
     async with http_server(silence) as server:
         endpoint = create_server_endpoint(configured(server))
         async with asyncio.TaskGroup() as tasks:

@@ -55,7 +55,7 @@ async def works(endpoint: ServerEndpointImpl) -> bool:
 
 
 @pytest.mark.parametrize("behaviour", [Modern(), Legacy(events=True), OldSse()])
-async def test_a_server_that_only_the_proxy_can_reach_is_reached(
+async def test_server_is_reached_through_the_proxy(
     behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with http_server(behaviour) as server, http_proxy({HOST: server}) as proxy:
@@ -70,7 +70,7 @@ async def test_a_server_that_only_the_proxy_can_reach_is_reached(
         assert {request.path for request in server.requests} <= {"/mcp", "/messages"}
 
 
-async def test_what_is_said_over_tls_is_not_for_the_proxy_nor_its_password_for_the_server(
+async def test_proxy_sees_no_tls_content_and_server_no_proxy_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path, f"DNS:{HOST}")
@@ -93,7 +93,7 @@ async def test_what_is_said_over_tls_is_not_for_the_proxy_nor_its_password_for_t
             assert "proxy-authorization" not in request.headers
 
 
-async def test_the_certificate_behind_a_tunnel_must_be_that_of_the_server(
+async def test_certificate_behind_a_tunnel_must_match_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path, "DNS:another.test")
@@ -108,7 +108,7 @@ async def test_the_certificate_behind_a_tunnel_must_be_that_of_the_server(
 
 
 @pytest.mark.parametrize("target", ["http", "https"])
-async def test_the_way_to_the_proxy_itself_may_be_tls(
+async def test_connection_to_the_proxy_may_use_tls(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path, f"DNS:{HOST},IP:127.0.0.1")
@@ -122,7 +122,7 @@ async def test_the_way_to_the_proxy_itself_may_be_tls(
             assert await works(endpoint)
 
 
-async def test_many_calls_at_once_go_through_it() -> None:
+async def test_concurrent_calls_pass_the_proxy() -> None:
     async with http_server(Modern()) as server, http_proxy({HOST: server}) as proxy:
         async with opened(config(proxy=proxy.url())) as endpoint:
             async with asyncio.TaskGroup() as tasks:
@@ -135,7 +135,7 @@ async def test_many_calls_at_once_go_through_it() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_server_on_this_machine_is_never_reached_through_the_environment_s_proxy(
+async def test_local_server_bypasses_the_environment_proxy(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with http_server(Modern()) as server, http_proxy() as proxy:
@@ -149,7 +149,7 @@ async def test_a_server_on_this_machine_is_never_reached_through_the_environment
 
 
 @pytest.mark.parametrize(("except_for", "proxy"), [(HOST, None), ("corp.test", None), ("*", None), ("", "")])
-async def test_a_server_that_is_to_be_reached_directly_is(
+async def test_no_proxy_and_empty_proxy_connect_directly(
     except_for: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with http_proxy() as unwanted:
@@ -198,14 +198,14 @@ def test_proxy_variables_mean_what_they_mean_to_urllib(
         "2130706433", "0x7f.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1",
     ],
 )  # fmt: skip
-def test_this_machine_is_known_by_each_of_its_names(host: str) -> None:
+def test_local_host_names_are_recognised(host: str) -> None:
     assert is_this_machine(host)
 
 
 @pytest.mark.parametrize(
     "host", ["localhost.corp.test", "mylocalhost", "128.0.0.1", "fd00::1", "127.corp.test", "ümlaut"]
 )
-def test_another_machine_is_not_taken_for_this_one(host: str) -> None:
+def test_remote_host_names_are_not_local(host: str) -> None:
     assert not is_this_machine(host)
 
 
@@ -257,7 +257,7 @@ async def test_r31_fifty_mib_are_not_read_through_a_proxy(of: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_proxy_that_wants_other_credentials_is_named_and_they_are_not(
+async def test_proxy_that_refuses_credentials_is_named_without_them(
     scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -276,7 +276,7 @@ async def test_a_proxy_that_wants_other_credentials_is_named_and_they_are_not(
 
 
 @pytest.mark.parametrize(("status", "reason"), [("403 Forbidden", "refused"), ("502 Bad Gateway", "upstream")])
-async def test_a_proxy_that_makes_no_tunnel_is_named(status: str, reason: str) -> None:
+async def test_proxy_that_refuses_a_tunnel_is_named(status: str, reason: str) -> None:
     async with http_proxy(status=status) as proxy:
         fault = await fault_of_opening(config(url=f"https://{HOST}/mcp", proxy=proxy.url()))
     assert (fault.kind, fault.detail.reason) == ("transport", reason)
@@ -284,7 +284,7 @@ async def test_a_proxy_that_makes_no_tunnel_is_named(status: str, reason: str) -
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_proxy_that_is_not_there_is_named(scheme: str) -> None:
+async def test_unreachable_proxy_is_named(scheme: str) -> None:
     given = f"http://me:{PASSWORD}@127.0.0.1:9"
     fault = await fault_of_opening(config(url=f"{scheme}://{HOST}/mcp", proxy=given))
     assert (fault.kind, fault.detail.reason) == ("transport", "refused")
@@ -293,7 +293,7 @@ async def test_a_proxy_that_is_not_there_is_named(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_proxy_that_never_answers_is_given_up(scheme: str) -> None:
+async def test_silent_proxy_times_out(scheme: str) -> None:
     release = asyncio.Event()
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -311,7 +311,7 @@ async def test_a_proxy_that_never_answers_is_given_up(scheme: str) -> None:
     "proxy", ["socks5://p:1080", f"http://me:{PASSWORD}@", "http://p:99999", "ftp://p", "http://p:x"]
 )
 @pytest.mark.parametrize("configured", [True, False])
-async def test_what_is_no_proxy_is_refused_before_anything_is_sent(
+async def test_invalid_proxy_is_refused_before_anything_is_sent(
     proxy: str, configured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not configured:
@@ -322,7 +322,7 @@ async def test_what_is_no_proxy_is_refused_before_anything_is_sent(
     assert PASSWORD not in _everything(fault)
 
 
-async def test_a_configured_proxy_is_used_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_configured_proxy_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     async with http_server(Modern()) as server, http_proxy({"127.0.0.1": server}) as proxy:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         monkeypatch.setenv("NO_PROXY", "*")

@@ -102,7 +102,7 @@ async def test_finding_d9_the_own_answer_behind_a_foreign_one_is_taken(era: type
 
 
 @pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
-async def test_an_error_without_an_id_is_the_answer_of_its_request(events: bool) -> None:
+async def test_error_without_id_answers_its_request(events: bool) -> None:
     error = {"code": -32600, "message": "not understood"}
     frame = {"jsonrpc": "2.0", "id": None, "error": error}
     async with calling(on_call(Legacy(), frame, events=events)) as endpoint:

@@ -47,7 +47,7 @@ async def test_finding_a11_the_present_transport_is_tried_next(code: int | None,
             await endpoint.close()
 
 
-async def test_a_server_of_the_old_transport_is_asked_in_no_other() -> None:
+async def test_sse_server_is_not_tried_with_streamable_http() -> None:
     async with http_server(OldSse()) as server:
         endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=FAST))
         await endpoint.open()

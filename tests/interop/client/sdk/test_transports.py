@@ -217,7 +217,7 @@ async def opened(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_tools_are_listed_and_called_and_everything_is_gone_after_the_close(way: str) -> None:
+async def test_tools_are_listed_and_called_and_close_leaves_nothing(way: str) -> None:
     honest = Honest()
     async with opened(way, honest) as endpoint:
         facts = endpoint.facts
@@ -236,7 +236,7 @@ async def test_tools_are_listed_and_called_and_everything_is_gone_after_the_clos
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_blocks_of_every_kind_arrive_as_they_were_sent(way: str) -> None:
+async def test_content_blocks_arrive_verbatim(way: str) -> None:
     async with opened(way, Honest()) as endpoint:
         result = await endpoint.invoke("media", {})
     assert json.dumps(result.content) == json.dumps(MEDIA["content"])
@@ -245,7 +245,7 @@ async def test_blocks_of_every_kind_arrive_as_they_were_sent(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_tool_that_fails_and_one_that_is_refused_leave_the_server_usable(way: str) -> None:
+async def test_failed_and_refused_calls_leave_the_server_usable(way: str) -> None:
     async with opened(way, Honest()) as endpoint:
         assert (await endpoint.invoke("fail", {})).is_error
         with pytest.raises(ProtocolFault, match="refused on purpose") as caught:
@@ -268,7 +268,7 @@ async def test_progress_arrives_before_the_result(way: str) -> None:
 
 # The host that answers with JSON does not look whether anybody is still there to read it.
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "http json"])
-async def test_a_cancelled_call_is_seen_by_the_server_and_by_nobody_else(way: str) -> None:
+async def test_cancellation_reaches_the_server_and_no_other_call(way: str) -> None:
     honest = Honest()
     async with opened(way, honest) as endpoint:
         token = CancelToken()
@@ -291,7 +291,7 @@ async def _fails(endpoint: ServerEndpointImpl, token: CancelToken) -> ProtocolFa
 
 
 @pytest.mark.parametrize("way", SIGHTED)
-async def test_a_change_of_the_tools_is_noticed(way: str) -> None:
+async def test_tool_changes_are_detected(way: str) -> None:
     async with opened(way, Honest()) as endpoint:
         before = await endpoint.list_tools()
 
@@ -304,7 +304,7 @@ async def test_a_change_of_the_tools_is_noticed(way: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_of_the_sdk_tells_changes_and_its_own_handler_hears_them_too(mode: Any) -> None:
+async def test_sdk_client_reports_changes_and_keeps_its_own_handler(mode: Any) -> None:
     own: list[Any] = []
     heard: list[str] = []
 
@@ -334,7 +334,7 @@ async def test_a_client_of_the_sdk_tells_changes_and_its_own_handler_hears_them_
     assert client.message_handler is handler
 
 
-async def test_a_session_made_elsewhere_says_that_it_hides_changes() -> None:
+async def test_sdk_session_notes_that_changes_are_not_detected() -> None:
     async with opened("old session", Honest()) as endpoint:
         await endpoint.list_tools()
         assert "changes of its tools are not noticed" in str(endpoint.status().notes)
@@ -342,7 +342,7 @@ async def test_a_session_made_elsewhere_says_that_it_hides_changes() -> None:
 
 # A session says by itself what it can be asked.
 @pytest.mark.parametrize("way", [way for way in SIGHTED if way != "session"])
-async def test_a_question_of_the_server_is_answered_in_either_era(way: str) -> None:
+async def test_server_requests_are_answered_in_both_eras(way: str) -> None:
     async def elicit(params: JsonObject) -> JsonObject:
         assert params["message"] == "Who?"
         return {"action": "accept", "content": {"name": "Ada"}}
@@ -353,7 +353,7 @@ async def test_a_question_of_the_server_is_answered_in_either_era(way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["http", "old http", "sse"])
-async def test_a_result_of_three_mib_passes(way: str) -> None:
+async def test_result_of_three_mib_passes(way: str) -> None:
     async with opened(way, Honest()) as endpoint:
         # The host takes 4 MiB at most.
         result = await endpoint.invoke("echo", {"text": "x" * 3 * 1024 * 1024})
@@ -361,7 +361,7 @@ async def test_a_result_of_three_mib_passes(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["http", "old http", "sse", "pair"])
-async def test_our_client_and_the_sdk_s_see_the_same(way: str) -> None:
+async def test_our_client_and_the_sdk_get_the_same_results(way: str) -> None:
     honest = Honest()
     async with opened(way, honest) as endpoint:
         ours = [tool.raw for tool in await endpoint.list_tools()]
@@ -380,7 +380,7 @@ async def test_our_client_and_the_sdk_s_see_the_same(way: str) -> None:
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_the_request_of_a_cancelled_call_is_let_go_also_where_json_was_awaited(era: str) -> None:
+async def test_cancelled_call_ends_its_http_request_with_a_json_response(era: str) -> None:
     honest = Modern() if era == "modern" else Legacy()
     async with http_server(sometimes(silence, on="tools/call", then=honest)) as server:
         endpoint = create_server_endpoint(remote(server, limits=replace(LIMITS, close_s=0.1)))
@@ -400,7 +400,7 @@ async def test_the_request_of_a_cancelled_call_is_let_go_also_where_json_was_awa
 # -- what a caller may bring along ----------------------------------------------------------------
 
 
-async def test_a_client_of_the_sdk_can_be_brought_along() -> None:
+async def test_sdk_client_can_be_injected() -> None:
     honest = Honest()
     endpoint = create_server_endpoint(STDIO, lambda: Client(honest.server))
     await endpoint.open()
@@ -408,7 +408,7 @@ async def test_a_client_of_the_sdk_can_be_brought_along() -> None:
     await endpoint.close()
 
 
-async def test_a_session_that_is_not_initialised_is_initialised() -> None:
+async def test_uninitialized_sdk_session_is_initialized() -> None:
     @asynccontextmanager
     async def raw() -> AsyncGenerator[ClientSession]:
         async with _pair(Honest().server) as (read, write, _), ClientSession(read, write) as given:
@@ -420,14 +420,14 @@ async def test_a_session_that_is_not_initialised_is_initialised() -> None:
     await endpoint.close()
 
 
-async def test_a_factory_that_yields_something_else_is_told_what_it_should_yield() -> None:
+async def test_unusable_factory_value_is_refused() -> None:
     endpoint = create_server_endpoint(STDIO, lambda: _given({"not": "streams"}))
     with pytest.raises(ProtocolFault, match="yields dict; it must yield") as caught:
         await endpoint.open()
     assert caught.value.kind == "protocol"
 
 
-async def test_a_server_in_this_process_that_fails_ends_its_endpoint() -> None:
+async def test_failure_of_an_in_process_server_faults_its_endpoint() -> None:
     @asynccontextmanager
     async def broken(server: Server[Any]) -> AsyncGenerator[None]:
         raise OSError("no database")
@@ -439,7 +439,7 @@ async def test_a_server_in_this_process_that_fails_ends_its_endpoint() -> None:
         await endpoint.open()
 
 
-async def test_a_session_whose_server_is_gone_ends_its_endpoint_at_the_next_call() -> None:
+async def test_sdk_session_without_server_faults_its_endpoint_at_the_next_call() -> None:
     gone = anyio.Event()
 
     @asynccontextmanager
@@ -475,7 +475,7 @@ async def test_a_session_whose_server_is_gone_ends_its_endpoint_at_the_next_call
 # -- headers of the modern protocol ---------------------------------------------------------------
 
 
-async def test_marked_arguments_go_into_headers_and_a_wrong_mark_loses_the_tool() -> None:
+async def test_marked_arguments_become_headers_and_invalid_marks_drop_the_tool() -> None:
     honest = Honest()
     marked = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     wrong = {"type": "object", "properties": {"n": {"type": "number", "x-mcp-header": "N"}}}
@@ -490,7 +490,7 @@ async def test_marked_arguments_go_into_headers_and_a_wrong_mark_loses_the_tool(
     assert sent["mcp-param-region"].startswith("=?base64?")
 
 
-async def test_a_server_that_knows_only_the_old_transport_is_found_and_noted() -> None:
+async def test_sse_only_server_is_detected_and_noted() -> None:
     behaviour = OldSse()
 
     async def old(exchange: Any) -> None:
@@ -507,7 +507,7 @@ async def test_a_server_that_knows_only_the_old_transport_is_found_and_noted() -
 
 
 @pytest.mark.parametrize("args", [{"s": "\ud800"}, {"n": float("inf")}], ids=["half", "inf"])
-async def test_what_cannot_be_sent_fails_alone(args: JsonObject) -> None:
+async def test_unencodable_request_fails_alone(args: JsonObject) -> None:
     async with http_server(Modern()) as server:
         endpoint = create_server_endpoint(remote(server))
         await endpoint.open()
@@ -517,7 +517,7 @@ async def test_what_cannot_be_sent_fails_alone(args: JsonObject) -> None:
         await endpoint.close()
 
 
-async def test_what_cannot_be_sent_over_the_old_transport_fails_alone_too() -> None:
+async def test_unencodable_request_over_sse_fails_alone() -> None:
     async with http_server(OldSse()) as server:
         endpoint = create_server_endpoint(remote_sse(server))
         await endpoint.open()
@@ -529,7 +529,7 @@ async def test_what_cannot_be_sent_over_the_old_transport_fails_alone_too() -> N
         await endpoint.close()
 
 
-async def test_a_notice_reaches_the_server_through_a_session() -> None:
+async def test_notification_reaches_the_server_through_an_sdk_session() -> None:
     honest = Honest()
     heard = anyio.Event()
 
@@ -543,7 +543,7 @@ async def test_a_notice_reaches_the_server_through_a_session() -> None:
             await heard.wait()
 
 
-async def test_an_answer_that_a_session_cannot_read_is_a_fault_of_the_protocol() -> None:
+async def test_result_that_an_sdk_session_rejects_is_a_protocol_fault() -> None:
     honest = Honest()
     honest.tools = [{"name": 5}]
     async with opened("old session", honest) as endpoint:
@@ -552,7 +552,7 @@ async def test_an_answer_that_a_session_cannot_read_is_a_fault_of_the_protocol()
         assert (caught.value.kind, caught.value.detail.reason) == ("protocol", "malformed")
 
 
-async def test_more_calls_than_the_line_holds_are_all_answered() -> None:
+async def test_more_calls_than_the_queue_holds_are_all_answered() -> None:
     limits = replace(LIMITS, in_flight=300)
     async with opened("server", Honest(), limits=limits) as endpoint:
         async with asyncio.TaskGroup() as tasks:
@@ -560,7 +560,7 @@ async def test_more_calls_than_the_line_holds_are_all_answered() -> None:
     assert len({str(call.result().content) for call in calls}) == 300
 
 
-async def test_a_subscription_that_its_server_ends_leaves_the_session_usable() -> None:
+async def test_ended_subscription_leaves_the_session_usable() -> None:
     honest = Honest()
     async with opened("session", honest) as endpoint:
         await until(lambda: bool(honest.listener._streams))

@@ -149,7 +149,7 @@ def test_finding_b5_the_line_that_tells_the_cause_is_shown(said: str, parts: lis
 
 
 @given(st.lists(st.text(max_size=200), max_size=30))
-def test_a_cause_is_one_short_line_whatever_was_written(lines: list[str]) -> None:
+def test_cause_of_any_output_is_one_short_line(lines: list[str]) -> None:
     cause = find_cause(lines)
     assert "\n" not in cause
     assert len(cause) <= 400
@@ -206,5 +206,5 @@ def test_finding_b1_a_damaged_cache_is_known_with_the_command_that_mends_it(
         ("", "npx"),
     ],
 )
-def test_other_failures_are_not_taken_for_a_damaged_cache(said: str, manager: str | None) -> None:
+def test_other_failures_are_not_a_damaged_cache(said: str, manager: str | None) -> None:
     assert find_cache_damage(said.split("\n"), manager) is None

@@ -76,7 +76,7 @@ def test_finding_b6_no_secret_and_nothing_that_changes_what_runs_is_passed_on(na
     assert child_environment({name: "x"}, {name: "y"}) == {name: "y"}
 
 
-def test_a_setting_that_holds_a_token_is_a_secret_whatever_its_name() -> None:
+def test_setting_with_a_token_is_a_secret() -> None:
     assert not is_inherited("UV_FIND_LINKS", "https://ghp_abcdefghijklmnopqrstuvwxyz0123@host/")
 
 

@@ -80,7 +80,7 @@ def test_finding_b1_a_package_manager_is_known_however_it_is_started(argv: list[
 
 
 @given(st.lists(st.text(), min_size=1, max_size=6))
-def test_any_command_line_can_be_looked_at(argv: list[str]) -> None:
+def test_any_command_line_is_accepted(argv: list[str]) -> None:
     found = find_package_manager(argv[0], argv[1:])
     assert found is None or found.name
 
@@ -110,14 +110,14 @@ def test_finding_b1_a_limit_that_is_stated_wins(seen_up: bool, stated: float) ->
     assert not allowed.patient_next
 
 
-def test_a_server_behind_an_address_has_the_limit_of_a_later_start() -> None:
+def test_remote_server_has_the_later_start_limit() -> None:
     remote = StreamableHttpServerConfig("s", "http://127.0.0.1:9/mcp")
     allowed = POLICY.allow(remote, seen_up=False)
     assert (allowed.limit_s, allowed.cap_s, allowed.first) == (10, 10, False)
     assert StartHistory().was_up(remote)
 
 
-def test_a_start_is_known_again_by_all_that_it_is_started_with() -> None:
+def test_start_digest_covers_command_arguments_environment_and_directory() -> None:
     history = StartHistory()
     one = StdioServerConfig("a", "x", ["y"], {"K": "1"}, cwd="/")
     history.record_up(one)

@@ -164,7 +164,7 @@ async def test_finding_b1_closing_a_fleet_in_mid_download_leaves_no_lock(tmp_pat
     assert leftovers(tmp_path) == []
 
 
-async def test_a_package_manager_that_neither_works_nor_leaves_is_killed() -> None:
+async def test_idle_package_manager_that_ignores_signals_is_killed() -> None:
     stubborn = (
         "import signal, time\n"
         "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, signal.SIG_IGN)\n"
@@ -401,7 +401,7 @@ async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_fault
         assert "did not read its standard input" in str(endpoint.status().fault)
 
 
-async def test_a_call_that_is_not_answered_costs_no_server_that_answers_others() -> None:
+async def test_timed_out_call_leaves_a_responsive_server_running() -> None:
     async with opened(fault("hang")) as endpoint:
         with pytest.raises(ProtocolFault):
             await endpoint.invoke("fault", {})
