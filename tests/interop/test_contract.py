@@ -84,9 +84,7 @@ def test_fault_kinds_match_their_type() -> None:
         (EndpointPhase.FAULTED, False, True),
     ],
 )
-def test_phases_know_whether_they_are_usable_or_terminal(
-    phase: EndpointPhase, usable: bool, terminal: bool
-) -> None:
+def test_phases_know_whether_they_are_usable_or_terminal(phase: EndpointPhase, usable: bool, terminal: bool) -> None:
     assert (is_usable_phase(phase), is_terminal_phase(phase)) == (usable, terminal)
     assert phase == phase.value
 

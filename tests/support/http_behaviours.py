@@ -121,16 +121,16 @@ class Legacy:
 
     @property
     def is_standing(self) -> bool:
-        """Whether somebody holds a standing stream."""
+        """Whether a client holds a standing stream."""
         return bool(self._standing)
 
     async def write(self, data: bytes) -> None:
-        """Write bytes to whoever holds a standing stream."""
+        """Write bytes to the standing stream."""
         for exchange in self._standing:
             await exchange.write(data)
 
     async def push(self, frame: Json) -> None:
-        """Send a message to whoever holds a standing stream."""
+        """Send a message on the standing stream."""
         for exchange in self._standing:
             await exchange.event(frame)
 
@@ -234,7 +234,7 @@ class OldSse:
 
     @property
     def is_standing(self) -> bool:
-        """Whether somebody holds the stream."""
+        """Whether a client holds the stream."""
         return self._stream is not None
 
     async def write(self, data: bytes) -> None:
@@ -351,7 +351,7 @@ def large(mib: int, *, of: Literal["json", "event"] = "json", length_told: bool 
 def gzip_bomb(mib: int = 1024) -> Behaviour:
     """Answer with a small gzip body that unpacks to that many MiB of blanks, asked for or not.
 
-    The checksum at its end is wrong; whoever comes to see that has unpacked it all.
+    The checksum at its end is wrong: only a client that decompresses everything notices.
     """
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     # A block after a full flush stands alone, so that it can be repeated without packing it again.

@@ -153,7 +153,7 @@ async def http_server(behaviour: Behaviour, *, tls: ssl.SSLContext | None = None
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client went away, as is its right
         except asyncio.CancelledError:
-            # The end of the block, for which there is nobody to tell; asyncio would complain.
+            # The end of the block: no caller waits for it, and asyncio would log it.
             writer.transport.abort()
         except Exception as exc:  # noqa: BLE001 — boundary: the behaviour may have a defect
             server.errors.append(exc)

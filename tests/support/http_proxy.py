@@ -53,7 +53,7 @@ class HttpProxy:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client went away, as is its right
         except asyncio.CancelledError:
-            # The end of the block, for which there is nobody to tell; asyncio would complain.
+            # The end of the block: no caller waits for it, and asyncio would log it.
             writer.transport.abort()
         finally:
             self.running.discard(task)

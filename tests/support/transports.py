@@ -1,4 +1,4 @@
-"""A link in memory, for tests that play the server themselves."""
+"""Fake transports, for tests that play the server themselves."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 Reply: TypeAlias = "JsonObject | RpcError | None"
 """A result, an error, or silence."""
 Script: TypeAlias = "Reply | Callable[[JsonObject], Reply]"
-"""What is replied, whatever is asked; or what is replied to these parameters."""
+"""A reply to every request, or a function from the parameters to a reply."""
 
 
 class FakeTransport:
-    """Keeps what was sent; what comes back is said by the test."""
+    """Keeps the sent frames; the test delivers the responses."""
 
     def __init__(self) -> None:
         self.sent: list[JsonObject] = []
         self.details: dict[RequestId, FaultDetail] = {}
         self.writable = asyncio.Event()
-        """Cleared, the link takes no more."""
+        """Cleared, requests wait."""
         self.writable.set()
         self._ended = False
-        self._stirred = asyncio.Event()
+        self._sent_event = asyncio.Event()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[TransportEnd], None] | None = None
 
-    # -- for the wire -----------------------------------------------------------------------
+    # -- for the connection -----------------------------------------------------------------
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         self._on_frame, self._on_end = on_frame, on_end
@@ -49,7 +49,7 @@ class FakeTransport:
     def send(self, frame: JsonObject) -> None:
         if not self._ended:
             self.sent.append(frame)
-            self._stirred.set()
+            self._sent_event.set()
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
         return self.details.pop(request_id, None)
@@ -57,17 +57,17 @@ class FakeTransport:
     # -- for the test -----------------------------------------------------------------------
 
     def say(self, *frames: bytes | JsonValue) -> None:
-        """Let frames arrive, one after the other."""
+        """Deliver frames, one after the other."""
         assert self._on_frame is not None
         for frame in frames:
             self._on_frame(frame)
 
     def answer(self, identity: JsonValue, result: JsonValue) -> None:
-        """Let an answer arrive."""
+        """Deliver a response."""
         self.say({"jsonrpc": "2.0", "id": identity, "result": result})
 
     def end(self, message: str = "went away", reason: FaultReason = "closed") -> TransportEnd:
-        """Let the link end."""
+        """End the transport."""
         assert self._on_end is not None
         end = TransportEnd(message, FaultDetail(reason=reason))
         self._ended = True
@@ -76,24 +76,24 @@ class FakeTransport:
         return end
 
     def heard(self, method: str) -> list[JsonObject]:
-        """List what was sent of that method."""
+        """Return the sent frames of a method."""
         return [frame for frame in self.sent if frame.get("method") == method]
 
     def replies(self) -> list[JsonObject]:
-        """List what was sent in answer to requests of the server."""
+        """Return the responses to requests of the server."""
         return [frame for frame in self.sent if "method" not in frame]
 
     async def hears(self, method: str, count: int = 1) -> list[JsonObject]:
-        """Wait until so many frames of that method were sent."""
+        """Wait until `count` frames of a method were sent."""
         with anyio.fail_after(LIMIT_S):
             while len(found := self.heard(method)) < count:
-                self._stirred.clear()
-                await self._stirred.wait()
+                self._sent_event.clear()
+                await self._sent_event.wait()
         return found
 
 
 class ScriptedTransport(FakeTransport):
-    """A server by a table: what it replies to which method; methods it does not list it refuses."""
+    """A scripted server: replies by method, and refuses other methods."""
 
     def __init__(self, script: Mapping[str, Script]) -> None:
         super().__init__()
@@ -119,13 +119,13 @@ class ScriptedTransport(FakeTransport):
 
 
 def one_after_the_other(*replies: Reply) -> Callable[[JsonObject], Reply]:
-    """Reply with each in turn, and with the last for ever."""
+    """Reply with each in turn, and then always with the last."""
     left = list(replies)
     return lambda params: left.pop(0) if len(left) > 1 else left[0]
 
 
 async def outcome_of(waiting: Awaitable[JsonObject]) -> JsonObject | Exception:
-    """Give the answer, or what was raised instead."""
+    """Return the result, or the exception that was raised."""
     try:
         return await waiting
     except Exception as exc:  # noqa: BLE001 — what it is is for the test to say
@@ -133,7 +133,7 @@ async def outcome_of(waiting: Awaitable[JsonObject]) -> JsonObject | Exception:
 
 
 class LoopTime:
-    """Makes time pass at the test's word, so that no deadline is met by a slow machine."""
+    """A clock that the test moves, so that a slow machine reaches no deadline."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
@@ -142,13 +142,13 @@ class LoopTime:
         monkeypatch.setattr(loop, "time", lambda: real() + self._ahead_s)
 
     async def passes(self, seconds: float) -> None:
-        """Let it be later, once everybody waits, and let everybody notice."""
+        """Move the clock when every task waits, and let the tasks run."""
         await settled()
         self._ahead_s += seconds
         await settled()
 
 
 async def settled() -> None:
-    """Let every task run until it waits for something."""
+    """Let every task run until it waits."""
     for _ in range(25):
         await asyncio.sleep(0)

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 BIG = 50
 PATIENT = replace(FAST, call_idle_s=20, call_hard_s=20)
 CAPS = [1, ServerLimits().frame_bytes // MIB]
-"""In MiB: a low one, and the one that holds where nobody has said anything."""
+"""Limits in MiB: a low one, and the default."""
 SLACK = 1 * MIB
 """For pieces on their way, and everything that is not the answer."""
 SERVER_SLACK = 4 * MIB

@@ -1,4 +1,4 @@
-"""MCP over links in memory: how a server is met, listed, called, and what it may ask."""
+"""MCP client session over a fake transport: handshake, lists, calls, input requests, notifications."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def unsupported(*versions: JsonValue) -> RpcError:
     return RpcError(UNSUPPORTED_VERSION, "not spoken", {"supported": list(versions)})
 
 
-def peer_on(link: Transport, limits: ServerLimits = LIMITS, **handlers: object) -> ClientSession:
-    return ClientSession(link, limits, Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
+def make_session(transport: Transport, limits: ServerLimits = LIMITS, **handlers: object) -> ClientSession:
+    return ClientSession(transport, limits, Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
 
 
-async def met(
+async def connected(
     script: dict[str, Script], era: Era = "modern", *, limits: ServerLimits = LIMITS, **handlers: object
 ) -> tuple[ScriptedTransport, ClientSession]:
-    """Meet a server of that era, which does what the script says besides."""
-    link = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY, **script})
-    peer = peer_on(link, limits, **handlers)
-    await peer.connect(era)
-    return link, peer
+    """Connect to a scripted server of that era."""
+    transport = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY, **script})
+    session = make_session(transport, limits, **handlers)
+    await session.connect(era)
+    return transport, session
 
 
 async def call_tool(
@@ -93,7 +93,7 @@ def meta_of(frame: JsonObject) -> JsonObject:
     return cast("JsonObject", params_of(frame)["_meta"])
 
 
-# -- meeting ----------------------------------------------------------------------------------
+# -- handshake ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,80 +119,85 @@ def meta_of(frame: JsonObject) -> JsonObject:
 async def test_negotiation_finds_the_era_of_the_server(
     monkeypatch: pytest.MonkeyPatch, discover: Script, initialize: Script, era: Era, version: str
 ) -> None:
-    link, time = (ScriptedTransport({"server/discover": discover, "initialize": initialize}), LoopTime(monkeypatch))
-    peer = peer_on(link)
+    transport, time = (
+        ScriptedTransport({"server/discover": discover, "initialize": initialize}),
+        LoopTime(monkeypatch),
+    )
+    session = make_session(transport)
     async with asyncio.TaskGroup() as tasks:
-        meeting = tasks.create_task(peer.connect())
+        meeting = tasks.create_task(session.connect())
         await time.passes(LIMITS.probe_s)
         facts = await meeting
-    assert peer.facts is facts
+    assert session.facts is facts
     assert (facts.era, facts.version) == (era, version)
     assert facts.result == (MODERN if era == "modern" else LEGACY)
-    told = link.heard("notifications/initialized")
+    told = transport.heard("notifications/initialized")
     assert len(told) == (1 if era == "legacy" else 0)
-    assert link.heard("notifications/cancelled") == []
+    assert transport.heard("notifications/cancelled") == []
 
 
 @pytest.mark.parametrize("version", LEGACY_VERSIONS)
 async def test_every_legacy_version_is_supported(version: str) -> None:
-    link = ScriptedTransport({"initialize": {"protocolVersion": version}})
-    facts = await peer_on(link).connect("legacy")
+    transport = ScriptedTransport({"initialize": {"protocolVersion": version}})
+    facts = await make_session(transport).connect("legacy")
     assert (facts.era, facts.version) == ("legacy", version)
-    assert [frame["method"] for frame in link.sent] == ["initialize", "notifications/initialized"]
-    assert params_of(link.sent[0]) == {"protocolVersion": LEGACY_VERSIONS[-1], "capabilities": {}, "clientInfo": INFO}
+    assert [frame["method"] for frame in transport.sent] == ["initialize", "notifications/initialized"]
+    assert params_of(transport.sent[0]) == {
+        "protocolVersion": LEGACY_VERSIONS[-1],
+        "capabilities": {},
+        "clientInfo": INFO,
+    }
 
 
 async def test_modern_response_needs_no_initialize() -> None:
-    link = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY})
-    await peer_on(link).connect()
-    assert [frame["method"] for frame in link.sent] == ["server/discover"]
+    transport = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY})
+    await make_session(transport).connect()
+    assert [frame["method"] for frame in transport.sent] == ["server/discover"]
 
 
-async def test_slow_modern_server_is_awaited_after_it_refuses_initialize(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    link, time = ScriptedTransport({"server/discover": None}), LoopTime(monkeypatch)
-    peer = peer_on(link)
+async def test_slow_modern_server_is_awaited_after_it_refuses_initialize(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, time = ScriptedTransport({"server/discover": None}), LoopTime(monkeypatch)
+    session = make_session(transport)
     async with asyncio.TaskGroup() as tasks:
-        meeting = tasks.create_task(peer.connect())
+        meeting = tasks.create_task(session.connect())
         await time.passes(LIMITS.probe_s - 0.5)
-        assert link.heard("initialize") == []
+        assert transport.heard("initialize") == []
         await time.passes(0.5)
-        await link.hears("initialize")
+        await transport.hears("initialize")
         await settled()
         assert not meeting.done()
-        link.answer(link.heard("server/discover")[0]["id"], MODERN)
+        transport.answer(transport.heard("server/discover")[0]["id"], MODERN)
         assert (await meeting).era == "modern"
 
 
 async def test_first_good_response_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = FakeTransport(), LoopTime(monkeypatch)
-    peer = peer_on(link)
+    transport, time = FakeTransport(), LoopTime(monkeypatch)
+    session = make_session(transport)
     async with asyncio.TaskGroup() as tasks:
-        meeting = tasks.create_task(peer.connect())
+        meeting = tasks.create_task(session.connect())
         await time.passes(LIMITS.probe_s)
-        (initialize,) = await link.hears("initialize")
-        link.answer(initialize["id"], LEGACY)
+        (initialize,) = await transport.hears("initialize")
+        transport.answer(initialize["id"], LEGACY)
         assert (await meeting).era == "legacy"
-        link.answer(link.heard("server/discover")[0]["id"], MODERN)
-    assert peer.facts is not None
-    assert peer.facts.era == "legacy"
-    assert len(link.heard("notifications/initialized")) == 1
+        transport.answer(transport.heard("server/discover")[0]["id"], MODERN)
+    assert session.facts is not None
+    assert session.facts.era == "legacy"
+    assert len(transport.heard("notifications/initialized")) == 1
 
 
 @pytest.mark.parametrize("attempt", range(8))
 async def test_modern_response_wins_over_a_simultaneous_legacy_one(
     monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
-    link, time = FakeTransport(), LoopTime(monkeypatch)
-    peer = peer_on(link)
+    transport, time = FakeTransport(), LoopTime(monkeypatch)
+    session = make_session(transport)
     async with asyncio.TaskGroup() as tasks:
-        meeting = tasks.create_task(peer.connect())
+        meeting = tasks.create_task(session.connect())
         await time.passes(LIMITS.probe_s)
-        await link.hears("initialize")
-        link.say([{"id": 2, "result": LEGACY}, {"id": 1, "result": MODERN}])
+        await transport.hears("initialize")
+        transport.say([{"id": 2, "result": LEGACY}, {"id": 1, "result": MODERN}])
         assert (await meeting).era == "modern"
-    assert link.heard("notifications/initialized") == []
+    assert transport.heard("notifications/initialized") == []
 
 
 @pytest.mark.parametrize(
@@ -215,52 +220,54 @@ async def test_modern_response_wins_over_a_simultaneous_legacy_one(
 async def test_r23_a_server_that_cannot_be_met_says_most_usefully_why(
     discover: Reply, initialize: Reply, kind: type[Exception], said: str
 ) -> None:
-    link = ScriptedTransport({"server/discover": discover, "initialize": initialize})
-    peer = peer_on(link)
+    transport = ScriptedTransport({"server/discover": discover, "initialize": initialize})
+    session = make_session(transport)
     with anyio.fail_after(10), pytest.raises(kind) as caught:
-        await peer.connect()
+        await session.connect()
     assert said in str(caught.value)
-    assert peer.facts is None
-    assert link.heard("notifications/initialized") == []
+    assert session.facts is None
+    assert transport.heard("notifications/initialized") == []
 
 
 async def test_final_refusal_sends_no_initialize() -> None:
-    link = ScriptedTransport({"server/discover": RpcError(-1, "log in first"), "initialize": LEGACY})
-    link.details[1] = FaultDetail(reason="auth", http_status=401)
+    transport = ScriptedTransport({"server/discover": RpcError(-1, "log in first"), "initialize": LEGACY})
+    transport.details[1] = FaultDetail(reason="auth", http_status=401)
     with pytest.raises(RpcError, match="log in first"):
-        await peer_on(link).connect()
-    assert link.heard("initialize") == []
+        await make_session(transport).connect()
+    assert transport.heard("initialize") == []
 
 
 @pytest.mark.parametrize("when", ["server/discover", "initialize"])
-async def test_transport_end_during_negotiation_is_connection_closed(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    link, time = FakeTransport(), LoopTime(monkeypatch)
-    peer = peer_on(link)
+async def test_transport_end_during_negotiation_is_connection_closed(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    transport, time = FakeTransport(), LoopTime(monkeypatch)
+    session = make_session(transport)
     async with asyncio.TaskGroup() as tasks:
 
         async def meet() -> None:
             with pytest.raises(ConnectionClosedError, match="went away"):
-                await peer.connect()
+                await session.connect()
 
         tasks.create_task(meet())
         if when == "initialize":
             await time.passes(LIMITS.probe_s)
-        await link.hears(when)
-        link.end()
-    assert peer.connection.ended.result().message == "went away"
+        await transport.hears(when)
+        transport.end()
+    assert session.connection.ended.result().message == "went away"
 
 
 async def test_cancelled_negotiation_leaves_nothing_and_sends_no_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = FakeTransport(), LoopTime(monkeypatch)
-    peer = peer_on(link)
+    transport, time = FakeTransport(), LoopTime(monkeypatch)
+    session = make_session(transport)
     async with asyncio.TaskGroup() as tasks:
-        meeting = tasks.create_task(peer.connect())
+        meeting = tasks.create_task(session.connect())
         await time.passes(LIMITS.probe_s)
-        await link.hears("initialize")
+        await transport.hears("initialize")
         meeting.cancel()
-    assert [frame["method"] for frame in link.sent] == ["server/discover", "initialize"]
-    link.answer(1, MODERN)
-    link.answer(2, LEGACY)
+    assert [frame["method"] for frame in transport.sent] == ["server/discover", "initialize"]
+    transport.answer(1, MODERN)
+    transport.answer(2, LEGACY)
 
 
 # -- stamps -----------------------------------------------------------------------------------
@@ -270,10 +277,10 @@ async def test_modern_requests_carry_meta() -> None:
     async def answer(params: JsonObject) -> JsonObject:
         return {}
 
-    link, peer = await met({"a": {}, "b": {}, "c": {}}, elicit=answer, roots=answer)
-    await peer.request("a", None, RequestOptions(9))
-    await peer.request("b", {"x": 1, "_meta": {"k": "v"}}, RequestOptions(9, 9))
-    await peer.request("c", {"_meta": 5}, RequestOptions(9, request_id="own"))
+    transport, session = await connected({"a": {}, "b": {}, "c": {}}, elicit=answer, roots=answer)
+    await session.request("a", None, RequestOptions(9))
+    await session.request("b", {"x": 1, "_meta": {"k": "v"}}, RequestOptions(9, 9))
+    await session.request("c", {"_meta": 5}, RequestOptions(9, request_id="own"))
     stamp: JsonObject = {
         "io.modelcontextprotocol/protocolVersion": NEWEST,
         "io.modelcontextprotocol/clientInfo": INFO,
@@ -282,7 +289,7 @@ async def test_modern_requests_carry_meta() -> None:
             "roots": {"listChanged": True},
         },
     }
-    discover, first, second, third = link.sent
+    discover, first, second, third = transport.sent
     assert params_of(discover) == {"_meta": stamp}
     assert params_of(first) == {"_meta": stamp}
     assert params_of(second)["x"] == 1
@@ -292,17 +299,17 @@ async def test_modern_requests_carry_meta() -> None:
 
 
 async def test_legacy_requests_carry_no_meta() -> None:
-    link, peer = await met({"a": {}, "b": {}}, "legacy")
-    await peer.request("a", None, RequestOptions(9))
-    await peer.request("b", {"x": 1}, RequestOptions(9))
-    assert "params" not in link.heard("a")[0]
-    assert params_of(link.heard("b")[0]) == {"x": 1}
+    transport, session = await connected({"a": {}, "b": {}}, "legacy")
+    await session.request("a", None, RequestOptions(9))
+    await session.request("b", {"x": 1}, RequestOptions(9))
+    assert "params" not in transport.heard("a")[0]
+    assert params_of(transport.heard("b")[0]) == {"x": 1}
 
 
 async def test_requests_before_the_handshake_carry_no_meta() -> None:
-    link = ScriptedTransport({"a": {"b": 1}})
-    assert await peer_on(link).request("a", {"x": 1}, RequestOptions(9)) == {"b": 1}
-    assert params_of(link.sent[0]) == {"x": 1}
+    transport = ScriptedTransport({"a": {"b": 1}})
+    assert await make_session(transport).request("a", {"x": 1}, RequestOptions(9)) == {"b": 1}
+    assert params_of(transport.sent[0]) == {"x": 1}
 
 
 # -- facts ------------------------------------------------------------------------------------
@@ -341,25 +348,25 @@ def page(*rows: JsonValue, cursor: JsonValue = None) -> JsonObject:
 
 async def test_lists_are_read_page_by_page() -> None:
     answers = one_after_the_other(page(1, 2, cursor="x"), page(cursor="y"), page(None))
-    link, peer = await met({"tools/list": answers}, "legacy")
-    assert await peer.read_pages("tools/list", "tools") == [1, 2, None]
-    asked = [params_of(frame) for frame in link.heard("tools/list")]
+    transport, session = await connected({"tools/list": answers}, "legacy")
+    assert await session.read_pages("tools/list", "tools") == [1, 2, None]
+    asked = [params_of(frame) for frame in transport.heard("tools/list")]
     assert asked == [{}, {"cursor": "x"}, {"cursor": "y"}]
-    assert peer.notes == []
+    assert session.notes == []
 
 
 @pytest.mark.parametrize("cursor", [None, "", 5, [], {}])
 async def test_invalid_cursor_ends_the_list(cursor: JsonValue) -> None:
-    _, peer = await met({"tools/list": page(1, cursor=cursor)})
-    assert await peer.read_pages("tools/list", "tools") == [1]
-    assert peer.notes == []
+    _, session = await connected({"tools/list": page(1, cursor=cursor)})
+    assert await session.read_pages("tools/list", "tools") == [1]
+    assert session.notes == []
 
 
 async def test_r21_pages_that_repeat_are_read_once_and_noted() -> None:
     answers = one_after_the_other(page(1, cursor="x"), page(2, cursor="y"), page(3, cursor="x"), page(4))
-    _, peer = await met({"tools/list": answers})
-    assert await peer.read_pages("tools/list", "tools") == [1, 2, 3]
-    assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
+    _, session = await connected({"tools/list": answers})
+    assert await session.read_pages("tools/list", "tools") == [1, 2, 3]
+    assert session.notes == ["tools/list repeats its pages; the rest was left out"]
 
 
 async def test_r21_a_list_without_end_is_capped_and_noted() -> None:
@@ -369,54 +376,54 @@ async def test_r21_a_list_without_end_is_capped_and_noted() -> None:
         asked.append(params)
         return page(len(asked), cursor=str(len(asked)))
 
-    _, peer = await met({"tools/list": endless}, limits=ServerLimits(pages=3))
-    assert await peer.read_pages("tools/list", "tools") == [1, 2, 3]
-    assert peer.notes == ["tools/list has more than 3 pages; the rest was left out"]
+    _, session = await connected({"tools/list": endless}, limits=ServerLimits(pages=3))
+    assert await session.read_pages("tools/list", "tools") == [1, 2, 3]
+    assert session.notes == ["tools/list has more than 3 pages; the rest was left out"]
 
 
 async def test_first_hundred_notes_are_kept() -> None:
-    _, peer = await met({})
+    _, session = await connected({})
     for number in (*range(5_000), *range(5_000)):
-        peer.note(f"oddity {number}")
-    assert peer.notes[:100] == [f"oddity {number}" for number in range(100)]
-    assert peer.notes[100:] == ["there is more of this kind, which is not listed"]
+        session.note(f"oddity {number}")
+    assert session.notes[:100] == [f"oddity {number}" for number in range(100)]
+    assert session.notes[100:] == ["there is more of this kind, which is not listed"]
 
 
 async def test_r21_a_list_that_is_read_again_is_noted_once() -> None:
-    _, peer = await met({"tools/list": page(1, cursor="x")})
-    await peer.read_pages("tools/list", "tools")
-    await peer.read_pages("tools/list", "tools")
-    assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
+    _, session = await connected({"tools/list": page(1, cursor="x")})
+    await session.read_pages("tools/list", "tools")
+    await session.read_pages("tools/list", "tools")
+    assert session.notes == ["tools/list repeats its pages; the rest was left out"]
 
 
 @pytest.mark.parametrize("rows", [None, {}, "odd", 5])
 async def test_r20_a_page_that_is_no_list_is_a_bad_answer(rows: JsonValue) -> None:
-    _, peer = await met({"tools/list": {"tools": rows}})
+    _, session = await connected({"tools/list": {"tools": rows}})
     with pytest.raises(InvalidResponseError, match="tools/list answered without a list of tools"):
-        await peer.read_pages("tools/list", "tools")
+        await session.read_pages("tools/list", "tools")
 
 
 async def test_all_pages_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, peer = await met({"tools/list": None}, limits=ServerLimits(list_s=60))
+    transport, session = await connected({"tools/list": None}, limits=ServerLimits(list_s=60))
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
 
         async def read() -> JsonObject:
-            return {"rows": list(await peer.read_pages("tools/list", "tools"))}
+            return {"rows": list(await session.read_pages("tools/list", "tools"))}
 
         reading = tasks.create_task(outcome_of(read()))
         for n in range(2):
-            sent = (await link.hears("tools/list", n + 1))[n]
+            sent = (await transport.hears("tools/list", n + 1))[n]
             await time.passes(25)
-            link.answer(sent["id"], page(n, cursor=str(n)))
-        await link.hears("tools/list", 3)
+            transport.answer(sent["id"], page(n, cursor=str(n)))
+        await transport.hears("tools/list", 3)
         assert not reading.done()
         await time.passes(15)
         failure = await reading
     assert isinstance(failure, RequestTimeoutError)
     assert str(failure) == "tools/list was not answered within 60 s in all"
-    (cancelled,) = link.heard("notifications/cancelled")
-    assert params_of(cancelled)["requestId"] == link.heard("tools/list")[2]["id"]
+    (cancelled,) = transport.heard("notifications/cancelled")
+    assert params_of(cancelled)["requestId"] == transport.heard("tools/list")[2]["id"]
 
 
 # -- calls and rounds of input ------------------------------------------------------------------
@@ -435,22 +442,22 @@ def question(method: str, **params: JsonValue) -> JsonObject:
 
 @pytest.mark.parametrize("answer", [DONE, {"content": []}, {"content": [], "resultType": None}])
 async def test_call_is_one_request_and_its_result(answer: JsonObject) -> None:
-    link, peer = await met({"tools/call": answer}, "legacy")
-    assert await call_tool(peer, {"a": None}) is answer
-    (sent,) = link.heard("tools/call")
+    transport, session = await connected({"tools/call": answer}, "legacy")
+    assert await call_tool(session, {"a": None}) is answer
+    (sent,) = transport.heard("tools/call")
     assert params_of(sent) == {"name": "t", "arguments": {"a": None}, "_meta": {"progressToken": sent["id"]}}
 
 
 async def test_progress_of_a_call_is_reported() -> None:
     heard: list[JsonObject] = []
-    link, peer = await met({"tools/call": None})
+    transport, session = await connected({"tools/call": None})
     async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(call_tool(peer, {}, heard.append))
-        (sent,) = await link.hears("tools/call")
+        call = tasks.create_task(call_tool(session, {}, heard.append))
+        (sent,) = await transport.hears("tools/call")
         token = meta_of(sent)["progressToken"]
         notice: JsonObject = {"progressToken": token, "progress": 1}
-        link.say({"method": "notifications/progress", "params": notice})
-        link.answer(sent["id"], DONE)
+        transport.say({"method": "notifications/progress", "params": notice})
+        transport.answer(sent["id"], DONE)
         assert await call == DONE
     assert heard == [{"progressToken": token, "progress": 1}]
 
@@ -471,12 +478,12 @@ async def test_input_is_provided_and_the_request_state_returned_verbatim() -> No
         asking(q3={"method": "roots/list", "params": 5}),
         DONE,
     )
-    link, peer = await met(
+    transport, session = await connected(
         {"tools/call": rounds}, elicit=answering("elicit"), sample=answering("sample"), roots=answering("roots")
     )
-    assert await call_tool(peer, {"a": 1}) == DONE
+    assert await call_tool(session, {"a": 1}) == DONE
     assert asked == [("elicit", {"message": "?"}), ("sample", {}), ("roots", {})]
-    first, second, third = [params_of(frame) for frame in link.heard("tools/call")]
+    first, second, third = [params_of(frame) for frame in transport.heard("tools/call")]
     assert "inputResponses" not in first
     assert second["inputResponses"] == {"q1": {"by": "elicit"}, "q2": {"by": "sample"}}
     assert second["requestState"] == state
@@ -484,24 +491,24 @@ async def test_input_is_provided_and_the_request_state_returned_verbatim() -> No
     assert "requestState" not in third
     for params in (first, second, third):
         assert (params["name"], params["arguments"]) == ("t", {"a": 1})
-    assert len({str(frame["id"]) for frame in link.heard("tools/call")}) == 3
+    assert len({str(frame["id"]) for frame in transport.heard("tools/call")}) == 3
 
 
 @pytest.mark.parametrize("asked", [question("elicitation/create"), question("tools/call"), {}, None, "text"])
 async def test_input_request_without_handler_ends_the_call(asked: JsonValue) -> None:
-    link, peer = await met({"tools/call": asking(q=asked)})
+    transport, session = await connected({"tools/call": asking(q=asked)})
     with pytest.raises(RpcError, match="is not allowed here") as caught:
-        await call_tool(peer, {})
+        await call_tool(session, {})
     assert caught.value.code == -32601
-    assert len(link.heard("tools/call")) == 1
+    assert len(transport.heard("tools/call")) == 1
 
 
 @pytest.mark.parametrize("questions", [None, {}, [], "odd"])
 async def test_empty_input_round_is_a_pause(questions: JsonValue) -> None:
     empty: JsonObject = {"resultType": "input_required", "inputRequests": questions}
-    link, peer = await met({"tools/call": one_after_the_other({**empty, "requestState": 1}, DONE)})
-    assert await call_tool(peer, {}) == DONE
-    again = params_of(link.heard("tools/call")[1])
+    transport, session = await connected({"tools/call": one_after_the_other({**empty, "requestState": 1}, DONE)})
+    assert await call_tool(session, {}) == DONE
+    again = params_of(transport.heard("tools/call")[1])
     assert (again["inputResponses"], again["requestState"]) == ({}, 1)
 
 
@@ -509,29 +516,29 @@ async def test_input_rounds_are_limited() -> None:
     async def answer(params: JsonObject) -> JsonObject:
         return {}
 
-    link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
+    transport, session = await connected({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     with pytest.raises(InvalidResponseError, match=f"asked for input more than {INPUT_ROUNDS} times"):
-        await call_tool(peer, {})
-    assert len(link.heard("tools/call")) == INPUT_ROUNDS + 1
+        await call_tool(session, {})
+    assert len(transport.heard("tools/call")) == INPUT_ROUNDS + 1
 
 
-async def test_malformed_input_request_is_not_handled() -> None:
+async def test_handler_runs_once_per_input_round() -> None:
     asked: list[JsonObject] = []
 
     async def answer(params: JsonObject) -> JsonObject:
         asked.append(params)
         return {}
 
-    _, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
+    _, session = await connected({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     with pytest.raises(InvalidResponseError):
-        await call_tool(peer, {})
+        await call_tool(session, {})
     assert len(asked) == INPUT_ROUNDS
 
 
 async def test_unknown_result_type_is_an_invalid_response() -> None:
-    _, peer = await met({"tools/call": {"resultType": "vendor/odd"}})
+    _, session = await connected({"tools/call": {"resultType": "vendor/odd"}})
     with pytest.raises(InvalidResponseError, match="tools/call answered with a result of type 'vendor/odd'"):
-        await call_tool(peer, {})
+        await call_tool(session, {})
 
 
 async def test_all_input_rounds_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,11 +546,11 @@ async def test_all_input_rounds_share_one_deadline(monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(math.inf)
         return {}
 
-    link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
+    transport, session = await connected({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(outcome_of(call_tool(peer, {})))
-        await link.hears("tools/call")
+        call = tasks.create_task(outcome_of(call_tool(session, {})))
+        await transport.hears("tools/call")
         await time.passes(LIMITS.call_hard_s)
         failure = await call
     assert isinstance(failure, RequestTimeoutError)
@@ -553,14 +560,14 @@ async def test_all_input_rounds_share_one_deadline(monkeypatch: pytest.MonkeyPat
 # -- changes and what a server pushes -----------------------------------------------------------
 
 
-async def test_subscription_has_no_deadline_and_its_own_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    link, peer = await met({"subscriptions/listen": None})
+async def test_subscription_has_no_deadline_and_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, session = await connected({"subscriptions/listen": None})
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
-        listening = [tasks.create_task(peer.listen(toolsListChanged=True, promptsListChanged=False)) for _ in range(2)]
-        sent = await link.hears("subscriptions/listen", 2)
+        listening = [
+            tasks.create_task(session.listen(toolsListChanged=True, promptsListChanged=False)) for _ in range(2)
+        ]
+        sent = await transport.hears("subscriptions/listen", 2)
         await time.passes(10**6)
         assert not any(task.done() for task in listening)
         assert len({str(frame["id"]) for frame in sent}) == 2
@@ -570,7 +577,7 @@ async def test_subscription_has_no_deadline_and_its_own_id(
             wanted = {"toolsListChanged": True, "promptsListChanged": False}
             assert params["notifications"] == wanted
             assert "io.modelcontextprotocol/protocolVersion" in meta_of(frame)
-            link.answer(frame["id"], {})
+            transport.answer(frame["id"], {})
     assert [task.result() for task in listening] == [None, None]
 
 
@@ -580,42 +587,42 @@ async def test_notifications_reach_their_listeners() -> None:
     def hear(method: str, params: JsonObject) -> None:
         heard.append(method)
 
-    link, peer = await met({}, on_notification=hear)
-    link.say({"method": "notifications/tools/list_changed"})
+    transport, session = await connected({}, on_notification=hear)
+    transport.say({"method": "notifications/tools/list_changed"})
     changes: list[bool] = []
-    peer.on_tools_changed = lambda: changes.append(True)
-    link.say({"method": "notifications/tools/list_changed"}, {"method": "notifications/message"})
+    session.on_tools_changed = lambda: changes.append(True)
+    transport.say({"method": "notifications/tools/list_changed"}, {"method": "notifications/message"})
     assert changes == [True]
     assert heard == ["notifications/tools/list_changed"] * 2 + ["notifications/message"]
 
 
 async def test_other_notifications_without_listener_are_ignored() -> None:
-    link, peer = await met({})
-    link.say({"method": "notifications/message"})
-    assert peer.connection.invalid_frames == 0
+    transport, session = await connected({})
+    transport.say({"method": "notifications/message"})
+    assert session.connection.invalid_frames == 0
 
 
 async def test_legacy_server_requests_reach_their_handler() -> None:
     async def roots(params: JsonObject) -> JsonObject:
         return {"roots": [], "seen": params}
 
-    link, peer = await met({}, "legacy", roots=roots)
-    link.say({"id": "a", "method": "roots/list", "params": {"x": 1}})
-    link.say({"id": "b", "method": "sampling/createMessage"})
+    transport, session = await connected({}, "legacy", roots=roots)
+    transport.say({"id": "a", "method": "roots/list", "params": {"x": 1}})
+    transport.say({"id": "b", "method": "sampling/createMessage"})
     await settled()
-    first, second = link.replies()
+    first, second = transport.replies()
     assert first["result"] == {"roots": [], "seen": {"x": 1}}
     refusal: JsonValue = {"code": -32601, "message": "sampling/createMessage is not allowed here"}
     assert second["error"] == refusal
-    await peer.connection.close()
+    await session.connection.close()
 
 
 async def test_declared_capabilities_follow_the_handlers() -> None:
     async def answer(params: JsonObject) -> JsonObject:
         return {}
 
-    link, _ = await met({}, "legacy", elicit=answer, sample=answer, roots=answer)
-    assert params_of(link.sent[0])["capabilities"] == {
+    transport, _ = await connected({}, "legacy", elicit=answer, sample=answer, roots=answer)
+    assert params_of(transport.sent[0])["capabilities"] == {
         "elicitation": {"form": {}, "url": {}},
         "sampling": {},
         "roots": {"listChanged": True},

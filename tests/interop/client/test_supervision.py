@@ -130,9 +130,7 @@ def test_failing_server_is_retried_forever(failures: int) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300), st.none() | st.floats(0, 1e6))))
-def test_delay_stays_between_retry_after_and_the_maximum(
-    falls: list[tuple[float, float, float | None]],
-) -> None:
+def test_delay_stays_between_retry_after_and_the_maximum(falls: list[tuple[float, float, float | None]]) -> None:
     record, now = RestartRecord(Supervision()), 0.0
     for gap, up_s, asked in falls:
         now += gap

@@ -2,23 +2,28 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.malformed import DIRTY, TOOLS
+from tests.support.scripts import unmeasured
 from tests.support.servers import honest
 from tests.support.strategies import json_values
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import clean_text
-from indusagi.interop.protocol_bridge.client.tools import model_name, read_tools
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerLimits, StdioServerConfig
+from indusagi.interop.protocol_bridge.client.tools import CHECKED_COST, find_output_mismatch, model_name, read_tools
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerLimits, StdioServerConfig, qualify_tool_name
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.core.notes import Note
+    from indusagi.runtime.contract import JsonSchema
 
 CONFIG = StdioServerConfig("srv", "run")
 UNUSABLE = {"not-an-object", "null-row", "no-name", "integer-name", "empty-name", "list-schema"}
@@ -246,3 +251,233 @@ def test_c24_a_description_that_gives_orders_is_cleaned_cut_and_flagged() -> Non
     said = " ".join(str(note) for note in notes)
     assert "invisible characters were removed from its definition" in said
     assert "its description was cut to 2,048 characters" in said
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+ACCEPTED = re.compile(r"^[A-Za-z0-9_-]{1,64}\Z")
+ODD = [
+    ("github", "create issue"),
+    ("party", "🎉" * 300),
+    ("a" * 300, "b" * 300),
+    ("a", "\ud800"),
+    ("", ""),
+    ("é", "dotted.name/part"),
+]
+
+parts = (
+    st.text(st.characters(), max_size=80)
+    | st.text(st.sampled_from("ab_-.🎉"), max_size=8)
+    | st.text(st.sampled_from("ab_"), min_size=290, max_size=300)
+)
+refs = st.builds(RemoteToolRef, parts, parts)
+
+
+@given(refs)
+def test_model_name_is_accepted_by_every_provider(ref: RemoteToolRef) -> None:
+    assert ACCEPTED.match(model_name(ref))
+
+
+@given(refs)
+def test_accepted_name_is_unchanged(ref: RemoteToolRef) -> None:
+    qualified = qualify_tool_name(ref)
+    assert (model_name(ref) == qualified) == bool(ACCEPTED.match(qualified))
+
+
+@given(st.lists(refs, unique=True, max_size=12))
+def test_different_tools_get_different_names(tools: list[RemoteToolRef]) -> None:
+    taken: set[str] = set()
+    for ref in tools:
+        name = model_name(ref, taken)
+        assert ACCEPTED.match(name)
+        assert name not in taken
+        taken.add(name)
+    assert len(taken) == len(tools)
+
+
+def test_identities_that_join_to_one_name_get_different_names() -> None:
+    first = model_name(RemoteToolRef("a", "b__c"))
+    second = model_name(RemoteToolRef("a__b", "c"), {first})
+    assert first == "a__b__c"
+    assert re.fullmatch(r"a__b__c_[0-9a-f]{8}", second)
+
+
+def test_taken_digest_name_gets_a_longer_digest() -> None:
+    ref = RemoteToolRef("a", "has some spaces")
+    taken: set[str] = set()
+    for length in range(8, 33):
+        name = model_name(ref, taken)
+        assert re.fullmatch(rf"a__has_some_spaces_[0-9a-f]{{{length}}}", name)
+        taken.add(name)
+
+
+def test_long_name_keeps_its_beginning_and_full_length() -> None:
+    name = model_name(RemoteToolRef("server", "n" * 70))
+    assert re.fullmatch(r"server__n{47}_[0-9a-f]{8}", name)
+    assert len(name) == 64
+
+
+@pytest.mark.process
+def test_name_is_the_same_in_every_process() -> None:
+    script = """
+import json, sys
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.client.tools import model_name
+refs = [RemoteToolRef(*ref) for ref in json.loads(sys.argv[1])]
+print(json.dumps([model_name(ref) for ref in refs]))
+"""
+    here = [model_name(RemoteToolRef(*ref)) for ref in ODD]
+    for seed in ("1", "2"):
+        there = subprocess.run(
+            [sys.executable, "-c", script, json.dumps(ODD)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**unmeasured(), "PYTHONHASHSEED": seed},
+        )
+        assert json.loads(there.stdout) == here
+
+
+# -- output check ------------------------------------------------------------------------------
+
+
+SUM: JsonSchema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+CATASTROPHIC = "^(a+)+$"
+VICTIM = "a" * 60 + "!"
+
+
+async def test_matching_result_has_no_mismatch() -> None:
+    assert await find_output_mismatch(SUM, {"sum": 5}) is None
+    assert await find_output_mismatch(SUM, {"sum": 5, "more": [None]}) is None
+    assert await find_output_mismatch({}, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [({"sum": "five"}, "'five' is not of type 'integer'"), ({}, "'sum' is a required property")]
+)
+async def test_mismatch_reports_the_first_problem(value: JsonValue, said: str) -> None:
+    assert await find_output_mismatch(SUM, value) == f"its structured content does not fit its output schema: {said}"
+
+
+async def test_missing_structured_content_is_reported() -> None:
+    said = "it declares an output schema and gave no structured content"
+    assert await find_output_mismatch(SUM, None) == said
+
+
+async def test_mismatch_message_is_clean_and_short() -> None:
+    said = await find_output_mismatch(SUM, {"sum": "\u202e" + "x" * 1_000})
+    assert said is not None
+    assert "\u202e" not in said
+    assert said.endswith("more characters]")
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": CATASTROPHIC},
+        {"anyOf": [{"pattern": CATASTROPHIC}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"pattern": CATASTROPHIC}}},
+    ],
+)
+async def test_pattern_is_never_evaluated(schema: JsonSchema) -> None:
+    assert await find_output_mismatch(schema, VICTIM) is None
+
+
+async def test_pattern_properties_are_never_evaluated() -> None:
+    schema: JsonSchema = {"patternProperties": {CATASTROPHIC: {"type": "null"}}}
+    assert await find_output_mismatch(schema, {VICTIM: 1}) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5},
+        {"type": "nothing-known"},
+        {"properties": []},
+        {"required": 5},
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "#"},
+        {"allOf": {"a": 1}},
+    ],
+)
+async def test_broken_schema_reports_no_mismatch(schema: JsonSchema) -> None:
+    assert await find_output_mismatch(schema, {"sum": 5}) is None
+
+
+async def test_unusable_schema_is_reported() -> None:
+    schema: JsonSchema = {"properties": {"sum": {"type": "integer", "minimum": "five"}}}
+    assert await find_output_mismatch(schema, {"sum": 5}) == "its output schema cannot be used: TypeError"
+
+
+@pytest.mark.parametrize("value", [[], False, "x", 5])
+async def test_non_object_result_is_reported_for_an_object_schema(value: JsonValue) -> None:
+    assert await find_output_mismatch(SUM, value) == "its structured content is not an object, as it promised"
+    assert await find_output_mismatch({"type": ["array", "object"]}, value) is None
+
+
+@pytest.mark.parametrize("step", ["allOf", "anyOf"])
+async def test_deep_schema_is_checked_quickly(step: str) -> None:
+    deep: JsonValue = {}
+    for _ in range(5_000):
+        deep = {step: [deep]}
+    assert isinstance(deep, dict)
+    assert await find_output_mismatch(deep, {}) is None
+
+
+async def test_exponential_references_are_checked_quickly() -> None:
+    levels = 60
+    defs: JsonObject = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(levels)
+    }
+    schema: JsonObject = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {}}}
+    assert await find_output_mismatch(schema, {"a": 1}) is None
+
+
+async def test_unique_items_are_not_compared() -> None:
+    schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array", "uniqueItems": True}}}
+    rows: list[JsonValue] = [{"n": n} for n in range(3_000)]
+    assert await find_output_mismatch(schema, {"rows": rows}) is None
+
+
+async def test_large_result_is_not_checked() -> None:
+    small: JsonValue = {"sum": "x" * 100}
+    large: JsonValue = {"sum": "x" * CHECKED_COST}
+    assert await find_output_mismatch(SUM, small) is not None
+    assert await find_output_mismatch(SUM, large) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["type", "properties", "required", "items", "anyOf", "pattern", "enum"]),
+        json_values,
+        max_size=3,
+    ),
+    json_values,
+)
+async def test_any_schema_and_result_can_be_checked(schema: JsonSchema, value: JsonValue) -> None:
+    said = await find_output_mismatch(schema, value)
+    assert said is None or said.startswith("it")
+
+
+async def test_infinite_number_is_not_checked() -> None:
+    assert await find_output_mismatch(SUM, json.loads('{"sum": 1e999}')) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"properties": {"pattern": {}}, "additionalProperties": False}, {"pattern": "x"}),
+        ({"properties": {"format": {}}, "additionalProperties": False}, {"format": "x"}),
+        ({"patternProperties": {"^x": {}}, "additionalProperties": False}, {"x1": 1}),
+        ({"not": {"pattern": "^a"}}, "b"),
+        ({"not": {"format": "date"}}, "b"),
+        ({"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, "b"),
+        ({"enum": [{"pattern": "x"}]}, {"pattern": "x"}),
+        ({"const": {"format": "x"}}, {"format": "x"}),
+    ],
+)
+async def test_matching_result_is_never_reported(schema: JsonSchema, value: JsonValue) -> None:
+    assert await find_output_mismatch(schema, value) is None

@@ -254,9 +254,7 @@ async def test_r27_a_redirect_from_https_to_http_is_not_followed(
     assert fault.detail.reason == "redirect"
 
 
-async def test_tls_certificate_must_match_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tls_certificate_must_match_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path)
     async with http_server(Modern(), tls=tls) as server:
         fault = await refusal(remote(server))
@@ -414,9 +412,7 @@ async def test_event_of_several_mib_passes(mib: int) -> None:
 # -- streams that come back too soon --------------------------------------------------------------
 
 
-async def test_reconnections_of_a_standing_stream_are_delayed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_reconnections_of_a_standing_stream_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard_module, "_PAUSE_FACTOR", 1e6)
     monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.01)
     async with http_server(Legacy(stream="closes")) as server:

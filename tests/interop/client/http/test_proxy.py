@@ -1,4 +1,4 @@
-"""Servers behind a proxy: the rules of the guard hold, and nobody learns what is not for him."""
+"""Servers behind a proxy: the rules of the guard hold, and secrets reach only their recipients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 
 HOST = "mcp.corp.test"
-"""A name that nobody but the proxy can make sense of."""
+"""A name that only the proxy can resolve."""
 SECRET = "canary-6f1d2c"
 PASSWORD = "canary-proxy-9ab3"
 PATIENT = ServerLimits(close_s=0.3)
@@ -55,9 +55,7 @@ async def works(endpoint: ServerEndpointImpl) -> bool:
 
 
 @pytest.mark.parametrize("behaviour", [Modern(), Legacy(events=True), OldSse()])
-async def test_server_is_reached_through_the_proxy(
-    behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_is_reached_through_the_proxy(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     async with http_server(behaviour) as server, http_proxy({HOST: server}) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url())
         kind = SseServerConfig if isinstance(behaviour, OldSse) else StreamableHttpServerConfig
@@ -135,9 +133,7 @@ async def test_concurrent_calls_pass_the_proxy() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_local_server_bypasses_the_environment_proxy(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_local_server_bypasses_the_environment_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with http_server(Modern()) as server, http_proxy() as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url())
         url = server.url.replace("127.0.0.1", host)
@@ -156,7 +152,7 @@ async def test_no_proxy_and_empty_proxy_connect_directly(
         monkeypatch.setenv("HTTP_PROXY", unwanted.url())
         monkeypatch.setenv("NO_PROXY", except_for)
         fault = await fault_of_opening(config(proxy=proxy))
-        # Nobody but the proxy knows the name: to have failed on it is to have gone directly.
+        # Only the proxy can resolve the name: a failure to resolve it proves a direct connection.
         assert "could not be reached: " in str(fault)
         assert "proxy" not in str(fault)
         assert unwanted.requests == []

@@ -266,7 +266,7 @@ async def test_progress_arrives_before_the_result(way: str) -> None:
     ]
 
 
-# The host that answers with JSON does not look whether anybody is still there to read it.
+# A host that responds with JSON does not detect that its client has gone.
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "http json"])
 async def test_cancellation_reaches_the_server_and_no_other_call(way: str) -> None:
     honest = Honest()

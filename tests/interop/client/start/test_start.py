@@ -195,7 +195,7 @@ class _Deaf:
 
 
 async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_LOOK_S", 60.0)  # whoever has a turn keeps it until it is up
+    monkeypatch.setattr(pacing, "_SAMPLE_S", 60.0)  # a start keeps its turn until it is up
     starting: set[str] = set()
     most = 0
 
@@ -229,7 +229,7 @@ async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others() -> No
 
 
 async def test_finding_c3_a_call_starts_its_server_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_LOOK_S", 60.0)
+    monkeypatch.setattr(pacing, "_SAMPLE_S", 60.0)
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
     config = BridgeConfig([fault("mute", limits=replace(FAST, connect_s=30)), honest(limits=FAST)])
     await fleet.start(config, waiting={"mute": "asleep", "honest": "asleep"})
