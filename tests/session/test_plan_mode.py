@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.model_server import calls, model_server, says
-from tests.support.sessions import Desk, texts
+from tests.support.sessions import SessionSetup, to_text
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.runtime.contract import ToolResult
@@ -39,8 +39,8 @@ def server() -> Iterator[ModelServer]:
 def ran(server: ModelServer, place: Path, patch: pytest.MonkeyPatch, *script: Reply, **flags: Any) -> list[str]:
     """Give the results of the calls, as the model received them."""
     server.script[:] = script
-    assert Desk(place, server).here(patch, **flags) == 0
-    return [texts(body["messages"][-1]) for body in server.requests[1:]]
+    assert SessionSetup(place, server).run_in_process(patch, **flags) == 0
+    return [to_text(body["messages"][-1]) for body in server.requests[1:]]
 
 
 def plans() -> list[str]:

@@ -18,7 +18,7 @@ from tests.commands.helpers import on_terminal
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.scripts import unmeasured
 from tests.support.servers import diary, fault, hidden, honest
-from tests.support.sessions import Desk, texts
+from tests.support.sessions import SessionSetup, to_text
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import make_local_context
@@ -54,22 +54,26 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Ran]:
     with model_server() as server:
-        yield Ran(Desk(tmp_path, server), server, monkeypatch, capfd)
+        yield Ran(SessionSetup(tmp_path, server), server, monkeypatch, capfd)
 
 
 class Ran:
     """Runs a script in a session, and gives its result object."""
 
     def __init__(
-        self, desk: Desk, server: ModelServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+        self,
+        setup: SessionSetup,
+        server: ModelServer,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
     ) -> None:
-        self.desk, self.server = desk, server
+        self.setup, self.server = setup, server
         self._monkeypatch, self._capfd = monkeypatch, capfd
         self.err = ""
 
     def __call__(self, *script: Reply, **flags: Any) -> dict[str, Any]:
         self.server.script[:] = script
-        code = self.desk.here(self._monkeypatch, output_format="json", **flags)
+        code = self.setup.run_in_process(self._monkeypatch, output_format="json", **flags)
         said = self._capfd.readouterr()
         self.err = said.err
         result: dict[str, Any] = json.loads(said.out) if said.out else {}
@@ -89,25 +93,25 @@ class Ran:
         ("\\u001b", "t<U+001B>ext"),
     ],
 )
-@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_finding_d4_invisible_characters_do_not_reach_a_model(ran: Ran, dialect: Any, hide: str, shown: str) -> None:
-    ran.desk.dialect = dialect
-    ran.desk.mount(hidden(hide))
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_finding_d4_invisible_characters_do_not_reach_a_model(ran: Ran, api: Any, hide: str, shown: str) -> None:
+    ran.setup.api = api
+    ran.setup.mount(hidden(hide))
     paint = calls("h__paint", colour="red", size="small", kind="oil")
     assert ran(paint, calls("h__refuse"), says("done"))["code"] == 0
     assert len(ran.server.requests) == 3
     for request in ran.server.requests:
         assert [text for text in iter_strings(request) if clean_text(text)[1]] == []
-    assert shown in texts(ran.server.requests[1])
+    assert shown in to_text(ran.server.requests[1])
 
 
 DECK_TOKENS = 3_000
 """Limit for the native tools in a request, in tokens of four bytes, as `indus tools` counts them."""
 
 
-@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(ran: Ran, dialect: Any) -> None:
-    ran.desk.dialect = dialect
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(ran: Ran, api: Any) -> None:
+    ran.setup.api = api
     assert ran(says("hello"))["code"] == 0
     told = ran.server.requests[0]["tools"]
     assert len(told) >= 17
@@ -137,13 +141,13 @@ LONG = "".join(f"line {number}\n" for number in range(1, 30))
 
 
 def answer_of(ran: Ran) -> str:
-    return texts(ran.server.requests[-1])
+    return to_text(ran.server.requests[-1])
 
 
 @pytest.mark.parametrize("how", ["continue_last", "resume"])
 def test_finding_c5_read_state_is_restored_with_a_conversation(ran: Ran, how: str) -> None:
-    ran.desk.cwd.mkdir()
-    path = ran.desk.cwd / "a.txt"
+    ran.setup.cwd.mkdir()
+    path = ran.setup.cwd / "a.txt"
     path.write_text(LONG, encoding="utf-8")
     first = ran(calls("read", path="a.txt"), says("read"))
     going_on = {how: first["session_id"] if how == "resume" else True}
@@ -157,8 +161,8 @@ def test_finding_c5_read_state_is_restored_with_a_conversation(ran: Ran, how: st
 
 
 def test_finding_c5_file_changed_between_two_runs_counts_as_changed(ran: Ran) -> None:
-    ran.desk.cwd.mkdir()
-    path = ran.desk.cwd / "a.txt"
+    ran.setup.cwd.mkdir()
+    path = ran.setup.cwd / "a.txt"
     path.write_text(LONG, encoding="utf-8")
     ran(calls("read", path="a.txt"), says("read"))
     path.write_text(LONG + "more\n", encoding="utf-8")
@@ -212,11 +216,9 @@ def test_repeated_calls_end_the_run_with_a_reason(ran: Ran) -> None:
         (Reply(status=500, error="oops"), "server", "oops"),
     ],
 )
-@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_refusal_of_a_model_is_one_line_and_exit_code_4(
-    ran: Ran, dialect: Any, reply: Reply, kind: str, said: str
-) -> None:
-    ran.desk.dialect = dialect
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_refusal_of_a_model_is_one_line_and_exit_code_4(ran: Ran, api: Any, reply: Reply, kind: str, said: str) -> None:
+    ran.setup.api = api
     done = ran(reply)
     assert (done["code"], done["fault"]["kind"]) == (4, kind)
     assert said in done["error"]
@@ -224,13 +226,13 @@ def test_refusal_of_a_model_is_one_line_and_exit_code_4(
 
 def test_full_context_window_is_reported(ran: Ran) -> None:
     message = "prompt is too long: 250000 tokens > 200000 maximum"
-    ran.desk.dialect = "anthropic"
+    ran.setup.api = "anthropic"
     done = ran(Reply(status=400, error=message))
     assert (done["code"], done["fault"]["kind"]) == (4, "context_window")
 
 
 @pytest.mark.parametrize(
-    ("dialect", "finish", "said"),
+    ("api", "finish", "said"),
     [
         ("openai", "length", "limit of words"),
         ("anthropic", "max_tokens", "limit of words"),
@@ -238,8 +240,8 @@ def test_full_context_window_is_reported(ran: Ran) -> None:
         ("openai", None, "may be cut off"),
     ],
 )
-def test_incomplete_answer_is_reported(ran: Ran, dialect: Any, finish: str | None, said: str) -> None:
-    ran.desk.dialect = dialect
+def test_incomplete_answer_is_reported(ran: Ran, api: Any, finish: str | None, said: str) -> None:
+    ran.setup.api = api
     done = ran(Reply(text=("half an ans",), finish=finish))
     assert (done["code"], done["result"]) == (0, "half an ans")
     (note,) = done["notes"]
@@ -248,7 +250,7 @@ def test_incomplete_answer_is_reported(ran: Ran, dialect: Any, finish: str | Non
 
 
 def test_unreachable_model_server_is_reported(ran: Ran) -> None:
-    ran.desk.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
+    ran.setup.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")
     assert "http://127.0.0.1:9/v1" in done["error"]
@@ -303,8 +305,8 @@ def test_full_disk_is_reported_and_the_run_continues(ran: Ran, monkeypatch: pyte
 @pytest.mark.anyio
 async def test_sigint_ends_a_run_that_waits_for_piped_input(tmp_path: Path) -> None:
     with model_server(says("never")) as server:
-        desk = Desk(tmp_path, server, environ={"PYTHONFAULTHANDLER": "1"})
-        process = desk.start("", stdin=subprocess.PIPE)
+        setup = SessionSetup(tmp_path, server, environ={"PYTHONFAULTHANDLER": "1"})
+        process = setup.start("", stdin=subprocess.PIPE)
         await until(lambda: _catches(process.pid, signal.SIGINT))
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 130
@@ -323,14 +325,14 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 
 
 def test_no_tools_flag_starts_no_server_and_sends_no_tools(ran: Ran) -> None:
-    ran.desk.mount(honest(id="srv"))
+    ran.setup.mount(honest(id="srv"))
     done = ran(says("hello"), no_tools=True)
     assert (done["code"], done["result"]) == (0, "hello")
     assert not ran.server.requests[0].get("tools")
 
 
 def test_every_turn_and_its_deck_are_recorded(ran: Ran) -> None:
-    ran.desk.mount(honest(id="srv"))
+    ran.setup.mount(honest(id="srv"))
     ran(calls("srv__mutate", kind="add"), calls("srv__extra", text="late"), says("done"))
     sent = [[tool["function"]["name"] for tool in body["tools"]] for body in ran.server.requests]
     assert "srv__extra" not in sent[0]
@@ -354,8 +356,8 @@ def test_every_turn_and_its_deck_are_recorded(ran: Ran) -> None:
 
 
 def test_failed_call_is_marked_if_the_api_has_an_error_mark(ran: Ran) -> None:
-    ran.desk.dialect = "anthropic"
-    ran.desk.mount(honest(id="srv"))
+    ran.setup.api = "anthropic"
+    ran.setup.mount(honest(id="srv"))
     ran(calls("srv__fail"), says("I see"))
     (answer,) = ran.server.requests[-1]["messages"][-1]["content"]
     assert answer["is_error"] is True
@@ -370,8 +372,8 @@ def test_system_prompt_is_identical_in_every_request(ran: Ran) -> None:
 
 
 def test_schemas_are_sent_unchanged(ran: Ran) -> None:
-    for dialect in ("openai", "anthropic"):
-        ran.desk.dialect = dialect
+    for api in ("openai", "anthropic"):
+        ran.setup.api = api
         ran(says("done"))
         sent = {}
         for tool in ran.server.requests[-1]["tools"]:
@@ -395,7 +397,7 @@ def test_finding_a5_session_has_no_card_without_a_backend(ran: Ran) -> None:
 
 
 def test_model_without_images_receives_descriptions(ran: Ran) -> None:
-    ran.desk.mount(honest(id="srv"))
+    ran.setup.mount(honest(id="srv"))
     refusal = Reply(status=500, error="image input is not supported by this model")
     done = ran(
         calls("srv__media"),
@@ -406,7 +408,7 @@ def test_model_without_images_receives_descriptions(ran: Ran) -> None:
         base_url=f"{ran.server.url}/v1",
     )
     assert (done["code"], done["result"]) == (0, "I cannot see it")
-    _, with_it, without, again = map(texts, ran.server.requests)
+    _, with_it, without, again = map(to_text, ran.server.requests)
     assert "data:image/png" in with_it
     for body in (without, again):
         assert "data:image/png" not in body
@@ -423,30 +425,30 @@ def test_refusal_for_another_reason_is_final(ran: Ran) -> None:
 
 def test_memory_is_a_file_of_the_project(ran: Ran) -> None:
     ran(calls("memory", action="append", content="use tabs"), says("done"))
-    path = ran.desk.cwd / ".indusvx" / "memory.md"
+    path = ran.setup.cwd / ".indusvx" / "memory.md"
     assert path.read_text(encoding="utf-8").strip() == "use tabs"
 
 
 def test_changes_of_a_turn_can_be_restored(ran: Ran) -> None:
-    ran.desk.cwd.mkdir()
-    (ran.desk.cwd / "a.txt").write_text("before", encoding="utf-8")
+    ran.setup.cwd.mkdir()
+    (ran.setup.cwd / "a.txt").write_text("before", encoding="utf-8")
     done = ran(calls("read", path="a.txt"), calls("write", path="a.txt", content="after"), says("done"))
-    assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "after"
+    assert (ran.setup.cwd / "a.txt").read_text(encoding="utf-8") == "after"
     kept = FileCheckpoints(os.path.join(conversations_dir(), done["session_id"], "checkpoints"))
     (node,) = kept.nodes()
 
     async def restore() -> None:
-        context = make_local_context(str(ran.desk.cwd))
+        context = make_local_context(str(ran.setup.cwd))
         await kept.restore(node, context.fs)
         kept.close()
 
     anyio.run(restore)
-    assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "before"
+    assert (ran.setup.cwd / "a.txt").read_text(encoding="utf-8") == "before"
 
 
 def test_sub_session_uses_the_same_servers_without_task(ran: Ran, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    ran.desk.mount(honest("--log", log, id="srv"))
+    ran.setup.mount(honest("--log", log, id="srv"))
     done = ran(
         calls("task", objective="count", context="to three"),
         calls("srv__echo", text="in the sub-session"),
@@ -459,18 +461,18 @@ def test_sub_session_uses_the_same_servers_without_task(ran: Ran, tmp_path: Path
     apart = {"task", "enter_plan_mode", "exit_plan_mode"}
     assert not apart & set(names)
     assert {*names, *apart} == {tool["function"]["name"] for tool in outer["tools"]}
-    assert "count\n\nWhat is known:\nto three" in texts(inner)
-    assert "the prompt" not in texts({"messages": inner["messages"][1:]})
-    assert "the report" in texts(last)
-    assert "in the sub-session" not in texts(last)
+    assert "count\n\nWhat is known:\nto three" in to_text(inner)
+    assert "the prompt" not in to_text({"messages": inner["messages"][1:]})
+    assert "the report" in to_text(last)
+    assert "in the sub-session" not in to_text(last)
     assert len(diary(log, "start")) == 1
-    transcript = open_transcript(str(ran.desk.cwd), resume=done["session_id"])
+    transcript = open_transcript(str(ran.setup.cwd), resume=done["session_id"])
     assert sum(row["op"] == "turn" for row in transcript.rows()) == 4
     transcript.close()
 
 
 def test_finding_a18_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
-    whole = str(ran.desk.cwd / "b.txt")
+    whole = str(ran.setup.cwd / "b.txt")
     ran(
         calls("task", objective="write"),
         calls("write", path="a.txt", content="one"),
@@ -481,23 +483,23 @@ def test_finding_a18_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
         says("done"),
         approval="all",
     )
-    assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "three"
-    assert '"files":["a.txt","b.txt"]' in texts(ran.server.requests[-1])
+    assert (ran.setup.cwd / "a.txt").read_text(encoding="utf-8") == "three"
+    assert '"files":["a.txt","b.txt"]' in to_text(ran.server.requests[-1])
 
 
 def test_sub_session_at_its_limit_reports_and_can_be_resumed(ran: Ran) -> None:
     half = Reply(text=("found a bit",), calls=(("ls", {}),))
     done = ran(calls("task", objective="dig", maxTurns=1), half, says("I see"))
     assert done["code"] == 0
-    answer = texts(ran.server.requests[-1])
+    answer = to_text(ran.server.requests[-1])
     assert "Ended early (turns)" in answer
     assert "found a bit" in answer
     identity = answer.partition('"id":"')[2][:26]
     ran(calls("task", objective="go on", resume=identity), says("found all"), says("fine"), resume=done["session_id"])
-    inner = texts(ran.server.requests[-2])
+    inner = to_text(ran.server.requests[-2])
     assert "dig" in inner
     assert "go on" in inner
-    assert "found all" in texts(ran.server.requests[-1])
+    assert "found all" in to_text(ran.server.requests[-1])
 
 
 def test_explore_sub_session_has_read_only_tools(ran: Ran) -> None:
@@ -514,7 +516,7 @@ def test_sub_session_without_budget_reports_it(ran: Ran) -> None:
 
 def test_long_report_is_truncated(ran: Ran) -> None:
     ran(calls("task", objective="tell"), says("x" * 60_000), says("long"))
-    assert "[the report went on]" in texts(ran.server.requests[-1])
+    assert "[the report went on]" in to_text(ran.server.requests[-1])
 
 
 def test_task_with_a_damaged_history_is_reported(ran: Ran) -> None:
@@ -526,7 +528,7 @@ def test_task_with_a_damaged_history_is_reported(ran: Ran) -> None:
     task.close()
     asked = calls("task", objective="go on", resume=identity)
     ran(asked, says("hm"), resume=done["session_id"])
-    assert "what was kept of it cannot be read" in texts(ran.server.requests[-1])
+    assert "what was kept of it cannot be read" in to_text(ran.server.requests[-1])
 
 
 @pytest.mark.anyio
@@ -539,20 +541,20 @@ async def test_task_before_the_session_is_open_is_an_error(tmp_path: Path) -> No
 
 def test_unknown_task_cannot_be_resumed(ran: Ran) -> None:
     ran(calls("task", objective="x", resume="../../etc"), says("hm"))
-    assert "There is no task '../../etc'" in texts(ran.server.requests[-1])
+    assert "There is no task '../../etc'" in to_text(ran.server.requests[-1])
 
 
 # -- the gate --------------------------------------------------------------------------------------
 
 
 def test_headless_run_executes_only_what_a_rule_allows(ran: Ran) -> None:
-    ran.desk.mount(honest(id="srv"))
+    ran.setup.mount(honest(id="srv"))
     script = (calls("bash", command="touch made"), calls("srv__echo", text="x"), calls("ls"), says("done"))
     done = ran(*script, approval="ask", allow=("srv__echo",))
     assert [one["name"] for one in done["denied"]] == ["bash"]
-    assert not (ran.desk.cwd / "made").exists()
-    assert "Nobody is there to be asked" in texts(ran.server.requests[0])
-    assert "Allowed: srv__echo." in texts(ran.server.requests[0])
+    assert not (ran.setup.cwd / "made").exists()
+    assert "Nobody is there to be asked" in to_text(ran.server.requests[0])
+    assert "Allowed: srv__echo." in to_text(ran.server.requests[0])
 
 
 def test_invalid_rule_is_one_line_and_exit_code_2(ran: Ran) -> None:
@@ -577,13 +579,13 @@ class Refusing:
 
 def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
     ran.server.script[:] = script
-    for name, value in ran.desk.variables().items():
+    for name, value in ran.setup.build_environment().items():
         monkeypatch.setenv(name, value)
 
     def wrap(card: Capability) -> Capability:
         return Refusing(card) if card.name == "bash" else card
 
-    asked = Invocation(**ran.desk.asked(output_format="json"))
+    asked = Invocation(**ran.setup.build_fields(output_format="json"))
     return run_headless(asked, PermissionSetup(wrap=wrap, posture="No commands are allowed here."))
 
 
@@ -595,7 +597,7 @@ def test_denied_call_is_listed_and_the_run_continues(
     (denied,) = json.loads(said.out)["denied"]
     assert denied["name"] == "bash"
     assert "nobody is there to ask" in denied["reason"]
-    assert "No commands are allowed here." in texts(ran.server.requests[0])
+    assert "No commands are allowed here." in to_text(ran.server.requests[0])
 
 
 def test_sub_session_has_the_permissions_of_its_parent(
@@ -605,7 +607,7 @@ def test_sub_session_has_the_permissions_of_its_parent(
     assert guarded(ran, monkeypatch, *script) == 0
     (denied,) = json.loads(capfd.readouterr().out)["denied"]
     assert denied["name"] == "bash"
-    assert "nobody is there to ask" in texts(ran.server.requests[2])
+    assert "nobody is there to ask" in to_text(ran.server.requests[2])
 
 
 # -- ends ------------------------------------------------------------------------------------------
@@ -614,10 +616,10 @@ def test_sub_session_has_the_permissions_of_its_parent(
 @pytest.mark.anyio
 async def test_r17_signal_during_server_start_ends_everything(tmp_path: Path) -> None:
     with model_server(says("never")) as server:
-        desk = Desk(tmp_path, server)
+        setup = SessionSetup(tmp_path, server)
         log = tmp_path / "log"
-        desk.mount(fault("hang", "--log", log, id="late"))
-        process = desk.start()
+        setup.mount(fault("hang", "--log", log, id="late"))
+        process = setup.start()
         await until(lambda: bool(diary(log, "start")))
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
@@ -629,10 +631,10 @@ async def test_r17_signal_during_server_start_ends_everything(tmp_path: Path) ->
 async def test_r17_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with model_server(Reply(text=("Once",), stalls=True)) as server:
-        desk = Desk(tmp_path, server)
+        setup = SessionSetup(tmp_path, server)
         # A server that does not go by itself: closing it in peace takes its time.
-        desk.mount(fault("stubborn", "--log", log, id="srv"))
-        process = desk.start(output_format="stream-json")
+        setup.mount(fault("stubborn", "--log", log, id="srv"))
+        process = setup.start(output_format="stream-json")
         await until(server.speaking.is_set)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
@@ -647,8 +649,8 @@ async def test_r17_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_r17_blocked_standard_output_does_not_delay_the_end(tmp_path: Path) -> None:
     with model_server(Reply(text=("x" * 200_000,), stalls=True)) as server:
-        desk = Desk(tmp_path, server)
-        process = desk.start()
+        setup = SessionSetup(tmp_path, server)
+        process = setup.start()
         await until(server.speaking.is_set)
         assert process.stdout is not None
         assert os.read(process.stdout.fileno(), 1) == b"x"
@@ -671,13 +673,13 @@ async def test_unwritable_standard_output_ends_the_run(
 ) -> None:
     """A closed pipe and a full disk have different exit codes."""
     ran.server.script[:] = [says("hello"), says("never")]
-    for name, value in ran.desk.variables().items():
+    for name, value in ran.setup.build_environment().items():
         monkeypatch.setenv(name, value)
     reading, writing = os.pipe()
     os.close(reading)
     full = os.open("/dev/full", os.O_WRONLY)
     try:
-        asked = Invocation(**ran.desk.asked(output_format=shape))
+        asked = Invocation(**ran.setup.build_fields(output_format=shape))
         page = StdoutWriter(writing if gone else full)
         found = await answer_prompt(asked, PermissionSetup(), writer=page, cancel=CancelToken())
     finally:
@@ -707,13 +709,13 @@ sys.exit(code)
 def test_finding_b13_run_does_not_import_a_provider_sdk(ran: Ran) -> None:
     """The SDK of OpenAI alone takes nearly as long to import as the whole model loop."""
     ran.server.script[:] = [says("hello")]
-    told = [f"--{key}={ran.desk.asked()[key]}" for key in ("cwd", "prompt", "model")]
+    told = [f"--{key}={ran.setup.build_fields()[key]}" for key in ("cwd", "prompt", "model")]
     done = subprocess.run(
         [sys.executable, "-c", _LOADED, *[one.replace("--prompt", "--print") for one in told]],
         capture_output=True,
         text=True,
         check=True,
-        env={**unmeasured(), **ran.desk.variables()},
+        env={**unmeasured(), **ran.setup.build_environment()},
     )
     loaded = set(done.stderr.split())
     assert done.stdout == "hello\n"
@@ -731,31 +733,31 @@ def test_finding_b13_garbage_is_collected_once_everything_is_imported(ran: Ran) 
         gc.unfreeze()
 
 
-@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
 def test_finding_b12_library_prints_nothing_on_the_terminal(
-    ran: Ran, dialect: Any, monkeypatch: pytest.MonkeyPatch
+    ran: Ran, api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pydantic-ai prints no banner in tests and in CI; on a terminal a variable turns it off."""
     for name in [*os.environ]:
         if name == "CI" or name.startswith(("PYTEST", "COV", "PYDANTIC")):
             monkeypatch.delenv(name)
-    ran.desk.dialect = dialect
-    for name, value in ran.desk.variables().items():
+    ran.setup.api = api
+    for name, value in ran.setup.build_environment().items():
         monkeypatch.setenv(name, value)
     ran.server.script[:] = [says("hello")]
-    given = ran.desk.asked()
-    told = on_terminal(*("-C", given["cwd"], "-p", given["prompt"], "--model", given["model"]), cwd=ran.desk.cwd)
+    given = ran.setup.build_fields()
+    told = on_terminal(*("-C", given["cwd"], "-p", given["prompt"], "--model", given["model"]), cwd=ran.setup.cwd)
     assert told == "hello\n"
 
 
 def test_finding_b12_change_of_a_definition_is_reported_once(ran: Ran) -> None:
-    ran.desk.mount(hidden("\\u2066"))
+    ran.setup.mount(hidden("\\u2066"))
     first, second = ran(says("one")), ran(says("two"))
     assert any("invisible characters were removed" in note for note in first["notes"])
     assert second["notes"] == []
     assert ran.err == ""
     long = json.dumps({"description": "d" * 5_000, "inputSchema": {"type": "object"}})
-    ran.desk.mount(honest("--rich", long, id="r"))
+    ran.setup.mount(honest("--rich", long, id="r"))
     third, fourth = ran(says("three")), ran(says("four"))
     assert third["notes"] == ["server 'r', tool 'rich': its description was cut to 2,048 characters"]
     assert fourth["notes"] == []
@@ -786,10 +788,10 @@ for line in sys.stdin:
 @pytest.fixture
 def require_permission(ran: Ran) -> Path:
     """Mount a known server that starts only when a file appears."""
-    folder = ran.desk.folder / "server"
+    folder = ran.setup.folder / "server"
     folder.mkdir()
     row = {"command": sys.executable, "args": ["-c", _GATED], "cwd": str(folder)}
-    ran.desk.rows["s"] = {**row, "env": {}}
+    ran.setup.rows["s"] = {**row, "env": {}}
     assert ran(says("known now"))["code"] == 0
     return folder
 
@@ -815,12 +817,12 @@ def test_finding_b13_run_does_not_wait_for_a_known_server(ran: Ran, require_perm
     assert (done["code"], done["notes"]) == (0, [])
     first, second = ran.server.requests[asked:]
     assert "s__say" in [tool["function"]["name"] for tool in first["tools"]]
-    assert "it is up" in texts(second)
+    assert "it is up" in to_text(second)
 
 
 def test_finding_b13_run_waits_for_a_required_server(ran: Ran, require_permission: Path) -> None:
     os.mkfifo(require_permission / "gate")
-    ran.desk.rows["s"] |= {"required": True, "startupTimeoutSec": 0.3}
+    ran.setup.rows["s"] |= {"required": True, "startupTimeoutSec": 0.3}
     asked = len(ran.server.requests)
     assert ran(says("never"))["code"] == ExitCode.SERVER_MISSING
     assert len(ran.server.requests) == asked

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
-Dialect = Literal["openai", "anthropic"]
+ModelApi = Literal["openai", "anthropic"]
 
 
 @dataclass
-class Desk:
+class SessionSetup:
     """A working directory with everything that a session needs."""
 
     folder: Path
     server: ModelServer
-    dialect: Dialect = "openai"
+    api: ModelApi = "openai"
     rows: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """MCP servers, as in a configuration file."""
     environ: dict[str, str] = field(default_factory=dict[str, str])
@@ -46,28 +46,28 @@ class Desk:
         row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}
         self.rows[config.id] = {**row, **more}
 
-    def variables(self) -> dict[str, str]:
+    def build_environment(self) -> dict[str, str]:
         """Build the variables with the address and key of the model."""
-        if self.dialect == "anthropic":
+        if self.api == "anthropic":
             return {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
         return {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
 
-    def asked(self, prompt: str = "the prompt", **flags: Any) -> dict[str, Any]:
+    def build_fields(self, prompt: str = "the prompt", **flags: Any) -> dict[str, Any]:
         """Build the fields of an invocation."""
         self.cwd.mkdir(exist_ok=True)
         given: dict[str, Any] = {"cwd": str(self.cwd), "prompt": prompt, "approval": "all"}
-        given["model"] = "anthropic:scripted" if self.dialect == "anthropic" else "openai:scripted"
+        given["model"] = "anthropic:scripted" if self.api == "anthropic" else "openai:scripted"
         if self.rows:
             path = self.folder / "mcp.json"
             path.write_text(json.dumps({"mcpServers": self.rows}), encoding="utf-8")
             given["mcp"] = (str(path),)
         return {**given, **flags}
 
-    def here(self, monkeypatch: pytest.MonkeyPatch, prompt: str = "the prompt", **flags: Any) -> int:
+    def run_in_process(self, monkeypatch: pytest.MonkeyPatch, prompt: str = "the prompt", **flags: Any) -> int:
         """Run the session in this process."""
-        for name, value in {**self.variables(), **self.environ}.items():
+        for name, value in {**self.build_environment(), **self.environ}.items():
             monkeypatch.setenv(name, value)
-        return run_headless(Invocation(**self.asked(prompt, **flags)))
+        return run_headless(Invocation(**self.build_fields(prompt, **flags)))
 
     def start(
         self,
@@ -78,25 +78,26 @@ class Desk:
         **flags: Any,
     ) -> subprocess.Popen[str]:
         """Start the session in a process of its own."""
-        inherited = {name: value for name, value in os.environ.items() if _plain(name)}
+        # Unbuffered output would hide a missing flush.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         return subprocess.Popen(
-            [command(), *_words(self.asked(prompt, **flags))],
+            [command(), *_build_command_line(self.build_fields(prompt, **flags))],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            env={**inherited, **self.variables(), **self.environ},
+            env={**inherited, **self.build_environment(), **self.environ},
         )
 
-    def done(self, prompt: str = "the prompt", **flags: Any) -> Done:
+    def run_process(self, prompt: str = "the prompt", **flags: Any) -> ProcessResult:
         """Run the session in a process of its own to its end."""
         process = self.start(prompt, **flags)
         out, err = process.communicate(timeout=25)
-        return Done(process.returncode, out, err)
+        return ProcessResult(process.returncode, out, err)
 
 
 @dataclass(frozen=True)
-class Done:
+class ProcessResult:
     """Exit code and output of a session."""
 
     code: int
@@ -104,10 +105,10 @@ class Done:
     err: str
 
 
-def _words(asked: Mapping[str, Any]) -> list[str]:
+def _build_command_line(fields: Mapping[str, Any]) -> list[str]:
     """Write an invocation as a command line."""
-    words = ["-C", asked["cwd"], "-p", asked["prompt"]]
-    for key, value in asked.items():
+    words = ["-C", fields["cwd"], "-p", fields["prompt"]]
+    for key, value in fields.items():
         if key in {"cwd", "prompt"}:
             continue
         flag = {"continue_last": "--continue"}.get(key, f"--{key.replace('_', '-')}")
@@ -119,11 +120,6 @@ def _words(asked: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _plain(name: str) -> bool:
-    # Unbuffered output would hide a missing flush.
-    return name != "PYTHONUNBUFFERED"
-
-
-def texts(body: Mapping[str, Any]) -> str:
+def to_text(body: Mapping[str, Any]) -> str:
     """Write a request as one text without the JSON escapes of newlines and quotes."""
     return json.dumps(body, ensure_ascii=False).replace("\\n", "\n").replace('\\"', '"')
