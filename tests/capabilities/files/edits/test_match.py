@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indusagi.capabilities.files.edits.indent import infer_unit, reindent
-from indusagi.capabilities.files.edits.match import MatchStrategy, NoMatch, TextMatch, find_match, normalize_endings
+from indusagi.capabilities.files.edits.match import (
+    MatchStrategy,
+    NoMatch,
+    TextMatch,
+    find_match,
+    infer_unit,
+    normalize_endings,
+    reindent,
+)
 from indusagi.capabilities.files.edits.replace import splice
 from indusagi.capabilities.files.text.display import has_line_numbers, strip_line_numbers
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rapidfuzz import fuzz
 
-from indusagi.capabilities.files.edits import suggest as module
-from indusagi.capabilities.files.edits.suggest import MAX_SHOWN_LINES, find_closest_match
+from indusagi.capabilities.files.edits import replace as module
+from indusagi.capabilities.files.edits.replace import MAX_SHOWN_LINES, find_closest_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable
