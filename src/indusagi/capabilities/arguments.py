@@ -131,8 +131,8 @@ async def load_validator() -> None:
 def find_similar_name(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar name, ignoring case, underscores and hyphens; None if none is close."""
     known = {_bare(candidate): candidate for candidate in names}
-    found = difflib.get_close_matches(_bare(name), known, n=1)
-    return known[found[0]] if found else None
+    matches = difflib.get_close_matches(_bare(name), known, n=1)
+    return known[matches[0]] if matches else None
 
 
 def _bare(name: str) -> str:
@@ -168,9 +168,9 @@ def _sentences(error: ValidationError) -> Iterator[str]:
 
 
 def _missing(error: ValidationError) -> Iterator[str]:
-    given = cast("JsonObject", error.instance)
-    unknown = [key for key in given if key not in _properties(error)][:_COMPARED_NAMES]
-    missing = [key for key in cast("list[str]", error.validator_value) if key not in given]
+    arguments = cast("JsonObject", error.instance)
+    unknown = [key for key in arguments if key not in _properties(error)][:_COMPARED_NAMES]
+    missing = [key for key in cast("list[str]", error.validator_value) if key not in arguments]
     for number, key in enumerate(missing):
         meant = find_similar_name(key, unknown) if number < _SHOWN_PROBLEMS else None
         hint = f"; {meant!r} was given, which is not its name" if meant else ""

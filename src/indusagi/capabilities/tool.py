@@ -234,21 +234,21 @@ async def prepare_call(
     """
     try:
         # A copy: neither the tool nor the caller can change the arguments of the other. Some models send null for none.
-        given: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
+        prepared: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
         if coerce is not None:
-            given = coerce(given)
-        if checker is None and is_json_object(given):
-            compact_json(given)
-            return given
-        problems = ["the arguments must be an object"] if checker is None else await checker.check(given)
+            prepared = coerce(prepared)
+        if checker is None and is_json_object(prepared):
+            compact_json(prepared)
+            return prepared
+        problems = ["the arguments must be an object"] if checker is None else await checker.check(prepared)
     except (NotJson, RecursionError) as exc:
-        given, problems = None, [f"the arguments are {exc}"]
+        prepared, problems = None, [f"the arguments are {exc}"]
     except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator fails on
         return ToolResult.error(f"{name} cannot check its arguments: {_reason(exc)}", code="bad_schema")
     if problems:
         listed = "".join(f"\n- {problem}" for problem in problems)
         return ToolResult.error(f"{name} was not run, the arguments do not fit:{listed}", code="invalid_arguments")
-    return CheckedArguments(cast("JsonObject", given), None if checker is None else checker.schema)
+    return CheckedArguments(cast("JsonObject", prepared), None if checker is None else checker.schema)
 
 
 def make_result(name: str, answer: object) -> ToolResult:

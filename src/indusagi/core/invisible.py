@@ -32,13 +32,13 @@ def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonVal
 
 def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str, str]:
     """Clean the keys of one object and keep them distinct; in the given order."""
-    given = list(names)
-    shown = {name: clean(name)[0] for name in given}
+    keys = list(names)
+    shown = {name: clean(name)[0] for name in keys}
     uses: dict[str, int] = {}
     for name in shown.values():
         uses[name] = uses.get(name, 0) + 1
-    taken = {name for name in given if shown[name] == name}
-    for name in given:
+    taken = {name for name in keys if shown[name] == name}
+    for name in keys:
         if shown[name] == name:
             continue
         if not shown[name] or uses[shown[name]] > 1:
@@ -55,13 +55,13 @@ def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str
 def iter_strings(value: JsonValue) -> Iterator[str]:
     """Yield every string in a value, keys included; a shared or cyclic container is visited once."""
     pending: list[object] = [value]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while pending:
         inner = pending.pop()
         if isinstance(inner, str):
             yield inner
-        elif _is_container(inner) and id(inner) not in seen:
-            seen.add(id(inner))
+        elif _is_container(inner) and id(inner) not in visited:
+            visited.add(id(inner))
             pending.extend(inner)
             if isinstance(inner, dict):
                 pending.extend(inner.values())
@@ -81,7 +81,7 @@ def _rebuild(root: JsonValue, clean: CleanText) -> JsonValue:
         if _is_container(source):
             if id(source) not in copies:
                 copies[id(source)], children = _open(source, clean)
-                pending.extend((inner, copies[id(source)], at) for at, inner in children)
+                pending.extend((inner, copies[id(source)], key) for key, inner in children)
             target[step] = copies[id(source)]
         else:
             target[step] = clean(source)[0] if isinstance(source, str) else source
