@@ -48,22 +48,22 @@ def _pairs(pairs: list[tuple[str, Any]]) -> Any:
 
 
 class Front:
-    """A client that says what the test says, and keeps what it hears."""
+    """A client that sends frames of the test, and records those it receives."""
 
     def __init__(self, say: Callable[[bytes], None]) -> None:
         self.link: Any = None
         """Its end of a link in memory."""
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._say = say
         self._stirred = asyncio.Event()
         self._read = 0
 
     def hear(self, text: bytes) -> None:
-        self.heard.append(text)
+        self.received.append(text)
         self._stirred.set()
 
     def frames(self) -> list[Any]:
-        return [json.loads(text) for text in self.heard]
+        return [json.loads(text) for text in self.received]
 
     def say(self, method: str, params: Any = None, identity: Any = None) -> None:
         frame: dict[str, Any] = {"jsonrpc": "2.0"}
@@ -78,11 +78,11 @@ class Front:
     async def next_frame(self) -> bytes:
         """Give what is heard next."""
         with anyio.fail_after(LIMIT_S):
-            while self._read >= len(self.heard):
+            while self._read >= len(self.received):
                 self._stirred.clear()
                 await self._stirred.wait()
         self._read += 1
-        return self.heard[self._read - 1]
+        return self.received[self._read - 1]
 
     async def exchange(self, method: str, params: Any = None, identity: Any = 1) -> list[bytes]:
         """Ask, answer what is asked back, and give all that is heard up to the answer."""
@@ -107,7 +107,7 @@ class Front:
         assert "result" in await self.ask("initialize", HELLO, "hello")
         self.say("notifications/initialized")
 
-    async def hears(self, test: Callable[[Any], bool]) -> Any:
+    async def wait_for(self, test: Callable[[Any], bool]) -> Any:
         """Wait until something is heard that passes a test, and give it."""
         with anyio.fail_after(LIMIT_S):
             while True:
@@ -234,10 +234,10 @@ class HttpFront(Front):
             heard.append(json.loads(body))
             self.hear(body)
 
-    async def hears_raw(self, identity: Any) -> bytes:
+    async def wait_for_raw(self, identity: Any) -> bytes:
         """Wait for the answer to a request, and give it as it was written."""
-        await self.hears(lambda frame: frame.get("id") == identity)
-        return next(text for text in self.heard if json.loads(text).get("id") == identity)
+        await self.wait_for(lambda frame: frame.get("id") == identity)
+        return next(text for text in self.received if json.loads(text).get("id") == identity)
 
     def listen(self) -> None:
         """Open the standing stream."""

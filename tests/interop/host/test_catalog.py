@@ -76,13 +76,13 @@ def test_the_listing_is_made_once_until_the_tools_change() -> None:
     assert catalog.listing() is first
     assert bench.asked == 1
     assert isinstance(first.legacy, EncodedObject)
-    told: list[str] = []
-    forget = catalog.listen(lambda: told.append("changed"))
+    response: list[str] = []
+    forget = catalog.listen(lambda: response.append("changed"))
     assert not catalog.refresh()
     bench.add("late", bench._echo)
     assert catalog.refresh()
     forget()
     bench.add("later", bench._echo)
     assert catalog.refresh()
-    assert told == ["changed"]
+    assert response == ["changed"]
     assert [*catalog.listing().schemas][-2:] == ["late", "later"]

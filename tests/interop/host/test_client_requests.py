@@ -1,4 +1,4 @@
-"""What a server asks in the middle of a call reaches the client that made the call, or nobody."""
+"""A request of a server during a call reaches the client that made the call, or no client."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstr
     async with mounted(upstream) as bridge:
         host = create_provider_host(bridge.box)
         async with client_of(host, front, elicitation_callback=named("Ada"), sampling_callback=sample) as client:
-            told = await client.call_tool("honest__ask", ASK)
-            assert told.structured_content == {"action": "accept", "content": {"name": "Ada"}}
+            response = await client.call_tool("honest__ask", ASK)
+            assert response.structured_content == {"action": "accept", "content": {"name": "Ada"}}
             twice = {"method": "sampling/createMessage", "rounds": 2}
-            told = await client.call_tool("honest__ask", twice)
-            assert told.structured_content is not None
-            assert told.structured_content["content"] == {"type": "text", "text": "something"}
+            response = await client.call_tool("honest__ask", twice)
+            assert response.structured_content is not None
+            assert response.structured_content["content"] == {"type": "text", "text": "something"}
 
 
 @pytest.mark.parametrize("upstream", ["legacy", "modern"])
@@ -92,10 +92,10 @@ async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstr
 async def test_a_client_without_the_capability_gets_no_request(front: str, upstream: str) -> None:
     async with mounted(upstream) as bridge:
         async with client_of(create_provider_host(bridge.box), front) as client:
-            told = await client.call_tool("honest__ask", ASK)
-    assert "Ada" not in str(told)
-    refused = "the client cannot be asked" in str(told) or "this needs" in str(told)
-    assert told.is_error or refused
+            response = await client.call_tool("honest__ask", ASK)
+    assert "Ada" not in str(response)
+    refused = "the client cannot be asked" in str(response) or "this needs" in str(response)
+    assert response.is_error or refused
 
 
 async def test_a_question_that_may_belong_to_two_clients_reaches_neither() -> None:
@@ -126,8 +126,8 @@ async def test_a_question_that_may_belong_to_two_clients_reaches_neither() -> No
 
             tasks.start_soon(slow)
             await began.wait()
-            told = await two.call_tool("honest__ask", ASK)
-            assert "cannot be told which client" in str(told.structured_content)
+            response = await two.call_tool("honest__ask", ASK)
+            assert "cannot be response which client" in str(response.structured_content)
             tasks.cancel_scope.cancel()
     assert asked == []
 
@@ -179,8 +179,8 @@ for line in sys.stdin:
     elif method == "notifications/cancelled":
         note("cancelled")
     elif identity == "question":
-        told = json.dumps(frame.get("result", frame.get("error")))
-        say({"id": asking, "result": {"content": [{"type": "text", "text": told}]}})
+        response = json.dumps(frame.get("result", frame.get("error")))
+        say({"id": asking, "result": {"content": [{"type": "text", "text": response}]}})
     elif identity is not None:
         say({"id": identity, "error": {"code": -32601, "message": "no"}})
 """
@@ -221,15 +221,15 @@ async def test_a_server_request_after_a_cancelled_call_reaches_no_other_client(
             client_of(host, other, elicitation_callback=named("two")) as two,
         ):
             await abandoned(one, tmp_path)
-            told = await two.call_tool("s__ask")
-            assert "cannot be told which client" in str(told.content)
+            response = await two.call_tool("s__ask")
+            assert "cannot be response which client" in str(response.content)
             # A sign that the server goes on, and an answer that comes late: then all is clear.
             await two.call_tool("s__step")
-            told = await two.call_tool("s__ask")
-            assert "cannot be told which client" in str(told.content)
+            response = await two.call_tool("s__ask")
+            assert "cannot be response which client" in str(response.content)
             await two.call_tool("s__finish")
-            told = await two.call_tool("s__ask")
-            assert '"two"' in str(told.content)
+            response = await two.call_tool("s__ask")
+            assert '"two"' in str(response.content)
 
 
 async def test_a_server_request_after_a_timed_out_call_reaches_no_client(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ async def test_a_server_request_after_a_timed_out_call_reaches_no_client(tmp_pat
         with pytest.raises(ProtocolFault, match="within"):
             await endpoint.invoke("hold", {})
         async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
-            told = await client.call_tool("s__ask")
-            assert "cannot be told which client" in str(told.content)
+            response = await client.call_tool("s__ask")
+            assert "cannot be response which client" in str(response.content)
 
 
 async def test_an_older_client_can_be_asked_after_it_cancelled_a_call(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ async def test_an_error_of_the_client_reaches_the_server() -> None:
     async with mounted("legacy") as bridge:
         host = create_provider_host(bridge.box)
         async with client_of(host, "memory-legacy", elicitation_callback=elicit) as client:
-            told = await client.call_tool("honest__ask", ASK)
-    assert told.structured_content is not None
-    assert told.structured_content["code"] == -1
+            response = await client.call_tool("honest__ask", ASK)
+    assert response.structured_content is not None
+    assert response.structured_content["code"] == -1
 
 
 # -- parked calls ---------------------------------------------------------------------------
@@ -321,8 +321,8 @@ class Raw:
         params = {"name": name, "arguments": arguments, "_meta": STAMP, **more}
         frame = {"jsonrpc": "2.0", "id": self._ids, "method": "tools/call", "params": params}
         await self._write.send(SessionMessage(jsonrpc_message_adapter.validate_python(frame)))
-        told = (await self._read.receive()).message.model_dump(by_alias=True, exclude_none=True)
-        return told.get("result", told.get("error"))
+        response = (await self._read.receive()).message.model_dump(by_alias=True, exclude_none=True)
+        return response.get("result", response.get("error"))
 
 
 @asynccontextmanager
@@ -383,11 +383,11 @@ async def asking(call: SuspendedCall) -> JsonObject:
 
 async def test_a_client_that_never_answers_has_its_call_cancelled() -> None:
     suspended, call = SuspendedCalls(round_s=0.01), parked()
-    told = await suspended.begin(request_like(), call, asking)
-    assert told["resultType"] == "input_required"
+    response = await suspended.begin(request_like(), call, asking)
+    assert response["resultType"] == "input_required"
     await until(lambda: call.cancel.cancelled)
     request = request_like()
-    request.params = {"requestState": told["requestState"]}
+    request.params = {"requestState": response["requestState"]}
     with pytest.raises(RpcError, match="waited for too long"):
         await suspended.resume(request, "a")
 
@@ -404,8 +404,8 @@ async def test_each_owner_has_its_own_limit_of_suspended_calls() -> None:
     suspended = SuspendedCalls(calls=1)
     mine = SuspendedCall("a", {"elicitation": {}}, 0, lambda _: None, b"me")
     await suspended.begin(request_like(), parked(), asking)
-    told = await suspended.begin(request_like(), mine, asking)
-    assert told["resultType"] == "input_required"
+    response = await suspended.begin(request_like(), mine, asking)
+    assert response["resultType"] == "input_required"
     await suspended.close()
 
 
@@ -517,10 +517,10 @@ async def test_a_question_with_a_number_that_json_does_not_have_is_refused() -> 
 async def test_a_call_that_goes_in_circles_is_refused() -> None:
     async with mounted("legacy") as bridge, raw_client(bridge) as client:
         meta = {**STAMP, HOPS: MAX_HOPS + 1}
-        told = await client.call("honest__echo", {"text": "x"}, _meta=meta)
-        assert "serves itself" in told["message"]
-        told = await client.call("honest__echo", {"text": "x"}, _meta={**STAMP, HOPS: "many"})
-        assert told["content"][0]["text"] == "x"
+        response = await client.call("honest__echo", {"text": "x"}, _meta=meta)
+        assert "serves itself" in response["message"]
+        response = await client.call("honest__echo", {"text": "x"}, _meta={**STAMP, HOPS: "many"})
+        assert response["content"][0]["text"] == "x"
 
 
 @pytest.mark.parametrize("mode", ["legacy", "modern"])

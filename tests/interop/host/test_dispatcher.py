@@ -45,11 +45,11 @@ INFO = ProviderHostInfo("host", "2.0", title="A host", instructions="Use it well
 
 
 class Raw:
-    """A client that says what the test says, and keeps what it hears."""
+    """A client that sends frames of the test, and records those it receives."""
 
     def __init__(self) -> None:
         self.link, self.theirs = linked_pair()
-        self.heard: list[JsonObject] = []
+        self.received: list[JsonObject] = []
         self.running: RunningProviderHost | None = None
         self._stirred = asyncio.Event()
         self.link.attach(self._take, lambda end: None)
@@ -57,7 +57,7 @@ class Raw:
     def _take(self, frame: bytes | JsonValue) -> None:
         assert isinstance(frame, dict)
         encode_frame(frame)
-        self.heard.append(frame)
+        self.received.append(frame)
         self._stirred.set()
 
     def say(self, frame: Any) -> None:
@@ -67,19 +67,19 @@ class Raw:
         frame = {"jsonrpc": "2.0", "id": identity, "method": method}
         self.say(frame if params is None else {**frame, "params": params})
 
-    async def hears(self, count: int = 1) -> list[JsonObject]:
+    async def wait_for(self, count: int = 1) -> list[JsonObject]:
         with anyio.fail_after(LIMIT_S):
-            while len(self.heard) < count:
+            while len(self.received) < count:
                 self._stirred.clear()
                 await self._stirred.wait()
-        return self.heard
+        return self.received
 
     async def answer(self, identity: Any, method: str, params: Any = None) -> Any:
         """Ask, and wait for the answer."""
         self.ask(identity, method, params)
         with anyio.fail_after(LIMIT_S):
             while True:
-                for frame in self.heard:
+                for frame in self.received:
                     if frame.get("id") == identity and "method" not in frame:
                         return frame.get("result", frame.get("error"))
                 self._stirred.clear()
@@ -197,7 +197,7 @@ async def test_c22_a_malformed_message_is_answered_and_ends_nothing(frame: Any) 
         await client.initialize()
         client.say(frame)
         assert await client.answer("after", "ping") == {}
-        (refused,) = [said for said in client.heard if "error" in said]
+        (refused,) = [said for said in client.received if "error" in said]
         error = refused["error"]
         assert isinstance(error, dict)
         assert error["code"] in {-32600, -32700}
@@ -221,7 +221,7 @@ def test_c22_no_message_ends_the_host(frame: Any) -> None:
 async def test_the_parts_of_a_batch_are_handled_one_by_one() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         client.say([{"jsonrpc": "2.0", "id": n, "method": "ping"} for n in (1, 2)])
-        assert [frame["id"] for frame in await client.hears(2)] == [1, 2]
+        assert [frame["id"] for frame in await client.wait_for(2)] == [1, 2]
 
 
 @pytest.mark.parametrize(("parts", "said"), [(101, "a batch may have 100"), (100, "no request")])
@@ -231,14 +231,14 @@ async def test_a_batch_of_nonsense_is_refused_once(parts: int, said: str, form: 
     async with raw_client(create_provider_host(Bench().box())) as client:
         client.say(json.dumps(nonsense).encode() if form == "bytes" else nonsense)
         assert await client.answer("after", "ping") == {}
-        (refused,) = [frame for frame in client.heard if "error" in frame]
+        (refused,) = [frame for frame in client.received if "error" in frame]
         assert said in str(refused["error"])
 
 
 async def test_nonsense_in_a_batch_keeps_nothing_from_being_answered() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         client.say([1, {"jsonrpc": "2.0", "id": 1, "method": "ping"}, None])
-        answered, refused = await client.hears(2)
+        answered, refused = await client.wait_for(2)
         assert answered["id"] == 1
         assert refused["id"] is None
 
@@ -249,11 +249,11 @@ async def test_an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() -
         client.ask(1, "tools/call", modern(name="hang"))
         await bench.began.wait()
         client.ask(1, "tools/call", modern(name="echo"))
-        (refused,) = await client.hears()
+        (refused,) = await client.wait_for()
         assert refused["error"] == {"code": -32600, "message": "a request with this id is running"}
         bench.let_go.set()
-        await client.hears(2)
-        assert client.heard[1]["result"]
+        await client.wait_for(2)
+        assert client.received[1]["result"]
 
 
 # -- calls ----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ async def test_a_cancelled_call_is_not_answered() -> None:
         await bench.ended.wait()
         assert bench.reasons == ["changed my mind"]
         assert await client.answer(8, "server/discover", modern())
-        assert [frame["id"] for frame in client.heard] == [8]
+        assert [frame["id"] for frame in client.received] == [8]
 
 
 @pytest.mark.parametrize("identity", [99, None, [1], 7.0, "7"])
@@ -281,7 +281,7 @@ async def test_a_cancel_notice_for_something_else_changes_nothing(identity: Any)
         params = {"requestId": identity}
         client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
         bench.let_go.set()
-        (answer,) = await client.hears()
+        (answer,) = await client.wait_for()
         assert answer["result"]
 
 
@@ -301,27 +301,29 @@ async def test_more_calls_than_may_run_wait_and_more_than_may_wait_are_refused()
     async with raw_client(create_provider_host(bench.box(), limits=limits)) as client:
         for identity in range(6):
             client.ask(identity, "tools/call", modern(name="hang"))
-        await client.hears(2)
-        assert [frame["id"] for frame in client.heard] == [4, 5]
-        assert all(frame["error"]["code"] == -32000 for frame in client.heard)  # type: ignore[index]
+        await client.wait_for(2)
+        assert [frame["id"] for frame in client.received] == [4, 5]
+        assert all(frame["error"]["code"] == -32000 for frame in client.received)  # type: ignore[index]
         assert bench.seen["hang"] == 2
         # One that waits can be cancelled too, and its place in the line is free again.
         notice = {"requestId": 3}
         client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": notice})
         await settled()
         bench.let_go.set()
-        await client.hears(5)
-        assert sorted(frame["id"] for frame in client.heard) == [0, 1, 2, 4, 5]  # type: ignore[type-var]
+        await client.wait_for(5)
+        assert sorted(frame["id"] for frame in client.received) == [0, 1, 2, 4, 5]  # type: ignore[type-var]
         assert bench.seen["hang"] == 3
 
 
 async def test_progress_is_sent_on_request_only_and_never_decreases() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         await client.answer(1, "tools/call", modern(name="steps"))
-        assert len(client.heard) == 1
+        assert len(client.received) == 1
         await client.answer(2, "tools/call", modern(name="steps", _meta={"progressToken": "p"}))
-        told = [frame["params"] for frame in client.heard if "method" in frame]
-        assert told == [{"progressToken": "p", "progress": n, "total": 3, "message": f"step {n}"} for n in (1, 2, 3)]
+        response = [frame["params"] for frame in client.received if "method" in frame]
+        assert response == [
+            {"progressToken": "p", "progress": n, "total": 3, "message": f"step {n}"} for n in (1, 2, 3)
+        ]
 
 
 async def test_progress_that_json_cannot_tell_is_left_out() -> None:
@@ -336,8 +338,8 @@ async def test_progress_that_json_cannot_tell_is_left_out() -> None:
     bench.add("odd", odd)
     async with raw_client(create_provider_host(bench.box())) as client:
         await client.answer(1, "tools/call", modern(name="odd", _meta={"progressToken": "p"}))
-        told = [frame["params"] for frame in client.heard if "method" in frame]
-        assert told == [{"progressToken": "p", "progress": n} for n in (1, 10**400)]
+        response = [frame["params"] for frame in client.received if "method" in frame]
+        assert response == [{"progressToken": "p", "progress": n} for n in (1, 10**400)]
 
 
 async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> None:
@@ -346,9 +348,9 @@ async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> No
         client.ask(1, "tools/call", modern(name="steps", _meta={"progressToken": "p"}))
         client.ask(2, "server/discover", modern())
         await settled()
-        assert client.heard == []
+        assert client.received == []
         client.theirs.writable.set()
-        assert len(await client.hears(2)) == 2
+        assert len(await client.wait_for(2)) == 2
 
 
 async def test_a_call_keeps_its_slot_until_its_response_is_read() -> None:
@@ -361,7 +363,7 @@ async def test_a_call_keeps_its_slot_until_its_response_is_read() -> None:
         await settled()
         assert bench.seen["echo"] == 2
         client.theirs.writable.set()
-        assert {frame["id"] for frame in await client.hears(6)} == {*range(6)}  # type: ignore[arg-type]
+        assert {frame["id"] for frame in await client.wait_for(6)} == {*range(6)}  # type: ignore[arg-type]
 
 
 async def test_unread_responses_are_limited() -> None:
@@ -373,16 +375,16 @@ async def test_unread_responses_are_limited() -> None:
         client.ask(1, "tools/call", modern(name="echo", arguments=long))
         await settled()
         client.ask(2, "tools/call", modern(name="echo", arguments=long))
-        (refused,) = await client.hears()
+        (refused,) = await client.wait_for()
         assert refused["id"] == 2
         assert "bytes was dropped" in str(refused["error"])
         client.theirs.writable.set()
-        assert "result" in (await client.hears(2))[1]
+        assert "result" in (await client.wait_for(2))[1]
         client.theirs.writable.clear()
         client.ask(3, "tools/call", modern(name="echo", arguments=long))
         await settled()
         client.theirs.writable.set()
-        assert "result" in (await client.hears(3))[2]
+        assert "result" in (await client.wait_for(3))[2]
 
 
 class Broken:
@@ -417,7 +419,7 @@ async def test_a_box_that_fails_is_an_error_result_without_its_secrets(
         result = await client.answer(1, "tools/call", modern(name="odd"))
         assert result["isError"] is True
         assert result["content"][0]["text"]
-        assert "swordfish" not in json.dumps(client.heard)
+        assert "swordfish" not in json.dumps(client.received)
 
 
 async def test_an_internal_error_shows_no_details_to_the_client(caplog: pytest.LogCaptureFixture) -> None:
@@ -460,19 +462,19 @@ async def test_a_subscription_is_acknowledged_notified_and_ended_with_a_response
     async with raw_client(host) as client:
         wanted = {"toolsListChanged": True, "promptsListChanged": True}
         client.ask("sub", "subscriptions/listen", modern(notifications=wanted))
-        (first,) = await client.hears()
+        (first,) = await client.wait_for()
         assert first["method"] == "notifications/subscriptions/acknowledged"
         meta = {SUBSCRIPTION: "sub"}
         assert first["params"] == {"_meta": meta, "notifications": {"toolsListChanged": True}}
         assert await client.answer(1, "tools/list", modern())
         bench.add("late", bench._echo)
         assert host.refresh_tools()
-        await client.hears(3)
-        assert client.heard[2]["params"] == {"_meta": meta}
+        await client.wait_for(3)
+        assert client.received[2]["params"] == {"_meta": meta}
         assert client.running is not None
         await client.running.stop()
-        await client.hears(4)
-        assert client.heard[3]["id"] == "sub"
+        await client.wait_for(4)
+        assert client.received[3]["id"] == "sub"
 
 
 async def test_a_client_hears_nothing_it_did_not_ask_for() -> None:
@@ -480,13 +482,13 @@ async def test_a_client_hears_nothing_it_did_not_ask_for() -> None:
     host = create_provider_host(bench.box)
     async with raw_client(host) as quiet, raw_client(host) as other:
         quiet.ask(1, "subscriptions/listen", modern(notifications={"promptsListChanged": True}))
-        assert (await quiet.hears())[0]["params"]["notifications"] == {}  # type: ignore[index]
+        assert (await quiet.wait_for())[0]["params"]["notifications"] == {}  # type: ignore[index]
         await other.initialize()
         bench.add("late", bench._echo)
         assert host.refresh_tools()
         assert await quiet.answer(2, "server/discover", modern())
-        assert not [f for f in quiet.heard if f.get("method") == "notifications/tools/list_changed"]
-        await until(lambda: other.heard[-1].get("method") == "notifications/tools/list_changed")
+        assert not [f for f in quiet.received if f.get("method") == "notifications/tools/list_changed"]
+        await until(lambda: other.received[-1].get("method") == "notifications/tools/list_changed")
 
 
 async def test_subscriptions_are_limited() -> None:
@@ -494,9 +496,9 @@ async def test_subscriptions_are_limited() -> None:
     async with raw_client(create_provider_host(Bench().box(), limits=limits)) as client:
         for identity in range(3):
             client.ask(identity, "subscriptions/listen", modern(notifications={}))
-        await client.hears(3)
-        assert [f["error"]["code"] for f in client.heard if "error" in f] == [-32000]  # type: ignore[index]
-        # Those who listen take no place of those who call.
+        await client.wait_for(3)
+        assert [f["error"]["code"] for f in client.received if "error" in f] == [-32000]  # type: ignore[index]
+        # Subscriptions take no slot of a call.
         assert await client.answer("c", "tools/call", modern(name="echo"))
 
 
@@ -512,7 +514,7 @@ async def test_requests_are_refused_while_the_host_stops() -> None:
             refused = await client.answer(2, "tools/call", modern(name="echo"))
             assert refused == {"code": -32000, "message": "the host is stopping"}
             bench.let_go.set()
-        assert [frame["id"] for frame in client.heard] == [2, 1]
+        assert [frame["id"] for frame in client.received] == [2, 1]
 
 
 async def test_calls_that_outlast_the_stop_are_cancelled() -> None:
@@ -524,7 +526,7 @@ async def test_calls_that_outlast_the_stop_are_cancelled() -> None:
         assert client.running is not None
         await client.running.stop()
         assert bench.ended.is_set()
-        assert client.heard == []
+        assert client.received == []
 
 
 # -- links ----------------------------------------------------------------------------------
@@ -552,10 +554,10 @@ async def test_our_own_client_speaks_to_our_own_host_without_the_sdk() -> None:
     facts = await peer.connect()
     assert facts.era == "modern"
     assert len(await peer.read_pages("tools/list", "tools")) == 10
-    told: list[JsonObject] = []
-    answer = await peer.call("tools/call", {"name": "steps", "arguments": {}}, told.append)
+    response: list[JsonObject] = []
+    answer = await peer.call("tools/call", {"name": "steps", "arguments": {}}, response.append)
     assert answer["content"] == [{"type": "text", "text": "walked"}]
-    assert len(told) == 3
+    assert len(response) == 3
     await peer.connection.close()
     ours.finish()
     await running.waiting()
@@ -569,9 +571,9 @@ async def test_a_second_handshake_is_accepted_without_a_second_notification() ->
         assert await client.answer("again", "initialize", {"protocolVersion": "2024-11-05"})
         bench.add("late", bench._echo)
         host.refresh_tools()
-        await client.hears(3)
+        await client.wait_for(3)
         await settled()
-        assert [f.get("method") for f in client.heard[2:]] == ["notifications/tools/list_changed"]
+        assert [f.get("method") for f in client.received[2:]] == ["notifications/tools/list_changed"]
 
 
 async def test_a_link_that_fails_at_the_start_is_a_transport_fault() -> None:
@@ -599,7 +601,7 @@ async def test_progress_that_says_little_is_passed_on_as_it_is() -> None:
     box: Any = Terse(None)
     async with raw_client(create_provider_host(box)) as client:
         await client.answer(1, "tools/call", modern(name="odd", _meta={"progressToken": 0}))
-        assert client.heard[0]["params"] == {"progressToken": 0, "progress": 1}
+        assert client.received[0]["params"] == {"progressToken": 0, "progress": 1}
 
 
 @pytest.mark.parametrize(
@@ -626,7 +628,7 @@ async def test_finding_e5_no_other_notification_cancels_a_request(method: str) -
         # Answered after the notification was taken: messages are taken in their order.
         assert await client.answer(6, "ping") == {}
         bench.let_go.set()
-        answer = next(f for f in await client.hears(3) if f.get("id") == 5)
+        answer = next(f for f in await client.wait_for(3) if f.get("id") == 5)
         assert "let go" in json.dumps(answer)
         assert bench.reasons == [None]
 

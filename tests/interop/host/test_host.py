@@ -175,23 +175,23 @@ async def test_calls_of_one_client_run_concurrently(way: str) -> None:
 
 @pytest.mark.parametrize("way", TOLD_UNASKED)
 async def test_an_older_client_is_notified_of_changed_tools(way: str) -> None:
-    bench, told = Bench(), asyncio.Event()
+    bench, response = Bench(), asyncio.Event()
 
-    async def heard(message: IncomingMessage) -> None:
+    async def on_message(message: IncomingMessage) -> None:
         if getattr(message, "method", "") == "notifications/tools/list_changed":
-            told.set()
+            response.set()
 
     host = host_of(bench)
-    async with client_of(host, way, message_handler=heard) as client:
+    async with client_of(host, way, message_handler=on_message) as client:
         before = len((await client.list_tools()).tools)
         assert not host.refresh_tools()
         bench.add("late", bench._echo)
         if way == "http-legacy":  # its stream opens by itself, when it pleases
-            await until(lambda: told.is_set() or _grown(bench, host))
+            await until(lambda: response.is_set() or _grown(bench, host))
         else:
             assert host.refresh_tools()
         with anyio.fail_after(10):
-            await told.wait()
+            await response.wait()
         assert len((await client.list_tools()).tools) > before
 
 
@@ -225,8 +225,8 @@ async def test_a_client_is_met_at_once_and_waits_for_the_tools(way: str) -> None
 
         async def ask() -> None:
             listed = await client.list_tools()
-            told = await client.call_tool("echo", {"text": "hi"})
-            answers.append(f"{'echo' in [tool.name for tool in listed.tools]} {told.is_error}")
+            response = await client.call_tool("echo", {"text": "hi"})
+            answers.append(f"{'echo' in [tool.name for tool in listed.tools]} {response.is_error}")
 
         tasks.start_soon(ask)
         await anyio.wait_all_tasks_blocked()

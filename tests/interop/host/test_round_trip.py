@@ -127,7 +127,7 @@ async def test_a_host_that_is_mounted_gives_the_same_tools_again() -> None:
 
 
 def sdk_server(bench: Bench) -> Server[Any]:
-    """Put the same tools behind a server of the SDK, as somebody else would."""
+    """Serve the same tools by a server of the SDK."""
     box = bench.box()
 
     async def listed(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:

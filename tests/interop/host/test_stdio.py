@@ -135,7 +135,7 @@ WRITTEN = 16 * 1024 * 1024
 
 @asynccontextmanager
 async def unread(piece: bytes) -> AsyncGenerator[tuple[subprocess.Popen[bytes], int]]:
-    """Write to a host whose answers nobody reads, until it takes no more; say how much it took."""
+    """Write to a host without reading its responses, until it reads no more; return how much it read."""
     child = subprocess.Popen(  # noqa: ASYNC220 — its pipes are this test's alone
         [sys.executable, str(CHILD)], env=ENV, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -143,7 +143,7 @@ async def test_a_hanging_call_is_cancelled_by_its_client(tmp_path: Path) -> None
         await until(lambda: "heard tools/call 5" in diary.read_text("utf-8"))
         front.say("notifications/cancelled", {"requestId": 5, "reason": "enough"})
         await until(lambda: "cancelled 5" in diary.read_text("utf-8"))
-        ended = await front.hears(lambda frame: frame.get("id") == 5)
+        ended = await front.wait_for(lambda frame: frame.get("id") == 5)
         assert ended["error"]["code"] == -32800
 
 
@@ -179,7 +179,7 @@ async def test_r52_a_hundred_sessions_at_once_are_refused_with_a_message(tmp_pat
         for front in fronts:
             front.say("initialize", HELLO, 1)
         for front in fronts:
-            await front.hears(lambda frame: "error" in frame or "result" in frame)
+            await front.wait_for(lambda frame: "error" in frame or "result" in frame)
         assert sorted(status for front in fronts for status in front.statuses) == [*[200] * 4, *[503] * 16]
         assert len(starts(diary)) == 4
 
@@ -219,7 +219,7 @@ async def test_many_calls_at_once_get_their_own_answers() -> None:
         for number in range(300):
             arguments = {"text": f"call {number}"}
             front.say("tools/call", {"name": "echo", "arguments": arguments}, number)
-        await until(lambda: len(front.heard) == 301)
+        await until(lambda: len(front.received) == 301)
         for frame in front.frames()[1:]:
             assert frame["result"]["content"][0]["text"] == f"call {frame['id']}"
 
@@ -265,7 +265,7 @@ async def test_a_call_that_runs_when_the_host_is_stopped_may_finish() -> None:
         front.say("tools/call", {"name": "slow", "arguments": {"seconds": 0.3}}, 5)
         await until(lambda: 5 in front.scopes)
         await anyio.sleep(0.05)
-    assert "result" in await front.hears(lambda frame: frame.get("id") == 5)
+    assert "result" in await front.wait_for(lambda frame: frame.get("id") == 5)
 
 
 @pytest.mark.parametrize(
@@ -345,10 +345,10 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, channel:
                 refused = await front.ask("nobody/knows", {}, 3)
                 assert refused["error"] == {"code": -32601, "message": "nobody/knows is not supported"}
                 steps = {"name": "steps", "_meta": {"progressToken": "mine"}}
-                *told, answer = await front.exchange("tools/call", steps, 4)
+                *response, answer = await front.exchange("tools/call", steps, 4)
                 assert json.loads(answer)["id"] == 4
-                assert all(json.loads(t)["params"]["progressToken"] == "mine" for t in told)
-                assert told
+                assert all(json.loads(t)["params"]["progressToken"] == "mine" for t in response)
+                assert response
                 if kind == "streamable_http":
                     modern = await front.ask("tools/list", stamped(), 5)
                     assert modern["result"]["resultType"] == "complete"
@@ -373,9 +373,9 @@ async def test_a_number_that_cannot_be_encoded_again_is_an_error(caplog: pytest.
     async with http_server(answer) as server:
         host = create_relay_host(StreamableHttpServerConfig("there", server.url))
         async with front_of(host) as front:
-            told = await front.ask("tools/list", stamped())
-            assert "too large" in told["error"]["message"]
-            assert len(front.heard) == 1
+            response = await front.ask("tools/list", stamped())
+            assert "too large" in response["error"]["message"]
+            assert len(front.received) == 1
             assert "roots/list" in caplog.text
 
 

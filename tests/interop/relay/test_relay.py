@@ -86,8 +86,8 @@ MODERN: Sequence[Step] = [
 ]
 
 
-async def told(way: Any, config: StdioServerConfig, steps: Sequence[Step]) -> list[Any]:
-    """Give all that a client hears, step by step."""
+async def response(way: Any, config: StdioServerConfig, steps: Sequence[Step]) -> list[Any]:
+    """Return all that a client receives, step by step."""
     heard: list[Any] = []
     async with way(config) as front:
         for number, (method, params) in enumerate(steps):
@@ -105,8 +105,8 @@ async def test_a_client_receives_the_servers_messages_through_the_relay(way: str
     if era == "modern":
         steps = [(method, stamped(p, **p.get("_meta", {}))) for method, p in MODERN]
     with anyio.fail_after(LIMIT_S):
-        expected = await told(direct, config, steps)
-        heard = await told(WAYS[way], config, steps)
+        expected = await response(direct, config, steps)
+        heard = await response(WAYS[way], config, steps)
     for one, other in zip(heard, expected, strict=True):
         assert one == other
     assert sum(len(step) for step in heard) > 2 * len(steps)
@@ -119,8 +119,8 @@ async def test_a_client_hears_only_its_own_era_from_a_server_of_the_other(way: s
         (honest("--era", "legacy"), ("server/discover", stamped())),
         (honest("--era", "modern"), ("initialize", HELLO)),
     ):
-        expected = await told(direct, config, [step])
-        assert await told(WAYS[way], config, [step]) == expected
+        expected = await response(direct, config, [step])
+        assert await response(WAYS[way], config, [step]) == expected
 
 
 async def test_over_stdio_no_sdk_is_loaded() -> None:

@@ -45,7 +45,7 @@ class Behind:
         finally:
             self.closed += 1
 
-    async def heard(self, method: str, count: int = 1) -> Any:
+    async def wait_for(self, method: str, count: int = 1) -> Any:
         """Wait until the last server was asked something so many times, and give the last one."""
         await until(lambda: bool(self.links))
         return (await self.link.hears(method, count))[-1]
@@ -74,9 +74,9 @@ async def opened(front: HttpFront, behind: Behind) -> None:
     before = len(behind.links)
     front.say("initialize", HELLO, 0)
     await until(lambda: len(behind.links) > before)
-    await behind.heard("initialize")
+    await behind.wait_for("initialize")
     behind.link.answer(0, {"protocolVersion": "2025-11-25"})
-    await front.hears(lambda frame: frame.get("id") == 0)
+    await front.wait_for(lambda frame: frame.get("id") == 0)
 
 
 async def streams(front: HttpFront) -> None:
@@ -101,13 +101,13 @@ async def test_progress_goes_to_the_call_with_its_token(behind: Behind) -> None:
         await opened(front, behind)
         call(front, 1, progressToken="a")
         call(front, 2, progressToken="b")
-        await behind.heard("tools/call", 2)
+        await behind.wait_for("tools/call", 2)
         behind.notify("notifications/progress", {"progressToken": "a", "progress": 1})
         first = await front.stream_of(1)
         assert first["params"]["progressToken"] == "a"
         behind.link.answer(1, {})
         behind.link.answer(2, {})
-        await front.hears(lambda frame: frame.get("id") == 2)
+        await front.wait_for(lambda frame: frame.get("id") == 2)
         assert front.by_request[2] == [{"jsonrpc": "2.0", "id": 2, "result": {}}]
 
 
@@ -118,7 +118,7 @@ async def test_messages_that_name_no_call_go_to_the_newest(behind: Behind, metho
         await streams(front)
         call(front, 1)
         call(front, 2)
-        newest = (await behind.heard("tools/call", 2))["id"]
+        newest = (await behind.wait_for("tools/call", 2))["id"]
         if method == "roots/list":
             behind.ask("q", method)
         else:
@@ -136,7 +136,7 @@ async def test_news_go_to_the_standing_stream(behind: Behind, method: str) -> No
         await opened(front, behind)
         await streams(front)
         call(front, 1)
-        await behind.heard("tools/call")
+        await behind.wait_for("tools/call")
         behind.notify(method)
         assert (await front.stream_of("standing")) == {"jsonrpc": "2.0", "method": method}
 
@@ -171,10 +171,10 @@ async def test_of_too_many_questions_the_oldest_is_forgotten(behind: Behind) -> 
     host = create_relay_host(CONFIG, limits=HostLimits(asks=2, linger_s=0.1))
     async with front_of(host) as front:
         front.say("x/y", {}, "call")
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         for number in (1, 2, 3):
             behind.ask(number, "roots/list")
-        await front.hears(lambda frame: frame.get("id") == 3)
+        await front.wait_for(lambda frame: frame.get("id") == 3)
         for number in (1, 2, 3):
             front.write({"jsonrpc": "2.0", "id": number, "result": {}})
         await until(lambda: len(behind.link.replies()) == 2)
@@ -190,28 +190,28 @@ async def test_questions_of_a_server_that_broke_are_not_put(behind: Behind) -> N
         front.say("x/y", {}, 5)
         await until(lambda: len(behind.links) == 2)
         await streams(front)
-        told = await front.stream_of("standing")
-        assert told["method"] == "notifications/tools/list_changed"
+        response = await front.stream_of("standing")
+        assert response["method"] == "notifications/tools/list_changed"
 
 
 @pytest.mark.parametrize("code", [[], {}, "x", None, 1.5, True])
 async def test_an_error_with_an_odd_code_is_still_passed_on(behind: Behind, code: Any) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1)
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         behind.link.say({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code}})
-        assert (await front.hears(lambda f: f.get("id") == 1))["error"] == {"code": code}
+        assert (await front.wait_for(lambda f: f.get("id") == 1))["error"] == {"code": code}
 
 
 async def test_a_question_that_is_withdrawn_is_withdrawn_where_it_was_put(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
         call(front, 1)
-        await behind.heard("tools/call")
+        await behind.wait_for("tools/call")
         behind.ask("q", "elicitation/create")
         await front.stream_of(1)
         call(front, 2)
-        await behind.heard("tools/call", 2)
+        await behind.wait_for("tools/call", 2)
         behind.notify("notifications/cancelled", {"requestId": "q"})
         await until(lambda: len(front.by_request[1]) == 2)
         front.write({"jsonrpc": "2.0", "id": "q", "result": {}})
@@ -250,13 +250,13 @@ async def test_an_answer_may_bear_its_id_in_another_dress(behind: Behind) -> Non
     async with front_of(create_relay_host(CONFIG)) as front:
         for number, dressed in ((1, 1.0), (2, "2"), (3, 3)):
             front.say("ping", None, number)
-            await behind.heard("ping", number)
+            await behind.wait_for("ping", number)
             behind.link.say(
                 {"jsonrpc": "2.0", "id": True, "result": {}},
                 {"jsonrpc": "2.0", "id": "9" * 30, "result": {}},
                 {"jsonrpc": "2.0", "id": dressed, "result": {"was": number}},
             )
-            answer = await front.hears(lambda frame, n=number: frame.get("id") == n)
+            answer = await front.wait_for(lambda frame, n=number: frame.get("id") == n)
             assert answer["result"] == {"was": number}
 
 
@@ -264,7 +264,7 @@ async def test_an_answer_may_bear_its_id_in_another_dress(behind: Behind) -> Non
 async def test_whatever_the_server_calls_a_result_is_passed_on(behind: Behind, result: Any) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, "a")
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         behind.link.say(b"noise", "noise", {"neither": 1}, {"id": "a"}, None)
         behind.link.answer("a", result)
         answer = json.loads(await front.next_frame())
@@ -276,7 +276,7 @@ async def test_an_error_is_passed_on_with_all_that_is_in_it(behind: Behind) -> N
         odd: list[Any] = [{"code": 7, "message": "m", "data": None, "vendor": [1]}, "odd", {}]
         for error in odd:
             front.say("x/y", {}, 1)
-            await behind.heard("x/y")
+            await behind.wait_for("x/y")
             behind.link.sent.clear()
             behind.link.say({"jsonrpc": "2.0", "id": 1, "error": error})
             assert json.loads(await front.next_frame())["error"] == error
@@ -285,7 +285,7 @@ async def test_an_error_is_passed_on_with_all_that_is_in_it(behind: Behind) -> N
 async def test_an_invalid_response_fails_its_request_at_once(behind: Behind) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         behind.link.say(b'{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}')
         answer = json.loads(await front.next_frame())
         assert "server 'behind': its answer cannot be read" in answer["error"]["message"]
@@ -297,7 +297,7 @@ async def test_notices_to_a_client_that_does_not_read_are_dropped_in_the_end(
     host = create_relay_host(CONFIG)
     async with front_of(host) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         caplog.set_level(logging.DEBUG)
         front.link.other.writable.clear()
         for number in range(1_100):
@@ -307,8 +307,8 @@ async def test_notices_to_a_client_that_does_not_read_are_dropped_in_the_end(
         front.link.other.writable.set()
         behind.notify("notifications/message", {"n": "last"})
         behind.link.answer(1, {})
-        await front.hears(lambda frame: frame.get("id") == 1)
-        assert len(front.heard) == 1_000 + 2
+        await front.wait_for(lambda frame: frame.get("id") == 1)
+        assert len(front.received) == 1_000 + 2
         assert caplog.text.count("reads nothing") == 101
 
 
@@ -318,11 +318,11 @@ async def test_a_server_that_does_not_answer_the_first_question_is_not_waited_fo
     time = LoopTime(monkeypatch)
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("server/discover", stamped(), 1)
-        await behind.heard("server/discover")
+        await behind.wait_for("server/discover")
         await time.passes(11)
-        answer = await front.hears(lambda frame: frame.get("id") == 1)
+        answer = await front.wait_for(lambda frame: frame.get("id") == 1)
         assert "did not answer server/discover within 10 s" in answer["error"]["message"]
-        await behind.heard("notifications/cancelled")
+        await behind.wait_for("notifications/cancelled")
 
 
 # -- a connection that many share -----------------------------------------------------------
@@ -332,7 +332,7 @@ async def test_clients_that_share_a_connection_get_their_own_answers(behind: Beh
     async with http_fronts(create_relay_host(CONFIG), 2) as fronts:
         for front in fronts:
             modern_call(front, "same", progressToken="same", **{"x/y": 1})
-        await behind.heard("tools/call", 2)
+        await behind.wait_for("tools/call", 2)
         first, second = behind.asked("tools/call")
         assert first["id"] != second["id"]
         tokens = [asked["params"]["_meta"]["progressToken"] for asked in (first, second)]
@@ -354,7 +354,7 @@ async def test_a_request_without_a_token_passes_as_it_was_written(behind: Behind
         text = json.dumps(stamped({"name": "t", "arguments": {"n": 1.50}})).encode()
         head = b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":'
         front.write(head + text + b"}")
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         assert asked["params"].encoded == text
 
 
@@ -366,14 +366,14 @@ async def test_values_that_cannot_be_encoded_again_are_refused_or_dropped(
         params = json.dumps(stamped({"name": "t"}, progressToken=7))[:-1].encode()
         head = b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":'
         front.write(head + params + b',"n":1e400}}')
-        refused = await front.hears(lambda frame: frame.get("id") == 5)
+        refused = await front.wait_for(lambda frame: frame.get("id") == 5)
         assert "too large" in refused["error"]["message"]
         modern_call(front, 6, progressToken=7)
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         step = b'{"method":"notifications/progress","params":{"progressToken":%d,"n":1e400}}'
         behind.link.say(step % asked["id"])
         behind.link.say(b'{"id":%d,"result":{"n":1e400}}' % asked["id"])
-        assert b'"result":{"n":1e400}' in (await front.hears_raw(6))
+        assert b'"result":{"n":1e400}' in (await front.wait_for_raw(6))
         assert "too large" in caplog.text
 
 
@@ -384,7 +384,7 @@ async def test_a_server_request_that_names_no_client_is_refused_and_never_delive
     async with http_fronts(create_relay_host(CONFIG), 2) as fronts:
         for front in fronts:
             modern_call(front, 1)
-        await behind.heard("tools/call", 2)
+        await behind.wait_for("tools/call", 2)
         behind.ask(77, method)
         await until(lambda: bool(behind.link.replies()))
         [refused] = behind.link.replies()
@@ -393,8 +393,8 @@ async def test_a_server_request_that_names_no_client_is_refused_and_never_delive
         for asked in behind.link.heard("tools/call"):
             behind.link.answer(asked["id"], {})
         for front in fronts:
-            await front.hears(lambda frame: frame.get("id") == 1)
-            assert len(front.heard) == 1
+            await front.wait_for(lambda frame: frame.get("id") == 1)
+            assert len(front.received) == 1
         assert method in caplog.text
 
 
@@ -416,26 +416,26 @@ async def test_a_notification_that_names_no_request_is_dropped(
     async with http_fronts(create_relay_host(CONFIG), 2) as fronts:
         for front in fronts:
             modern_call(front, 1, **{LOG_LEVEL: "debug"})
-        await behind.heard("tools/call", 2)
+        await behind.wait_for("tools/call", 2)
         behind.notify(method, params)
         for asked in behind.link.heard("tools/call"):
             behind.link.answer(asked["id"], {})
         for front in fronts:
-            await front.hears(lambda frame: frame.get("id") == 1)
-            assert len(front.heard) == 1
+            await front.wait_for(lambda frame: frame.get("id") == 1)
+            assert len(front.received) == 1
         assert "dropped" in caplog.text
 
 
 async def test_log_messages_reach_the_only_request_that_asked_for_them(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         behind.notify("notifications/message", {"data": "x"})
         assert json.loads(await front.next_frame())["params"] == {"data": "x"}
         behind.link.answer(asked["id"], {})
         await front.next_frame()
         modern_call(front, 2)
-        asked = await behind.heard("tools/call", 2)
+        asked = await behind.wait_for("tools/call", 2)
         behind.notify("notifications/message", {"data": "not asked for"})
         behind.link.answer(asked["id"], {})
         assert json.loads(await front.next_frame())["id"] == 2
@@ -447,12 +447,12 @@ async def test_after_a_cancelled_call_log_messages_have_no_addressee(
     monkeypatch.setattr(relay_shared, "ABANDONED_S", 5.0)  # the client has a clock as well
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
-        await behind.heard("tools/call")
+        await behind.wait_for("tools/call")
         front.scopes[1].cancel()
-        withdrawn = await behind.heard("notifications/cancelled")
+        withdrawn = await behind.wait_for("notifications/cancelled")
         assert withdrawn["params"]["requestId"] == 1
         modern_call(front, 2, **{LOG_LEVEL: "debug"})
-        asked = await behind.heard("tools/call", 2)
+        asked = await behind.wait_for("tools/call", 2)
         behind.notify("notifications/message", {"data": "of the first"})
         await LoopTime(monkeypatch).passes(6)
         behind.notify("notifications/message", {"data": "of the second"})
@@ -464,7 +464,7 @@ async def test_a_subscription_is_known_to_each_side_by_its_own_name(behind: Behi
     async with http_fronts(create_relay_host(CONFIG), 2) as fronts:
         for front in fronts:
             front.say("subscriptions/listen", stamped({"notifications": {}}), "mine")
-        await behind.heard("subscriptions/listen", 2)
+        await behind.wait_for("subscriptions/listen", 2)
         names = [asked["id"] for asked in behind.asked("subscriptions/listen")]
         assert len({*names}) == 2
         for name in names:
@@ -473,9 +473,9 @@ async def test_a_subscription_is_known_to_each_side_by_its_own_name(behind: Behi
             behind.link.say({"id": "nobody", "result": {}})
             behind.link.answer(name, {"resultType": "complete", "_meta": meta})
         for front in fronts:
-            told, over = await front.next_frame(), await front.next_frame()
-            assert json.loads(told)["params"]["_meta"] == {"first": 1, SUBSCRIPTION: "mine", "last": 2}
-            assert list(json.loads(told)["params"]["_meta"]) == ["first", SUBSCRIPTION, "last"]
+            response, over = await front.next_frame(), await front.next_frame()
+            assert json.loads(response)["params"]["_meta"] == {"first": 1, SUBSCRIPTION: "mine", "last": 2}
+            assert list(json.loads(response)["params"]["_meta"]) == ["first", SUBSCRIPTION, "last"]
             assert json.loads(over)["result"]["_meta"][SUBSCRIPTION] == "mine"
             assert json.loads(over)["id"] == "mine"
 
@@ -484,14 +484,14 @@ async def test_steps_to_a_client_that_does_not_read_do_not_pile_up(behind: Behin
     host = create_relay_host(CONFIG)
     async with http_fronts(host) as [front]:
         modern_call(front, 1, progressToken=1)
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         for step in range(1_000):
             # More than the system buffers for a connection, all before the client can read any of it.
             progress = {"progressToken": asked["id"], "progress": step, "message": "x" * 20_000}
             behind.notify("notifications/progress", progress)
         behind.link.answer(asked["id"], {})
-        await front.hears(lambda frame: frame.get("id") == 1)
-        assert len(front.heard) < 500
+        await front.wait_for(lambda frame: frame.get("id") == 1)
+        assert len(front.received) < 500
 
 
 async def test_of_very_many_tools_the_last_are_remembered(behind: Behind) -> None:
@@ -508,9 +508,9 @@ async def test_of_very_many_tools_the_last_are_remembered(behind: Behind) -> Non
 async def test_a_late_response_to_a_cancelled_call_is_dropped(behind: Behind) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         front.say("notifications/cancelled", {"requestId": 1})
-        await behind.heard("notifications/cancelled")
+        await behind.wait_for("notifications/cancelled")
         behind.link.answer(1, {})
         await front_settled(front, behind)
         assert [frame["id"] for frame in front.frames()] == [2]
@@ -518,7 +518,7 @@ async def test_a_late_response_to_a_cancelled_call_is_dropped(behind: Behind) ->
 
 async def front_settled(front: Any, behind: Behind) -> None:
     front.say("ping", None, 2)
-    await behind.heard("ping")
+    await behind.wait_for("ping")
     behind.link.answer(2, {})
     await front.next_frame()
 
@@ -528,11 +528,11 @@ async def test_a_header_that_a_tool_wants_is_checked_once_the_tool_was_listed(be
     listed: Any = {"tools": [{"name": "t", "inputSchema": schema}, {"name": "u"}, 3, {"x": 1}]}
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         front.say("tools/list", stamped(), 1)
-        asked = await behind.heard("tools/list")
+        asked = await behind.wait_for("tools/list")
         behind.link.answer(asked["id"], listed)
-        assert (await front.hears(lambda f: f.get("id") == 1))["result"] == listed
+        assert (await front.wait_for(lambda f: f.get("id") == 1))["result"] == listed
         front.say("tools/call", stamped({"name": "t", "arguments": {"r": "here"}}), 2)
-        refused = await front.hears(lambda f: f.get("id") == 2)
+        refused = await front.wait_for(lambda f: f.get("id") == 2)
         assert refused["error"]["code"] == -32020
         assert not behind.link.heard("tools/call")
 
@@ -548,8 +548,8 @@ async def test_the_older_protocol_shares_nothing_over_http(behind: Behind) -> No
 async def test_a_listener_is_let_go_with_an_answer_when_the_host_ends(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG), stay=True) as [front]:
         front.say("subscriptions/listen", stamped({"notifications": {}}), "mine")
-        await behind.heard("subscriptions/listen")
-    answer = await front.hears(lambda frame: frame.get("id") == "mine")
+        await behind.wait_for("subscriptions/listen")
+    answer = await front.wait_for(lambda frame: frame.get("id") == "mine")
     assert answer["result"]["_meta"] == {SUBSCRIPTION: "mine"}
     assert behind.closed == 1
 
@@ -578,26 +578,26 @@ async def test_hanging_calls_do_not_block_others(behind: Behind) -> None:
         for number in range(10):
             front.say("x/y", {}, number)
         front.say("ping", None, "last")
-        await behind.heard("ping")
+        await behind.wait_for("ping")
         behind.link.answer("last", {})
-        await front.hears(lambda frame: frame.get("id") == "last")
+        await front.wait_for(lambda frame: frame.get("id") == "last")
 
 
 async def test_a_server_that_does_not_read_gets_no_more_requests(behind: Behind) -> None:
     host = create_relay_host(CONFIG, limits=HostLimits(waiting=2, linger_s=0.1))
     async with front_of(host) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         behind.link.writable.clear()
         front.say("x/y", {}, 2)
         front.say("x/y", {}, 3)
-        refused = await front.hears(lambda frame: frame.get("id") == 3)
+        refused = await front.wait_for(lambda frame: frame.get("id") == 3)
         assert "takes nothing more" in refused["error"]["message"]
         behind.link.writable.set()
         front.say("x/y", {}, 4)
-        refused = await front.hears(lambda frame: frame.get("id") == 4)
+        refused = await front.wait_for(lambda frame: frame.get("id") == 4)
         assert refused["error"]["message"] == "too many requests at once"
-        await behind.heard("notifications/cancelled")
+        await behind.wait_for("notifications/cancelled")
 
 
 LARGE = {"blob": "x" * 500_000}
@@ -606,24 +606,24 @@ LARGE = {"blob": "x" * 500_000}
 async def test_unread_messages_to_a_server_are_limited(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         behind.link.writable.clear()
         for _ in range(100):
             front.say("notifications/x", LARGE)
         front.say("x/y", {}, 2)
-        refused = await front.hears(lambda frame: frame.get("id") == 2)
+        refused = await front.wait_for(lambda frame: frame.get("id") == 2)
         assert "takes nothing more" in refused["error"]["message"]
         assert len(behind.asked("notifications/x")) < 10
-        told = [record for record in caplog.records if "reads nothing" in record.getMessage()]
-        assert len(told) == 2  # the first time and the tenth
+        response = [record for record in caplog.records if "reads nothing" in record.getMessage()]
+        assert len(response) == 2  # the first time and the tenth
         behind.link.writable.set()
         front.say("notifications/x", {})
         front.say("x/y", {}, 3)
-        await behind.heard("x/y", 2)
+        await behind.wait_for("x/y", 2)
         assert not behind.asked("notifications/cancelled")
         behind.link.answer(3, {})
         behind.link.answer(1, {})
-        await front.hears(lambda frame: frame.get("id") == 1)
+        await front.wait_for(lambda frame: frame.get("id") == 1)
 
 
 async def test_messages_before_a_connection_is_open_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,7 +639,7 @@ async def test_messages_before_a_connection_is_open_are_limited(monkeypatch: pyt
         for identity in range(20):
             front.say("x/y", LARGE, identity)
         try:
-            refused = await front.hears(lambda frame: frame.get("id") == 19)
+            refused = await front.wait_for(lambda frame: frame.get("id") == 19)
         finally:
             late.set()
         assert "takes nothing more" in refused["error"]["message"]
@@ -652,27 +652,27 @@ async def test_large_messages_to_a_client_that_does_not_read_are_limited(behind:
     large = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": LARGE})
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         front.link.other.writable.clear()
         for _ in range(100):
             behind.link.say(large.encode())
         front.link.other.writable.set()
         behind.link.answer(1, {})
-        await front.hears(lambda frame: frame.get("id") == 1)
-        assert len(front.heard) < 12
+        await front.wait_for(lambda frame: frame.get("id") == 1)
+        assert len(front.received) < 12
 
 
 async def test_warnings_about_a_server_are_limited(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1)
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         for number in range(1_000):
             behind.notify("notifications/tools/list_changed")
             behind.ask(number, "roots/list")
             behind.notify(f"notifications/{number}\n")
             behind.link.say(b"no json", 7)
         behind.link.answer(asked["id"], {})
-        await front.hears(lambda frame: frame.get("id") == 1)
+        await front.wait_for(lambda frame: frame.get("id") == 1)
     assert len(caplog.records) < 50
     assert "roots/list (1,000 times)" in caplog.text
     assert all("\n" not in record.getMessage() for record in caplog.records)
@@ -684,7 +684,7 @@ async def test_warnings_about_a_server_are_limited(behind: Behind, caplog: pytes
 async def test_a_restarted_server_gets_the_handshake_and_settings_again(behind: Behind) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("initialize", HELLO, 0)
-        await behind.heard("initialize")
+        await behind.wait_for("initialize")
         behind.link.answer(0, {"protocolVersion": "2025-11-25"})
         await front.next_frame()
         for number, (method, params) in enumerate(
@@ -702,7 +702,7 @@ async def test_a_restarted_server_gets_the_handshake_and_settings_again(behind: 
             behind.link.answer(number, {})
             await front.next_frame()
         front.say("x/y", {}, 8)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         behind.link.end("exited with code 1")
         lost = json.loads(await front.next_frame())
         assert lost["id"] == 8
@@ -711,12 +711,12 @@ async def test_a_restarted_server_gets_the_handshake_and_settings_again(behind: 
         front.say("x/y", {}, 9)
         front.say("notifications/roots/list_changed")
         await until(lambda: len(behind.links) == 2)
-        hello = await behind.heard("initialize")
+        hello = await behind.wait_for("initialize")
         assert hello["params"] == HELLO
         await settled()
         assert len(behind.link.sent) == 1
         behind.link.answer(hello["id"], {"protocolVersion": "2025-11-25"})
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         assert [(f["method"], f.get("params")) for f in behind.link.sent[1:]] == [
             ("notifications/initialized", None),
             ("logging/setLevel", {"level": "info"}),
@@ -732,15 +732,15 @@ async def test_a_restarted_server_gets_the_handshake_and_settings_again(behind: 
 async def test_a_shared_connection_that_broke_is_made_anew_by_the_next(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1)
-        await behind.heard("tools/call")
+        await behind.wait_for("tools/call")
         behind.link.end("went away")
-        lost = await front.hears(lambda frame: frame.get("id") == 1)
+        lost = await front.wait_for(lambda frame: frame.get("id") == 1)
         assert "went away" in lost["error"]["message"]
         modern_call(front, 2)
         await until(lambda: len(behind.links) == 2)
-        asked = await behind.heard("tools/call")
+        asked = await behind.wait_for("tools/call")
         behind.link.answer(asked["id"], {})
-        await front.hears(lambda frame: frame.get("id") == 2)
+        await front.wait_for(lambda frame: frame.get("id") == 2)
 
 
 async def test_a_notice_without_a_server_starts_none(behind: Behind) -> None:
@@ -755,10 +755,10 @@ async def test_input_after_the_end_is_ignored(behind: Behind, caplog: pytest.Log
     caplog.set_level(logging.WARNING)
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
-        await behind.heard("x/y")
+        await behind.wait_for("x/y")
         link = behind.link
         link.end("went away")
         link.say({"jsonrpc": "2.0", "method": "notifications/message"})
         await front.next_frame()
         await asyncio.sleep(0)
-        assert len(front.heard) == 1
+        assert len(front.received) == 1

@@ -1,4 +1,4 @@
-"""The host behind HTTP, and clients that do it harm: what they are given up for, and when."""
+"""The host over HTTP and misbehaving clients: when they are refused or dropped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Http:
         return opened.headers["mcp-session-id"]
 
     async def raw(self, data: bytes) -> bytes:
-        """Send bytes as a stranger, and read until the host hangs up."""
+        """Send bytes without a token, and read until the host closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
@@ -216,7 +216,7 @@ async def test_unauthenticated_connections_do_not_block_other_clients() -> None:
                     refused = await reader.read()
                     assert refused.startswith(b"HTTP/1.1 503 ")
                     assert b"retry-after: 1" in refused
-            # Whoever asks comes as a stranger too.
+            # The connection of this request counts as unauthenticated at first.
             assert (await http.health())["dropped"] == {"crowded": 4}
             http.bench.let_go.set()
         assert "let go" in answers[0]
@@ -237,8 +237,8 @@ async def large(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return ToolResult([JsonContentBlock({"type": "image", "data": "x" * LARGE, "mimeType": "image/png"})])
 
 
-def deaf_client(http: Http, frame: Any, session: str, room: int = 4096) -> socket.socket:
-    """Connect somebody who asks and does not read; the system keeps little for it."""
+def stalled_client(http: Http, frame: Any, session: str, room: int = 4096) -> socket.socket:
+    """Connect a client that sends a request and does not read, with a small receive buffer."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
     client.connect(("127.0.0.1", http.port))
@@ -258,14 +258,14 @@ async def test_a_client_that_does_not_read_its_response_is_dropped(
     async with serving(unread_s=0.2, ping_s=ping_s) as http:
         http.bench.add("large", large)
         session = await http.session()
-        deaf = [deaf_client(http, {**call("large"), "id": i}, session) for i in range(3)]
+        stalled = [stalled_client(http, {**call("large"), "id": i}, session) for i in range(3)]
 
         async def given_up() -> bool:
             health = await http.health()
             return health["dropped"] == {"unread": 3} and health["requests"] == 0
 
         await until(given_up)
-        for client in deaf:
+        for client in stalled:
             client.close()
         got = await http.post(call("large"), mcp_session_id=session)
         assert "x" * LARGE in got.text
@@ -277,7 +277,7 @@ async def test_an_unread_response_counts_against_the_quota() -> None:
     async with serving(requests_each=1) as http:
         http.bench.add("large", large)
         session = await http.session()
-        deaf = deaf_client(http, call("large"), session)
+        stalled = stalled_client(http, call("large"), session)
 
         async def refused() -> bool:
             ping = {"jsonrpc": "2.0", "id": 6, "method": "ping"}
@@ -286,7 +286,7 @@ async def test_an_unread_response_counts_against_the_quota() -> None:
         await until(refused)
         await asyncio.sleep(0.1)
         assert await refused()
-        deaf.close()
+        stalled.close()
 
         async def over() -> bool:
             return not await refused()
@@ -295,10 +295,10 @@ async def test_an_unread_response_counts_against_the_quota() -> None:
 
 
 async def test_a_slow_reader_gets_all_of_its_answer() -> None:
-    """It takes longer than a deaf one would be waited for, but takes something each time."""
+    """It takes longer than `unread_s`, but reads something each time."""
     async with serving(unread_s=1.0) as http:
         http.bench.add("large", large)
-        slow = deaf_client(http, call("large"), await http.session(), room=65_536)
+        slow = stalled_client(http, call("large"), await http.session(), room=65_536)
         slow.setblocking(False)
         taken = b""
         loop = asyncio.get_running_loop()
@@ -318,11 +318,11 @@ async def test_a_stopped_host_does_not_wait_for_clients_that_read_nothing(
     with anyio.fail_after(20):
         async with serving(stop_s=0.1) as http:
             http.bench.add("large", large)
-            deaf = deaf_client(http, call("large"), await http.session())
-            deaf.settimeout(10)
+            stalled = stalled_client(http, call("large"), await http.session())
+            stalled.settimeout(10)
             # It has begun to answer.
-            assert await asyncio.to_thread(deaf.recv, 8) == b"HTTP/1.1"
-    deaf.close()
+            assert await asyncio.to_thread(stalled.recv, 8) == b"HTTP/1.1"
+    stalled.close()
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
     assert capfd.readouterr().err == ""
 

@@ -331,10 +331,10 @@ def test_a_refusal_names_the_header_and_the_argument(value: Any, said: Any, why:
     schema: Any = {"properties": {"where": {"properties": {"region": place}}}}
     lines = CALLED if said is None else [*CALLED, ("mcp-param-region", said)]
     found = check_headers(lines, call({"where": {"region": value}}), lambda _: schema)
-    told = said_of(found)
-    assert "mcp-param-region" in told
-    assert "'where.region'" in told
-    assert why in told
+    response = said_of(found)
+    assert "mcp-param-region" in response
+    assert "'where.region'" in response
+    assert why in response
 
 
 # -- what it costs --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The host behind HTTP: who gets in, how much they may take, and how they leave."""
+"""The host over HTTP: access, limits, sessions and the end."""
 
 from __future__ import annotations
 
@@ -550,8 +550,8 @@ async def test_r52_a_client_that_stays_and_reads_nothing_is_dropped() -> None:
         params = {"name": "flood", "arguments": {}, "_meta": meta}
         frame = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
         headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call"}
-        with socket.create_connection(("127.0.0.1", http.port)) as deaf:
-            deaf.sendall(http.request(frame, {**headers, "mcp-name": "flood"}))
+        with socket.create_connection(("127.0.0.1", http.port)) as stalled:
+            stalled.sendall(http.request(frame, {**headers, "mcp-name": "flood"}))
             with anyio.fail_after(20):
                 await ended.wait()
         assert (await http.modern("server/discover")).status_code == 200

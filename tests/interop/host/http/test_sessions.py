@@ -1,4 +1,4 @@
-"""Which session gives way when there is no room for another."""
+"""Which session ends when a new one needs its place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def opened(sessions: HttpSessions) -> HttpSession:
 
 
 def left_alone(session: HttpSession, seconds: float = SPARE_S) -> None:
-    """Have a session look as if nobody had used it for some time."""
+    """Make a session look as if it had been idle for some time."""
     session.used_at -= seconds
 
 

@@ -417,7 +417,7 @@ class HttpConnection(asyncio.Protocol):
         if request is None or request.is_answered:
             return
         # The length of the present chunk (RFC 9112 §7.1) counts before its data has come. h11 keeps it in its reader
-        # and has no public name for it; `tests/interop/host/http/test_framing.py` fails if that name goes.
+        # and has no public name for it; `tests/interop/host/http/test_connection.py` fails if that name goes.
         chunk_bytes = getattr(getattr(self._parser, "_reader", None), "_bytes_in_chunk", 0)
         if self._body_bytes + chunk_bytes > limit:
             self._refuse_request(request, HttpRefusal(413, f"the body has more than {limit:,} bytes"))

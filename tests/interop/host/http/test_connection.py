@@ -1,4 +1,4 @@
-"""The host behind HTTP: every refusal is an answer, and no request hides in another."""
+"""HTTP/1.1 connections of a host: every refusal is a response, and no request hides in another."""
 
 from __future__ import annotations
 
@@ -400,16 +400,16 @@ print(allow_connections(int(sys.argv[3])), resource.getrlimit(resource.RLIMIT_NO
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("soft", "hard", "wanted", "told"),
+    ("soft", "hard", "wanted", "response"),
     [(256, 1024, 100, "100 868"), (256, 1024, 2048, "512 1024"), (1000, 1024, 100, "100 1000")],
     ids=["raised", "as far as it may be", "enough"],
 )
 def test_finding_d11_the_limit_of_open_files_is_raised_to_what_is_needed(
-    soft: int, hard: int, wanted: int, told: str
+    soft: int, hard: int, wanted: int, response: str
 ) -> None:
     command = [sys.executable, "-c", LIMITED, str(soft), str(hard), str(wanted)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == told.split()
+    assert ran.stdout.split() == response.split()
 
 
 def test_finding_d11_a_limit_that_cannot_be_raised_lowers_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:

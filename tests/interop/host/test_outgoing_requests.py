@@ -149,10 +149,10 @@ class Raw:
 
     def __init__(self, limits: HostLimits | None = None) -> None:
         self.link, self.theirs = linked_pair()
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.asking = AskingClient(limits)
         self.running = RunningProviderHost(self.asking, HostLimits(linger_s=0.1))
-        self.link.attach(self.heard.append, lambda end: None)
+        self.link.attach(self.received.append, lambda end: None)
 
     def say(self, **frame: Any) -> None:
         self.link.send({"jsonrpc": "2.0", **frame})
@@ -162,11 +162,11 @@ class Raw:
         return self._questions()[number - 1]
 
     def _questions(self) -> list[Any]:
-        return [frame for frame in self.heard if "method" in frame and "id" in frame]
+        return [frame for frame in self.received if "method" in frame and "id" in frame]
 
     async def answer(self) -> Any:
-        await until(lambda: any(frame.get("id") == 7 for frame in self.heard))
-        return next(frame for frame in self.heard if frame.get("id") == 7)
+        await until(lambda: any(frame.get("id") == 7 for frame in self.received))
+        return next(frame for frame in self.received if frame.get("id") == 7)
 
 
 @asynccontextmanager
@@ -236,7 +236,7 @@ async def test_a_request_to_a_client_is_cancelled_after_its_deadline() -> None:
         asked = await client.question()
         await client.answer()
         assert isinstance(client.asking.failures[0], RequestTimeoutError)
-        [notice] = [f for f in client.heard if f.get("method") == "notifications/cancelled"]
+        [notice] = [f for f in client.received if f.get("method") == "notifications/cancelled"]
         assert notice["params"]["requestId"] == asked["id"]
         client.say(id=asked["id"], result={})
 
@@ -249,8 +249,8 @@ async def test_a_call_that_is_cancelled_takes_its_question_back() -> None:
         await until(lambda: bool(client.asking.failures))
         assert isinstance(client.asking.failures[0], ConnectionClosedError)
         await settled()
-        assert client.heard[-1]["params"]["requestId"] == asked["id"]
-        assert not any(frame.get("id") == 7 for frame in client.heard)
+        assert client.received[-1]["params"]["requestId"] == asked["id"]
+        assert not any(frame.get("id") == 7 for frame in client.received)
 
 
 async def test_requests_to_a_disconnected_client_fail() -> None:
@@ -316,11 +316,11 @@ async def test_over_http_the_question_travels_on_the_stream_of_its_call() -> Non
     async with sessions(1, []) as [session]:
         posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)
         async with posting as response:
-            told = events(response)
-            asked = await anext(told)
+            response = events(response)
+            asked = await anext(response)
             taken = await session.post({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}})
             assert (taken.status_code, taken.content) == (202, b"")
-            answer = await anext(told)
+            answer = await anext(response)
             assert answer["result"]["structuredContent"] == {"action": "accept"}
 
 
@@ -329,13 +329,13 @@ async def test_over_http_a_session_cannot_answer_for_another() -> None:
     async with sessions(2, clients) as [session, other]:
         posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)
         async with posting as response:
-            told = events(response)
-            asked = await anext(told)
+            response = events(response)
+            asked = await anext(response)
             frame: Any = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "x"}}
             assert (await other.post(frame)).status_code == 202
             mine: Any = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "mine"}}
             await session.post(mine)
-            assert (await anext(told))["result"]["structuredContent"] == {"action": "mine"}
+            assert (await anext(response))["result"]["structuredContent"] == {"action": "mine"}
 
 
 async def test_over_http_messages_outside_of_calls_use_the_get_stream() -> None:
@@ -343,7 +343,7 @@ async def test_over_http_messages_outside_of_calls_use_the_get_stream() -> None:
         arguments = {"method": "roots/list", "unasked": True}
         call = {**CALL, "params": {"name": "ask", "arguments": arguments}}
         async with session.client.stream("GET", "/mcp", headers=session.headers) as standing:
-            told = events(standing)
+            response = events(standing)
             answers: list[Any] = []
             async with anyio.create_task_group() as tasks:
 
@@ -351,7 +351,7 @@ async def test_over_http_messages_outside_of_calls_use_the_get_stream() -> None:
                     answers.append((await session.post(call)).json())
 
                 tasks.start_soon(ask)
-                asked = await anext(told)
+                asked = await anext(response)
                 assert asked["method"] == "roots/list"
                 assert "params" not in asked
                 await session.post({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}})
