@@ -11,7 +11,7 @@ import pytest
 from tests.commands.helpers import configured, faulty, one_line, row, told, user_file
 from tests.support.scripts import run
 from tests.support.servers import HONEST_TOOLS
-from tests.support.stores import outside
+from tests.support.stores import run_sql
 
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.store import open_store
@@ -143,7 +143,7 @@ def test_a_ledger_that_is_as_it_was_written_is_fine(past: Path) -> None:
     ],
 )
 def test_damage_is_found_and_is_exit_code_1(past: Path, statement: str) -> None:
-    outside(file(), statement)
+    run_sql(file(), statement)
     done = run("ledger", "verify", "--json", cwd=past)
     assert done.returncode == 1
     assert json.loads(done.stdout)["damage"]

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Plain:
-    """A card of somebody's own, with nothing but what every card has."""
+    """A card with the members that every card has, and no others."""
 
     name: str = "plain"
     label: str = "Plain"

@@ -16,7 +16,7 @@ AT = "2026-11-15T12:00:00.000Z"
 
 
 def capability(server: str, tool: str, *, version: int = 1, description: str = "A tool.") -> BridgeCapability:
-    """Make a remote tool; another version has another schema."""
+    """Build a remote tool; another version has another schema."""
     schema: JsonObject = {"type": "object", "properties": {f"v{version}": {"type": "string"}}}
     raw: JsonObject = {"name": tool, "description": description, "inputSchema": schema}
     descriptor = ToolDescriptor(f"{server}__{tool}", description, schema)
@@ -24,15 +24,15 @@ def capability(server: str, tool: str, *, version: int = 1, description: str = "
 
 
 def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
-    """Make the request to enrol it."""
+    """Build the request to enrol it."""
     return EnrollRequest(capability(server, tool, version=version), server)
 
 
 def ledger_of(*tools: tuple[str, str]) -> BridgeLedger:
-    """Make a ledger in which these tools are enrolled."""
+    """Build a ledger in which these tools are enrolled."""
     return BridgeLedger.empty().enroll_all([request(*tool) for tool in tools], AT)
 
 
 def with_raw(known: BridgeCapability, raw: JsonObject) -> BridgeCapability:
-    """Give the same tool with another definition."""
+    """Return the same tool with another definition."""
     return BridgeCapability.from_definition(known.descriptor, known.ref, raw, known.runner)

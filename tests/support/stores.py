@@ -1,4 +1,4 @@
-"""Stores of the ledger for tests, and ways to look into their files from outside."""
+"""Ledger stores for tests, and access to their files by a separate SQLite connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def store_file(folder: Path) -> Path:
-    """Name the file of a test's store, in a folder that is not there yet."""
+    """Return the path of a test's store, in a directory that does not exist yet."""
     return folder / "state" / "ledger.db"
 
 
@@ -34,7 +34,7 @@ async def stored(folder: Path) -> AsyncGenerator[ThreadedStore]:
 
 
 def batch(number: int, *, run: str = "r1") -> Callable[[], Batch]:
-    """Make a batch with one row and its document."""
+    """Build a batch with one row and its document."""
     text = f'{{"number":{number}}}'
     address = content_address(text)
     facts = {"definition": address, "tool": f"t{number}"}
@@ -42,29 +42,29 @@ def batch(number: int, *, run: str = "r1") -> Callable[[], Batch]:
     return lambda: Batch((event,), {address: text})
 
 
-async def filled(folder: Path, rows: int) -> None:
-    """Write so many rows into a store, and close it."""
+async def fill_store(folder: Path, rows: int) -> None:
+    """Write rows into a store, and close it."""
     async with stored(folder) as store:
         for number in range(1, rows + 1):
             store.append(batch(number))
         assert await store.flush()
 
 
-def outside(path: Path, *statements: str) -> None:
-    """Do something to a store's file with nobody of ours looking."""
+def run_sql(path: Path, *statements: str) -> None:
+    """Run statements on a store's file with a separate connection."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
-def asked(path: Path, question: str) -> list[tuple[object, ...]]:
-    """Ask a store's file something with nobody of ours looking."""
+def query_file(path: Path, question: str) -> list[tuple[object, ...]]:
+    """Query a store's file with a separate connection."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return connection.execute(question).fetchall()
 
 
 def forge(path: Path, *statements: str) -> None:
-    """Change rows and make their digests fit, as another version may have written them."""
+    """Change rows and recompute their digests, as another version may have written them."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)

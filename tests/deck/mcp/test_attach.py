@@ -133,7 +133,7 @@ async def test_a_server_that_fails_contributes_nothing_and_says_why() -> None:
 async def test_detaching_one_server_leaves_the_others_running(tmp_path: Path) -> None:
     async with attached(honest(id="a"), honest(id="b")) as result:
         assert result.fleet is not None
-        ledger = await detach_bridge(result.ledger, result.fleet, ["a", "nobody"])
+        ledger = await detach_bridge(result.ledger, result.fleet, ["a", "unknown"])
         assert dict(bridge_tool_counts(ledger)) == {"b": len(HONEST_TOOLS)}
         phases = {name: str(one.phase) for name, one in result.fleet.status().items()}
         assert phases == {"a": "closed", "b": "ready"}
@@ -392,7 +392,7 @@ class OtherEndpoint:
 async def test_finding_a19_a_fleet_of_another_make_can_be_detached() -> None:
     ledger = ledger_of(("a", "x"), ("b", "y"))
     fleet = OtherFleet()
-    assert bridge_tool_names(await detach_bridge(ledger, fleet, ["a", "nobody"])) == ("b__y",)
+    assert bridge_tool_names(await detach_bridge(ledger, fleet, ["a", "unknown"])) == ("b__y",)
     assert fleet.closed == ["a"]
     assert bridge_tool_names(await detach_bridge(ledger, fleet)) == ("b__y",)
     assert fleet.closed == ["a", "all"]

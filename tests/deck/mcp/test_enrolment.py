@@ -58,7 +58,7 @@ async def test_finding_d10_definitions_that_alternate_do_not_make_the_list_flap(
             seen.append(tuple(bridge_tool_names(enrolment.ledger)))
         changes = sum(one != other for one, other in itertools.pairwise(seen))
         assert changes == MOST_SWITCHES
-        # It ends disabled: the form that nobody approved is never enrolled.
+        # It ends disabled: the unapproved form is never enrolled.
         assert set(seen[MOST_SWITCHES:]) == {()}
         (told,) = enrolment.notes
         assert "keeps switching" in told.message

@@ -146,13 +146,13 @@ def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
 
 def test_nothing_is_written_if_nothing_changed(tmp_path: Path) -> None:
     path = written(tmp_path / "mcp.json", '{ "servers":{} }')
-    assert not change_row(path, "nobody", dict, private=True)
+    assert not change_row(path, "unknown", dict, private=True)
     with edit_own_config(path, private=True) as config:
-        assert not config.remove("nobody")
+        assert not config.remove("unknown")
     with open(path, encoding="utf-8") as file:
         assert file.read() == '{ "servers":{} }'
     missing = str(tmp_path / "not" / "there.json")
-    assert not change_row(missing, "nobody", dict, private=True)
+    assert not change_row(missing, "unknown", dict, private=True)
     assert not os.path.exists(missing)
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from tests.commands.helpers import configured, row, user_file
 from tests.support.scripts import run
-from tests.support.stores import batch, filled, outside, store_file, stored
+from tests.support.stores import batch, fill_store, run_sql, store_file, stored
 
 from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, open_store
@@ -62,7 +62,7 @@ class Files:
     """The files of a closed store, to be put back with another content."""
 
     def __init__(self, path: Path) -> None:
-        outside(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+        run_sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
         self._path = path
         self._others = {
             one: one.read_bytes()
@@ -82,7 +82,7 @@ class Files:
 
 @pytest.fixture
 async def files(tmp_path: Path) -> Files:
-    await filled(tmp_path, 30)
+    await fill_store(tmp_path, 30)
     return Files(store_file(tmp_path))
 
 
@@ -102,7 +102,7 @@ def open_unsynced(path: str | None) -> sqlite3.Connection:
 
 
 def test_finding_d1_a_flipped_bit_in_the_schema_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    anyio.run(filled, tmp_path, 30)
+    anyio.run(fill_store, tmp_path, 30)
     monkeypatch.setattr(store_db, "open_database", open_unsynced)
 
     def skip_sync(_: int) -> None: ...
@@ -150,7 +150,7 @@ FAILURES = [
 async def test_finding_d1_whatever_the_thread_raises_is_a_damaged_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, broken: str
 ) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     original = getattr(store_keeper.LedgerDb, broken)
 
     def fail_for_a_file(self: store_keeper.LedgerDb, *arguments: object) -> object:
@@ -252,7 +252,7 @@ async def test_finding_d1_a_thread_that_hangs_is_waited_for_once(
 async def test_finding_d1_a_file_that_another_program_locks_is_given_up_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     path = store_file(tmp_path)
     monkeypatch.setattr("induscode.deck.mcp.store.database.BUSY_S", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deck.mcp.test_ledger import STEPS, grown
 from tests.support.deck import AT, capability, ledger_of, request
-from tests.support.stores import asked, forge, outside, store_file, stored
+from tests.support.stores import forge, query_file, run_sql, store_file, stored
 
 from indusagi.core.json import NotJson
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig, StreamableHttpServerConfig
@@ -113,7 +113,7 @@ async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path:
         assert earlier is not None
         assert earlier.capabilities == first.live_capabilities()
         assert await deck_at(store, run, turn=9) is None
-        assert await deck_at(store, "nobody") is None
+        assert await deck_at(store, "unknown") is None
         assert await store.verify() == ()
 
 
@@ -143,10 +143,10 @@ async def test_an_unchanged_deck_costs_one_row_per_turn(tmp_path: Path) -> None:
             journal.record_turn(deck)
         await store.flush()
     path = store_file(tmp_path)
-    assert asked(path, "SELECT count(*) FROM events WHERE op = 'turn'") == [(20,)]
+    assert query_file(path, "SELECT count(*) FROM events WHERE op = 'turn'") == [(20,)]
     # Each descriptor, and the list of them.
-    assert asked(path, "SELECT count(*) FROM documents") == [(52,)]
-    assert asked(path, "SELECT max(length(facts)) < 300 FROM events") == [(1,)]
+    assert query_file(path, "SELECT count(*) FROM documents") == [(52,)]
+    assert query_file(path, "SELECT max(length(facts)) < 300 FROM events") == [(1,)]
 
 
 async def test_server_events_are_recorded_between_ledger_events(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> N
         journal.set_known_listings({"a": ["x"]})
         for tools in ([one], [one, two], [one, two]):
             journal.record_listing("a", tools, ())
-        journal.record_listing("stranger", [one], ())
+        journal.record_listing("unknown", [one], ())
         rows = [row for row in await store.rows(journal.run) if row.op == "list"]
         assert [row.facts["tools"] for row in rows] == [["x", "y"]]
 
@@ -218,7 +218,7 @@ async def test_an_incomplete_deck_is_reported_instead_of_shown(tmp_path: Path, s
         journal = Journal(store)
         journal.record_turn([READ, capability("a", "x").descriptor])
         await store.flush()
-        outside(store_file(tmp_path), statement)
+        run_sql(store_file(tmp_path), statement)
         record = await deck_at(store, journal.run, turn=1)
         assert record is not None
         assert (record.text, record.descriptors, len(record.notes)) == (None, (), 1)
@@ -288,8 +288,8 @@ async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -
         record = await deck_at(store, journal.run, turn=1)
         assert record is not None
         assert (record.text, record.digest) == (None, deck_digest([READ, leaky.descriptor]))
-    dumped = json.dumps(asked(store_file(tmp_path), "SELECT facts, subject FROM events"))
-    dumped += json.dumps(asked(store_file(tmp_path), "SELECT text FROM documents"))
+    dumped = json.dumps(query_file(store_file(tmp_path), "SELECT facts, subject FROM events"))
+    dumped += json.dumps(query_file(store_file(tmp_path), "SELECT text FROM documents"))
     assert [secret for secret in SECRETS if secret in dumped] == []
     assert "Uses" not in dumped
     assert r"https://\\u2026@example.org/mcp?\\u2026" in dumped

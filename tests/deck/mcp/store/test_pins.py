@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.deck import capability, ledger_of
-from tests.support.stores import asked, batch, forge, store_file, stored
+from tests.support.stores import batch, forge, store_file, stored
 
 from indusagi.core.clock import ManualClock, iso_utc
 from indusagi.core.json import compact_json
@@ -272,10 +272,10 @@ async def test_documents_go_with_the_last_row_that_needs_them(tmp_path: Path) ->
         new = Journal(store)
         new.record_turn([X.descriptor])
         assert await store.flush()
-        before = asked(store_file(tmp_path), "SELECT count(*) FROM documents")
+        before = query_file(store_file(tmp_path), "SELECT count(*) FROM documents")
         assert await store.prune(Retention(runs=1), new.run) is not None
         # Two descriptors, a definition and two lists; then a descriptor and its list.
-        assert (before, asked(store_file(tmp_path), "SELECT count(*) FROM documents")) == ([(5,)], [(2,)])
+        assert (before, query_file(store_file(tmp_path), "SELECT count(*) FROM documents")) == ([(5,)], [(2,)])
         assert await store.verify() == ()
 
 

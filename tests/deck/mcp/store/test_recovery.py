@@ -9,7 +9,7 @@ import pytest
 from tests.commands.helpers import configured, project_file, row, user_file
 from tests.commands.mcp.test_pins import Changing
 from tests.support.scripts import run
-from tests.support.stores import asked, batch, filled, outside, store_file, stored
+from tests.support.stores import batch, fill_store, query_file, run_sql, store_file, stored
 
 from induscode.deck.mcp.store import ThreadedStore
 from induscode.deck.mcp.store import pins_backup as store_pins
@@ -36,16 +36,16 @@ def names(count: int) -> list[str]:
 
 
 async def test_finding_d5_a_bad_last_row_loses_only_itself(tmp_path: Path) -> None:
-    await filled(tmp_path, 400)
+    await fill_store(tmp_path, 400)
     path = store_file(tmp_path)
-    outside(path, "UPDATE events SET facts = replace(facts, 't400', 'tX') WHERE position = 400")
-    outside(path, "UPDATE ends SET digest = 'x' WHERE name = 'head'")
+    run_sql(path, "UPDATE events SET facts = replace(facts, 't400', 'tX') WHERE position = 400")
+    run_sql(path, "UPDATE ends SET digest = 'x' WHERE name = 'head'")
     async with stored(tmp_path) as store:
         assert ["399 of its 400 rows were kept" in note.message for note in store.notes] == [True]
         assert store.notes[0].remedy.startswith("the damaged file is ")
         assert len(await store.rows("r1")) == 399
         assert await list_pinned_tools(store) == names(400)
-    (kept,) = asked(path, "SELECT facts FROM events WHERE op = 'recover'")
+    (kept,) = query_file(path, "SELECT facts FROM events WHERE op = 'recover'")
     facts = json.loads(str(kept[0]))
     assert {name: facts[name] for name in ("kept", "last", "known", "pins", "missing")} == {
         "kept": 399, "last": 399, "known": 400, "pins": 1, "missing": [],
@@ -53,14 +53,14 @@ async def test_finding_d5_a_bad_last_row_loses_only_itself(tmp_path: Path) -> No
 
 
 async def test_finding_d5_rows_before_a_bad_one_keep_their_place_and_digest(tmp_path: Path) -> None:
-    await filled(tmp_path, 50)
+    await fill_store(tmp_path, 50)
     path = store_file(tmp_path)
-    before = asked(path, "SELECT * FROM events WHERE position < 20")
-    outside(path, "UPDATE events SET facts = '{' WHERE position = 20")
+    before = query_file(path, "SELECT * FROM events WHERE position < 20")
+    run_sql(path, "UPDATE events SET facts = '{' WHERE position = 20")
     async with stored(tmp_path) as store:
         assert len(await store.rows("r1")) == 19
         assert await list_pinned_tools(store) == names(50)
-    assert asked(path, "SELECT * FROM events WHERE position < 20") == before
+    assert query_file(path, "SELECT * FROM events WHERE position < 20") == before
     async with stored(tmp_path) as store:
         assert (store.notes, await list_pinned_tools(store)) == ((), names(50))
         assert ["set aside" in note.message for note in await store.verify()] == [True]
@@ -74,7 +74,7 @@ async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_
         await store.prune(Retention(runs=1), "c")
     path = store_file(tmp_path)
     for damage in ("DELETE FROM ends", "UPDATE ends SET digest = 'x' WHERE name = 'base'"):
-        outside(path, damage)
+        run_sql(path, damage)
         async with stored(tmp_path) as store:
             await store.verify(set_aside=True)
             assert len(await store.rows("c")) >= 5
@@ -83,7 +83,7 @@ async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_
 
 @pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
 async def test_finding_d5_a_removed_ledger_is_reported_and_its_pins_apply(tmp_path: Path, removed: str) -> None:
-    await filled(tmp_path, 5)
+    await fill_store(tmp_path, 5)
     for one in store_file(tmp_path).parent.glob(removed):
         one.unlink()
     async with stored(tmp_path) as store:
@@ -93,7 +93,7 @@ async def test_finding_d5_a_removed_ledger_is_reported_and_its_pins_apply(tmp_pa
 
 
 async def test_finding_d5_an_emptied_ledger_is_reported_and_its_pins_apply(tmp_path: Path) -> None:
-    await filled(tmp_path, 5)
+    await fill_store(tmp_path, 5)
     path = store_file(tmp_path)
     for side in path.parent.glob("ledger.db-*"):
         side.unlink()
@@ -104,15 +104,15 @@ async def test_finding_d5_an_emptied_ledger_is_reported_and_its_pins_apply(tmp_p
 
 
 async def test_finding_d5_pins_missing_in_the_index_come_back(tmp_path: Path) -> None:
-    await filled(tmp_path, 5)
-    outside(store_file(tmp_path), "DELETE FROM latest WHERE subject = 's3'")
+    await fill_store(tmp_path, 5)
+    run_sql(store_file(tmp_path), "DELETE FROM latest WHERE subject = 's3'")
     async with stored(tmp_path) as store:
         assert await list_pinned_tools(store) == names(5)
         assert ["1 pins were missing" in note.message for note in store.notes] == [True]
 
 
 async def test_finding_d5_pins_of_a_ledger_without_a_pins_file_are_copied(tmp_path: Path) -> None:
-    await filled(tmp_path, 5)
+    await fill_store(tmp_path, 5)
     pins_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
         assert await list_pinned_tools(store) == names(5)
@@ -123,9 +123,9 @@ async def test_finding_d5_pins_of_a_ledger_without_a_pins_file_are_copied(tmp_pa
 
 
 async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_over(tmp_path: Path) -> None:
-    await filled(tmp_path, 9)
+    await fill_store(tmp_path, 9)
     pins_file(tmp_path).unlink()
-    outside(store_file(tmp_path), "UPDATE events SET facts = '{' WHERE position = 4")
+    run_sql(store_file(tmp_path), "UPDATE events SET facts = '{' WHERE position = 4")
     async with stored(tmp_path) as store:
         # What the damaged row itself said is lost; the row after it still fits its digest.
         assert await list_pinned_tools(store) == [name for name in names(9) if name != "t4"]
@@ -139,13 +139,13 @@ async def test_finding_d5_the_last_approval_holds_after_a_recovery(tmp_path: Pat
         for pin in ("first", "second"):
             store.append(lambda pin=pin: approved(pin))
             await store.flush()
-    outside(store_file(tmp_path), "UPDATE events SET digest = 'x' WHERE position = 2")
+    run_sql(store_file(tmp_path), "UPDATE events SET digest = 'x' WHERE position = 2")
     async with stored(tmp_path) as store:
         assert [one.facts["pin"] for one in await store.latest("pin")] == ["second"]
 
 
 async def test_finding_d5_a_damaged_line_of_the_pins_file_costs_that_line(tmp_path: Path) -> None:
-    await filled(tmp_path, 5)
+    await fill_store(tmp_path, 5)
     lines = pins_file(tmp_path).read_bytes().splitlines()
     lines[2] = lines[2].replace(b"t3", b"tX")
     pins_file(tmp_path).write_bytes(b"\n".join([*lines, b"[1]", b"{", b'{"subject":1}']))
@@ -156,7 +156,7 @@ async def test_finding_d5_a_damaged_line_of_the_pins_file_costs_that_line(tmp_pa
 
 
 async def test_finding_d5_an_unusable_pins_file_is_reported(tmp_path: Path) -> None:
-    await filled(tmp_path, 2)
+    await fill_store(tmp_path, 2)
     pins_file(tmp_path).unlink()
     pins_file(tmp_path).mkdir()
     async with stored(tmp_path) as store:
@@ -171,7 +171,7 @@ async def test_finding_d5_the_pins_file_is_private_and_does_not_grow_for_ever(
 ) -> None:
     monkeypatch.setattr(store_pins, "_SPARE_LINES", 3)
     for _ in range(4):
-        await filled(tmp_path, 3)
+        await fill_store(tmp_path, 3)
     assert pins_file(tmp_path).stat().st_mode & 0o777 == 0o600
     async with stored(tmp_path) as store:
         assert await list_pinned_tools(store) == names(3)
@@ -181,7 +181,7 @@ async def test_finding_d5_the_pins_file_is_private_and_does_not_grow_for_ever(
 
 
 async def test_finding_d5_a_ledger_that_cannot_be_used_still_has_its_pins(tmp_path: Path) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     path = store_file(tmp_path)
     for one in path.parent.glob("ledger.db*"):
         one.unlink()
@@ -204,7 +204,7 @@ def lose(how: str) -> None:
         for one in path.parent.glob("ledger.db*"):
             one.unlink()
     else:
-        outside(path, "UPDATE events SET facts = '{' WHERE op = 'pin'", "DELETE FROM ends")
+        run_sql(path, "UPDATE events SET facts = '{' WHERE op = 'pin'", "DELETE FROM ends")
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""The store: rows that stay, a file that only its owner sees, and a session that goes on anyway."""
+"""The ledger store: durable rows, a private file, and sessions that go on when the file fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from anyio import to_thread
 from tests.support.deck import AT, capability
 from tests.support.scripts import ROOT, unmeasured
-from tests.support.stores import asked, batch, filled, outside, store_file, stored
+from tests.support.stores import batch, fill_store, query_file, run_sql, store_file, stored
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
@@ -53,7 +53,7 @@ async def positions(store: ThreadedStore, run: str = "r1") -> list[tuple[int, in
 
 
 async def test_rows_are_there_after_the_store_was_closed_and_opened_again(tmp_path: Path) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     async with stored(tmp_path) as store:
         rows = await store.rows("r1")
         assert [(row.position, row.seq, row.facts["tool"]) for row in rows] == [
@@ -81,9 +81,9 @@ async def test_the_store_is_this_users_alone_and_stands_in_the_state_directory()
 
 
 async def test_a_store_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    await filled(tmp_path, 1)
+    await fill_store(tmp_path, 1)
     store_file(tmp_path).chmod(0o644)
-    await filled(tmp_path, 1)
+    await fill_store(tmp_path, 1)
     assert stat.S_IMODE(store_file(tmp_path).stat().st_mode) == 0o600
 
 
@@ -104,7 +104,7 @@ async def test_a_document_is_kept_once_however_often_it_is_needed(tmp_path: Path
         for run in "abc":
             store.append(batch(1, run=run))
         await store.flush()
-    assert asked(store_file(tmp_path), "SELECT count(*) FROM documents") == [(1,)]
+    assert query_file(store_file(tmp_path), "SELECT count(*) FROM documents") == [(1,)]
 
 
 async def test_the_last_word_on_a_subject_is_found(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ async def test_a_closed_store_takes_nothing_and_answers_nothing(tmp_path: Path) 
     store.append(batch(1))
     with pytest.raises(RuntimeError, match="closed"):
         await store.rows("r1")
-    assert asked(store_file(tmp_path), "SELECT count(*) FROM events") == [(0,)]
+    assert query_file(store_file(tmp_path), "SELECT count(*) FROM events") == [(0,)]
 
 
 async def test_more_rows_than_one_transaction_takes_are_all_written(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_a_question_that_fails_is_noted_and_the_store_goes_on(
 
 async def test_batches_that_nothing_takes_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
-        raise LookupError("nobody home")
+        raise LookupError("lookup failed")
 
     async with stored(tmp_path) as store:
         with monkeypatch.context() as patch:
@@ -184,7 +184,7 @@ async def test_batches_that_nothing_takes_are_noted(tmp_path: Path, monkeypatch:
             await store.flush()
         store.append(batch(2))
         assert await store.flush()
-        assert ["nobody home" in note.message for note in store.notes] == [True]
+        assert ["lookup failed" in note.message for note in store.notes] == [True]
 
 
 async def test_names_with_half_a_surrogate_pair_are_kept(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ NEXT = (*MIGRATIONS, ("ALTER TABLE documents ADD COLUMN kind TEXT",))
 
 
 def test_an_older_store_is_migrated_in_one_transaction(tmp_path: Path) -> None:
-    anyio.run(filled, tmp_path, 2)
+    anyio.run(fill_store, tmp_path, 2)
     connection = open_database(str(store_file(tmp_path)))
     try:
         broken = (*NEXT, ("CREATE TABLE more (x)", "no such statement"))
@@ -303,9 +303,9 @@ def test_an_older_store_is_migrated_in_one_transaction(tmp_path: Path) -> None:
 
 
 async def test_a_later_store_is_not_touched(tmp_path: Path) -> None:
-    await filled(tmp_path, 2)
+    await fill_store(tmp_path, 2)
     path = store_file(tmp_path)
-    outside(path, "PRAGMA user_version = 99")
+    run_sql(path, "PRAGMA user_version = 99")
     before = path.read_bytes()
     async with stored(tmp_path) as store:
         store.append(batch(3))
@@ -321,13 +321,13 @@ async def test_a_later_store_is_not_touched(tmp_path: Path) -> None:
 async def test_another_programs_database_is_not_touched(tmp_path: Path) -> None:
     path = store_file(tmp_path)
     path.parent.mkdir()
-    outside(path, "PRAGMA journal_mode = WAL", "CREATE TABLE theirs (x)")
+    run_sql(path, "PRAGMA journal_mode = WAL", "CREATE TABLE theirs (x)")
     before = path.read_bytes()
     async with stored(tmp_path) as store:
         assert store.path is None
         assert "another program" in store.notes[0].message
     assert path.read_bytes() == before
-    assert asked(path, "PRAGMA application_id") != [(APPLICATION_ID,)]
+    assert query_file(path, "PRAGMA application_id") != [(APPLICATION_ID,)]
 
 
 # -- damage -----------------------------------------------------------------------------------
@@ -369,9 +369,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("statements", DAMAGE.values(), ids=DAMAGE.keys())
 async def test_r53_any_damage_is_found_and_the_file_set_aside(tmp_path: Path, statements: Sequence[str]) -> None:
-    await filled(tmp_path, 6)
+    await fill_store(tmp_path, 6)
     path = store_file(tmp_path)
-    outside(path, *statements)
+    run_sql(path, *statements)
     async with stored(tmp_path) as store:
         found = await store.verify(set_aside=True)
         assert found or store.notes
@@ -391,9 +391,9 @@ async def test_r53_any_damage_is_found_and_the_file_set_aside(tmp_path: Path, st
 
 
 async def test_r53_looking_alone_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
-    await filled(tmp_path, 30)
+    await fill_store(tmp_path, 30)
     path = store_file(tmp_path)
-    outside(path, "UPDATE events SET digest = 'x' WHERE position < 30")
+    run_sql(path, "UPDATE events SET digest = 'x' WHERE position < 30")
     async with stored(tmp_path) as store:
         found = await store.verify()
         assert len(found) == 21
@@ -402,11 +402,11 @@ async def test_r53_looking_alone_leaves_a_damaged_file_where_it_is(tmp_path: Pat
 
 
 async def test_r53_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:
-    await filled(tmp_path, 40)
+    await fill_store(tmp_path, 40)
     path = store_file(tmp_path)
-    outside(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    run_sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     whole = path.read_bytes()
-    wanted = asked(path, "SELECT * FROM events")
+    wanted = query_file(path, "SELECT * FROM events")
     for place in range(0, len(whole), len(whole) // 25):
         flipped = bytearray(whole)
         flipped[place] ^= 0x20
@@ -416,12 +416,12 @@ async def test_r53_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path:
         async with stored(tmp_path) as store:
             noticed = bool(store.notes or await store.verify())
         if not noticed:
-            assert asked(path, "SELECT * FROM events") == wanted, place
+            assert query_file(path, "SELECT * FROM events") == wanted, place
 
 
 @pytest.mark.parametrize("kept", [0, 100, 4096, 9000])
 async def test_r53_a_file_that_was_cut_off_is_set_aside(tmp_path: Path, kept: int) -> None:
-    await filled(tmp_path, 60)
+    await fill_store(tmp_path, 60)
     path = store_file(tmp_path)
     os.truncate(path, kept)
     async with stored(tmp_path) as store:
@@ -432,7 +432,7 @@ async def test_r53_a_file_that_was_cut_off_is_set_aside(tmp_path: Path, kept: in
 
 
 async def test_r53_an_old_copy_in_place_of_the_store_is_noticed(tmp_path: Path) -> None:
-    await filled(tmp_path, 2)
+    await fill_store(tmp_path, 2)
     path = store_file(tmp_path)
     copy = path.read_bytes()
     async with stored(tmp_path) as store:
@@ -445,7 +445,7 @@ async def test_r53_an_old_copy_in_place_of_the_store_is_noticed(tmp_path: Path) 
 
 
 async def test_a_removed_store_is_reported_and_created_again(tmp_path: Path) -> None:
-    await filled(tmp_path, 2)
+    await fill_store(tmp_path, 2)
     store_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
         assert ["is not there any more" in note.message for note in store.notes] == [True]
@@ -456,10 +456,10 @@ async def test_a_removed_store_is_reported_and_created_again(tmp_path: Path) -> 
 
 
 async def test_r53_damage_that_is_met_while_writing_costs_only_the_file(tmp_path: Path) -> None:
-    await filled(tmp_path, 6)
+    await fill_store(tmp_path, 6)
     path = store_file(tmp_path)
     async with stored(tmp_path) as store:
-        outside(path, "DELETE FROM ends")
+        run_sql(path, "DELETE FROM ends")
         store.append(batch(7))
         assert await store.flush()
         assert [row.facts["tool"] for row in await store.rows("r1")][-1] == "t7"
@@ -468,13 +468,13 @@ async def test_r53_damage_that_is_met_while_writing_costs_only_the_file(tmp_path
 
 
 async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(tmp_path: Path) -> None:
-    await filled(tmp_path, 6)
+    await fill_store(tmp_path, 6)
     path = store_file(tmp_path)
     async with stored(tmp_path) as store:
-        outside(path, "DELETE FROM ends")
+        run_sql(path, "DELETE FROM ends")
         assert await to_thread.run_sync(set_aside, str(path), None) is not None
         assert await to_thread.run_sync(set_aside, str(path), None) is None
-        await filled(tmp_path, 1)
+        await fill_store(tmp_path, 1)
         store.append(batch(7))
         assert await store.flush()
         assert store.notes == ()
@@ -487,7 +487,7 @@ async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(t
 
 
 async def test_r54_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with stored(tmp_path) as store:
         store.append(batch(4))
@@ -555,15 +555,15 @@ async def test_r54_a_file_system_that_cannot_be_written_costs_the_file(
 
 
 async def test_r54_a_file_that_cannot_be_read_midway_is_recovered(tmp_path: Path) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     async with stored(tmp_path) as store:
-        outside(store_file(tmp_path), "DROP TABLE latest")
+        run_sql(store_file(tmp_path), "DROP TABLE latest")
         assert len(await store.latest("pin")) == 3
         assert (store.path, len(store.notes)) == (str(store_file(tmp_path)), 1)
 
 
 async def test_r54_an_error_of_the_disk_costs_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await filled(tmp_path, 3)
+    await fill_store(tmp_path, 3)
     async with stored(tmp_path) as store:
 
         def broken(*_: object) -> None:
@@ -583,8 +583,8 @@ async def test_a_store_that_cannot_be_set_aside_is_reported(tmp_path: Path, monk
     def refused(*_: object) -> str:
         raise PermissionError("not yours")
 
-    await filled(tmp_path, 3)
-    outside(store_file(tmp_path), "DELETE FROM ends")
+    await fill_store(tmp_path, 3)
+    run_sql(store_file(tmp_path), "DELETE FROM ends")
     monkeypatch.setattr(ledger_fallback, "set_aside", refused)
     async with stored(tmp_path) as store:
         assert ["not yours" in note.message for note in store.notes] == [True]
@@ -602,7 +602,7 @@ async def test_without_a_home_there_is_a_store_in_memory(monkeypatch: pytest.Mon
 
 
 async def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
-    await filled(tmp_path, 1)
+    await fill_store(tmp_path, 1)
     assert "ledger store" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -684,8 +684,8 @@ async def test_a_session_that_loses_its_file_keeps_the_decks_shown_since(tmp_pat
 
 
 async def test_a_run_whose_numbers_have_a_gap_is_out_of_order(tmp_path: Path) -> None:
-    await filled(tmp_path, 3)
-    outside(store_file(tmp_path), "UPDATE events SET seq = 9 WHERE position = 2")
+    await fill_store(tmp_path, 3)
+    run_sql(store_file(tmp_path), "UPDATE events SET seq = 9 WHERE position = 2")
     async with stored(tmp_path) as store:
         found = [note.message for note in await store.verify()]
         assert "row 2 is out of the order of its run" in found
@@ -706,7 +706,7 @@ async def test_finding_e3_a_text_that_only_a_manifest_names_is_missed(tmp_path: 
         assert await store.flush()
         assert await store.verify() == ()
     gone = content_address(descriptor_text(shown[1]))
-    outside(store_file(tmp_path), f"DELETE FROM documents WHERE address = '{gone}'")
+    run_sql(store_file(tmp_path), f"DELETE FROM documents WHERE address = '{gone}'")
     async with stored(tmp_path) as store:
         found = [note.message for note in await store.verify()]
         assert found == [f"row 2 needs the document {gone[:12]}: missing"]
@@ -724,9 +724,9 @@ async def test_finding_e3_a_text_that_was_withheld_is_not_missed(tmp_path: Path)
 
 
 async def test_a_vacuumed_store_is_as_good_as_before(tmp_path: Path) -> None:
-    await filled(tmp_path, 40)
-    # Root pages are others then: the tables are made anew in the order of their names.
-    outside(
+    await fill_store(tmp_path, 40)
+    # VACUUM changes the root pages: it writes the tables in the order of their names.
+    run_sql(
         store_file(tmp_path),
         "CREATE TABLE more (x)",
         "CREATE TABLE again AS SELECT * FROM latest",
