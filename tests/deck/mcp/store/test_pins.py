@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.deck import capability, ledger_of
-from tests.support.stores import batch, forge, store_file, stored
+from tests.support.stores import batch, forge, query_file, store_file, stored
 
 from indusagi.core.clock import ManualClock, iso_utc
 from indusagi.core.json import compact_json
