@@ -176,7 +176,7 @@ class Gateway:
         return self.answer
 
 
-async def test_without_a_gateway_an_action_says_so(tmp_path: Path) -> None:
+async def test_an_action_without_a_gateway_is_reported(tmp_path: Path) -> None:
     result = await run(build(saas_card(), tmp_path), tmp_path, action="discover")
     assert value(result) == {"connected": False, "reason": "no_gateway"}
 

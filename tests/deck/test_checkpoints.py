@@ -112,7 +112,7 @@ async def test_the_content_of_a_file_is_recorded_before_a_change(work: Path) -> 
     assert store.records == [(str(target), b"\xff\x00old\r\n"), (str(work / "sub/b.txt"), None)]
 
 
-async def test_a_store_that_fails_never_stands_in_the_way(work: Path) -> None:
+async def test_a_failing_store_never_prevents_a_change(work: Path) -> None:
     ctx = make_local_context(work)
     result = await wrapped("write", Broken(), work).run({"path": "a", "content": "x"}, ctx)
     assert not result.is_error

@@ -85,7 +85,7 @@ async def test_writing_needs_something_to_write(tmp_path: Path) -> None:
         assert (error, details["code"]) == (True, "invalid_arguments")
 
 
-async def test_two_cards_share_nothing_unless_the_host_says_so(tmp_path: Path) -> None:
+async def test_two_cards_share_state_only_through_a_store_of_the_host(tmp_path: Path) -> None:
     one, two = card(tmp_path), card(tmp_path)
     await ask(one, tmp_path, action="append", content="x")
     assert (await ask(two, tmp_path, action="read"))[1] == "The notes are empty."

@@ -120,7 +120,7 @@ async def test_the_tools_of_a_server_are_enrolled_and_can_be_called(tmp_path: Pa
         assert (echo.label, echo.read_only, echo.ref) == ("h__echo", False, RemoteToolRef("h", "echo"))
 
 
-async def test_a_server_that_fails_contributes_nothing_and_says_why() -> None:
+async def test_a_failed_server_contributes_no_tools_and_reports_its_fault() -> None:
     bad = StdioServerConfig("bad", "no-such-command")
     async with attached(bad, honest(id="h")) as result:
         assert dict(bridge_tool_counts(result.ledger)) == {"h": len(HONEST_TOOLS)}
@@ -264,7 +264,7 @@ async def test_a_grafted_tool_has_a_row_of_the_catalog_in_no_profile(tmp_path: P
     assert not any(card.in_profile(profile) for profile in Profile)
 
 
-async def test_a_capability_without_a_server_says_so(tmp_path: Path) -> None:
+async def test_a_capability_without_a_server_returns_an_error(tmp_path: Path) -> None:
     answer = await capability("h", "echo").run({}, make_local_context(tmp_path))
     assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
 

@@ -200,7 +200,7 @@ async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_r
             assert BridgeLedger.from_log(entries) == bridge.ledger
 
 
-async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_no_longer_starts_keeps_its_tools_and_reports_its_fault(tmp_path: Path) -> None:
     server = replace(honest(id="h"), command=str(tmp_path / "server"))
     (tmp_path / "server").symlink_to(honest().command)
     async with stored(tmp_path) as store:

@@ -167,7 +167,7 @@ async def test_finding_d6_rules_match_the_identity_of_a_tool(
 
 
 @pytest.mark.anyio
-async def test_finding_d6_a_rule_that_denies_holds_in_every_reading(tmp_path: Path) -> None:
+async def test_finding_d6_a_deny_rule_applies_to_every_reading_of_a_name(tmp_path: Path) -> None:
     enrolment = enrol([("a", "b__c"), ("a__b", "c"), ("bash", "run")], ["a", "a__b", "bash"])
     for pattern, denied in {
         "a__b__*": ["a", "a__b"], "a__b__c": ["a", "a__b"], "bash": [], "bash*": ["bash"],

@@ -108,7 +108,7 @@ def test_a_live_tool_is_found_by_reference_and_by_name() -> None:
     assert (gone.find(one.ref), gone.holder_of("a__x")) == (None, None)
 
 
-def test_retiring_an_unknown_key_is_recorded_and_costs_a_number() -> None:
+def test_retiring_an_unknown_key_is_recorded_with_a_number() -> None:
     ledger = ledger_of(("a", "x")).retire(bridge_ulid_key(), "a", AT)
     assert names(ledger) == ["a__x"]
     assert (len(ledger.log), ledger.next_seq, ledger.snapshot.high_water) == (2, 3, 2)
@@ -218,7 +218,7 @@ def test_the_fold_does_not_depend_on_the_order_in_which_events_are_given(
 
 
 @given(STEPS)
-def test_a_replay_gives_the_same_deck_and_goes_on_in_the_same_way(steps: list[tuple[str, str, str, int]]) -> None:
+def test_a_replayed_log_gives_the_same_deck_and_continues_equally(steps: list[tuple[str, str, str, int]]) -> None:
     ledger = grown(steps)
     replayed = BridgeLedger.from_log(ledger.log)
     assert replayed == ledger

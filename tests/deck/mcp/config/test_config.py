@@ -318,9 +318,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
 
 
 @given(json_values)
-def test_whatever_stands_in_a_file_reading_it_raises_nothing(
-    tmp_path_factory: pytest.TempPathFactory, value: JsonValue
-) -> None:
+def test_reading_any_file_content_raises_nothing(tmp_path_factory: pytest.TempPathFactory, value: JsonValue) -> None:
     folder = tmp_path_factory.mktemp("any")
     for document in (
         value,

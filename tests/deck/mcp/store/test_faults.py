@@ -101,7 +101,7 @@ def open_unsynced(path: str | None) -> sqlite3.Connection:
     return connection
 
 
-def test_finding_d1_a_flipped_bit_in_the_schema_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_d1_a_flipped_bit_in_the_schema_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     anyio.run(fill_store, tmp_path, 30)
     monkeypatch.setattr(store_db, "open_database", open_unsynced)
 
@@ -210,7 +210,7 @@ async def test_finding_d1_a_question_already_asked_is_answered_when_the_thread_e
     assert ["its thread failed (SystemExit: 1)" in note.message for note in store.notes] == [True]
 
 
-async def test_finding_d1_a_process_without_a_thread_to_spare_has_a_store_all_the_same(
+async def test_finding_d1_a_process_without_a_free_thread_has_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:

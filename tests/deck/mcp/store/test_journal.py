@@ -175,7 +175,7 @@ async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> N
         assert [row.facts["tools"] for row in rows] == [["x", "y"]]
 
 
-async def test_a_descriptor_that_json_cannot_carry_is_refused_and_an_event_says_so(tmp_path: Path) -> None:
+async def test_a_descriptor_that_json_cannot_carry_is_refused_and_recorded(tmp_path: Path) -> None:
     plain = capability("a", "x")
     raw: JsonObject = {"name": "x", "n": float("inf")}
     odd = BridgeCapability.from_definition(plain.descriptor, plain.ref, raw)

@@ -230,7 +230,7 @@ async def test_an_empty_pin_is_ignored(tmp_path: Path) -> None:
 # -- retention --------------------------------------------------------------------------------
 
 
-async def test_runs_beyond_the_limit_go_and_a_row_says_so(tmp_path: Path) -> None:
+async def test_runs_beyond_the_limit_are_removed_and_recorded(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         first = await seen(store, "x")
         for run in range(4):
@@ -300,7 +300,7 @@ def test_runs_that_are_too_old_go_however_few_there_are(tmp_path: Path) -> None:
         db.close()
 
 
-async def test_a_run_that_is_pruned_while_it_lasts_goes_on_counting(tmp_path: Path) -> None:
+async def test_a_run_that_is_pruned_while_it_lasts_keeps_its_numbers(tmp_path: Path) -> None:
     async with stored(tmp_path) as one, stored(tmp_path) as other:
         slow = Journal(one)
         await one.flush()

@@ -131,7 +131,7 @@ async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_ov
         assert await list_pinned_tools(store) == [name for name in names(9) if name != "t4"]
 
 
-async def test_finding_d5_the_last_approval_holds_after_a_recovery(tmp_path: Path) -> None:
+async def test_finding_d5_the_last_approval_applies_after_a_recovery(tmp_path: Path) -> None:
     def approved(pin: str) -> Batch:
         return Batch((Event("r1", "now", "pin", {"tool": "t", "pin": pin}, "s"),))
 
@@ -144,7 +144,7 @@ async def test_finding_d5_the_last_approval_holds_after_a_recovery(tmp_path: Pat
         assert [one.facts["pin"] for one in await store.latest("pin")] == ["second"]
 
 
-async def test_finding_d5_a_damaged_line_of_the_pins_file_costs_that_line(tmp_path: Path) -> None:
+async def test_finding_d5_a_damaged_line_of_the_pins_file_loses_only_that_pin(tmp_path: Path) -> None:
     await fill_store(tmp_path, 5)
     lines = pins_file(tmp_path).read_bytes().splitlines()
     lines[2] = lines[2].replace(b"t3", b"tX")
@@ -166,9 +166,7 @@ async def test_finding_d5_an_unusable_pins_file_is_reported(tmp_path: Path) -> N
         assert "Pins would be lost with the ledger" in said[1]
 
 
-async def test_finding_d5_the_pins_file_is_private_and_does_not_grow_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_finding_d5_the_pins_file_is_private_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_pins, "_SPARE_LINES", 3)
     for _ in range(4):
         await fill_store(tmp_path, 3)

@@ -52,7 +52,7 @@ async def positions(store: ThreadedStore, run: str = "r1") -> list[tuple[int, in
     return [(row.position, row.seq) for row in await store.rows(run)]
 
 
-async def test_rows_are_there_after_the_store_was_closed_and_opened_again(tmp_path: Path) -> None:
+async def test_rows_survive_closing_and_opening_the_store(tmp_path: Path) -> None:
     await fill_store(tmp_path, 3)
     async with stored(tmp_path) as store:
         rows = await store.rows("r1")
@@ -65,7 +65,7 @@ async def test_rows_are_there_after_the_store_was_closed_and_opened_again(tmp_pa
         assert (store.notes, await store.verify()) == ((), ())
 
 
-async def test_the_store_is_this_users_alone_and_stands_in_the_state_directory() -> None:
+async def test_the_store_is_private_and_in_the_state_directory() -> None:
     store = await open_store()
     try:
         store.append(batch(1))
@@ -115,7 +115,7 @@ async def test_the_last_word_on_a_subject_is_found(tmp_path: Path) -> None:
         assert await store.latest("list") == ()
 
 
-async def test_a_batch_that_cannot_be_made_is_noted_and_costs_the_others_nothing(tmp_path: Path) -> None:
+async def test_a_failing_batch_is_noted_and_the_others_are_written(tmp_path: Path) -> None:
     def broken() -> Batch:
         raise ValueError("no such thing")
 
@@ -158,9 +158,7 @@ async def test_more_rows_than_one_transaction_takes_are_all_written(tmp_path: Pa
         assert len(await store.documents(wanted)) == 700
 
 
-async def test_a_question_that_fails_is_noted_and_the_store_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failing_query_is_noted_and_the_store_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise LookupError("not ours")
 
@@ -455,7 +453,7 @@ async def test_a_removed_store_is_reported_and_created_again(tmp_path: Path) -> 
         assert await store.verify() == ()
 
 
-async def test_r53_damage_that_is_met_while_writing_costs_only_the_file(tmp_path: Path) -> None:
+async def test_r53_damage_found_while_writing_replaces_only_the_file(tmp_path: Path) -> None:
     await fill_store(tmp_path, 6)
     path = store_file(tmp_path)
     async with stored(tmp_path) as store:
@@ -486,7 +484,7 @@ async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(t
 # -- disks ------------------------------------------------------------------------------------
 
 
-async def test_r54_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -> None:
+async def test_r54_a_full_disk_moves_the_ledger_to_memory(tmp_path: Path) -> None:
     await fill_store(tmp_path, 3)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with stored(tmp_path) as store:
@@ -532,7 +530,7 @@ def unusable(tmp_path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     "kind", ["a directory", "a link", "a FIFO", "a folder that is a file", "a folder that is a link"]
 )
-async def test_r54_a_place_that_cannot_be_used_is_left_alone(tmp_path: Path, kind: str) -> None:
+async def test_r54_an_unusable_path_is_left_alone(tmp_path: Path, kind: str) -> None:
     unusable(tmp_path, kind)
     async with stored(tmp_path) as store:
         store.append(batch(1))
@@ -542,7 +540,7 @@ async def test_r54_a_place_that_cannot_be_used_is_left_alone(tmp_path: Path, kin
     assert not (tmp_path / "elsewhere").exists()
 
 
-async def test_r54_a_file_system_that_cannot_be_written_costs_the_file(
+async def test_r54_a_read_only_file_system_moves_the_ledger_to_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: str) -> int:
@@ -562,7 +560,7 @@ async def test_r54_a_file_that_cannot_be_read_midway_is_recovered(tmp_path: Path
         assert (store.path, len(store.notes)) == (str(store_file(tmp_path)), 1)
 
 
-async def test_r54_an_error_of_the_disk_costs_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_r54_a_disk_error_moves_the_ledger_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill_store(tmp_path, 3)
     async with stored(tmp_path) as store:
 
@@ -606,7 +604,7 @@ async def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
     assert "ledger store" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_row_that_holds_no_facts_is_damage() -> None:
+def test_a_row_without_facts_is_damage() -> None:
     from induscode.deck.mcp.store.database import parse_facts  # noqa: PLC0415 — beside its only use
 
     with pytest.raises(DamagedStoreError):
