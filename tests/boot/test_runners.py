@@ -85,7 +85,7 @@ def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
     put(work / ".indusvx/mcp.json", x={"command": "y"})
     changed = plan_servers(Invocation(cwd=str(work)))
     assert dict(changed.consent) == {"x": "changed"}
-    assert "not as it was" in str(changed.notes[0])
+    assert "it has changed since you consented to it" in str(changed.notes[0])
 
 
 def test_a_file_that_is_named_is_consent_and_a_directory_is_not(work: Path) -> None:
@@ -178,7 +178,7 @@ async def test_r36_a_run_without_consent_starts_nothing(work: Path, tmp_path: Pa
         assert session.mcp.status()["h"].trust == "untrusted"
         assert session.mcp.missing() == ("h",)
         assert all("h__" not in one.name for one in session.box().descriptors())
-        assert any("consented" in str(note) for note in session.notes)
+        assert any("needs your consent" in str(note) for note in session.notes)
     assert not log.exists()
 
 

@@ -7,9 +7,9 @@ A long text is encoded in pieces, because encoding holds the GIL.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MOST_BYTES_EACH = 6
 """Of one character: half a surrogate pair is escaped as `\\ud800`."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputBudget:
     """The most bytes and lines of one result."""
 
@@ -47,7 +47,7 @@ def standard_budget() -> OutputBudget:
     return OutputBudget(STANDARD_BYTES, STANDARD_LINES)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Clipping:
     """The kept parts of a text; one of them is empty unless both ends are kept."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import TracebackType
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from indusagi.capabilities.ports import Fs, SearchProvider, Shell, WebSettings
 from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.core.cancel import CancelToken
 from indusagi.core.invisible import CleanText
+from indusagi.core.records import record
 from indusagi.core.text import make_visible
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
@@ -33,7 +34,7 @@ class ContextId(str):
     __slots__ = ("__weakref__",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Framework:
     """Optional handles that a host provides."""
 
@@ -68,7 +69,7 @@ class CleanupStack:
             raise ExceptionGroup("some of a context could not be closed", failures)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ToolContext:
     """The workspace, the `Fs` and `Shell` ports, and what binds a call to its session.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import Clipping, clip, encode_pieces
@@ -16,6 +16,7 @@ from indusagi.core.app_dirs import create_private_file, make_private_dir, state_
 from indusagi.core.clock import now_ms
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import compact_json
+from indusagi.core.records import record
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import Keep
 
@@ -133,7 +134,7 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
     return replace(result, content=(shown, *media), details=details)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _SpillFile:
     path: str | None
     error: str = ""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     import ssl
@@ -41,7 +42,7 @@ class FileKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class FileStat:
     """The status of a path."""
 
@@ -56,7 +57,7 @@ class FileStat:
             object.__setattr__(self, "kind", FileKind(self.kind))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DirEntry:
     """One entry of a directory; links are not followed."""
 
@@ -170,7 +171,7 @@ class Ended(StrEnum):
     OUTPUT_LIMIT = "output_limit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ShellResult:
     """The result of a command."""
 
@@ -187,7 +188,7 @@ class ShellResult:
             object.__setattr__(self, "ended", Ended(self.ended))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SandboxState:
     """The sandbox that a command runs in."""
 
@@ -317,7 +318,7 @@ Freshness: TypeAlias = Literal["day", "week", "month", "year"]
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class WebSettings:
     """What may be fetched from the web, and the limits."""
 
@@ -366,7 +367,7 @@ class FetchError(OSError):
         self.facts: Mapping[str, JsonValue] = facts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SearchQuery:
     """A search. A provider may ignore everything but the text; the tool filters the results."""
 
@@ -377,7 +378,7 @@ class SearchQuery:
     freshness: Freshness | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SearchHit:
     """One result of a provider."""
 

@@ -6,8 +6,9 @@ A digest of the bytes rather than a time: a file that was touched but not change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from indusagi.core.records import record
 
 
 class ReadStateHandle(Protocol):
@@ -60,7 +61,7 @@ class ReadState:
         self._files.pop(path, None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Known:
     digest: str
     shown: tuple[tuple[int, int], ...]

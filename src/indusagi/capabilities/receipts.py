@@ -12,19 +12,20 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import cast
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.process.procfs import read_start_time
 from indusagi.core.process.tree import ProcessTree, signal_processes
+from indusagi.core.records import record
 
 _GRACE_S = 3.0
 _PAUSE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Receipt:
     """The record of a running command."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from indusagi.capabilities.arguments import find_similar_name
@@ -14,6 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 
 
@@ -118,7 +119,7 @@ class RegistryRunner:
         return ToolOutcome(call.id, fitted)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegistryToolBox:
     """The tools of a registry as they were when the box was made."""
 

@@ -12,13 +12,14 @@ import inspect
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.context import ToolContext
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json, is_json_object
+from indusagi.core.records import record
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 
 ToolAnswer: TypeAlias = ToolResult | JsonLike
@@ -56,7 +57,7 @@ class InvalidTool(CoreError):
     """A tool definition that cannot work."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolSpec:
     """The definition of a tool."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.app_dirs import read_small_file
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -20,7 +20,7 @@ _LARGEST_COMMENTED = 1024 * 1024
 """Characters of a text that is searched for comments: such files are written by hand."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConfigFile:
     """The content of a file, or the `trouble` with reading it."""
 

@@ -1,9 +1,9 @@
 """Note: a value that says something was skipped, replaced or left out. It accompanies a result and is never raised."""
 
-from dataclasses import dataclass
+from indusagi.core.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Note:
     """What happened to `owner`, and what to do about it."""
 

@@ -8,13 +8,13 @@ a JSON block with the object as it arrived
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextContentBlock:
     """Text for the model."""
 
@@ -29,7 +29,7 @@ class TextContentBlock:
             raise TypeError(f"a text block holds text, not {type(self.text).__name__}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JsonContentBlock:
     """Any JSON value, for example an MCP block other than text."""
 

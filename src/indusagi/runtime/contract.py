@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonLike, JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock, project_content
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ JsonSchema: TypeAlias = Mapping[str, JsonLike]
 _NO_DETAILS: Mapping[str, JsonValue] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolDescriptor:
     """The description of one tool for a model."""
 
@@ -42,7 +43,7 @@ class ToolDescriptor:
     """The complete definition by the server of a remote tool, for MCP clients."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolCall:
     """One call by a model."""
 
@@ -130,7 +131,7 @@ def clean_result(result: ToolResult, clean: CleanText) -> ToolResult:
     return replace(result, content=blocks, structured=structured, details=counted)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolOutcome:
     """A result with the id of its call."""
 
@@ -169,7 +170,7 @@ class ToolOutcome:
         return self.result.details
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolProgress:
     """Progress of a running call."""
 

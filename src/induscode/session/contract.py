@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from indusagi.core.records import record
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -23,7 +25,7 @@ FaultKind: TypeAlias = Literal[
 # -- events -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextDelta:
     """A piece of the model's text."""
 
@@ -32,7 +34,7 @@ class TextDelta:
     """Whether the piece begins a new passage."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolCalled:
     """The model requested a tool call."""
 
@@ -41,7 +43,7 @@ class ToolCalled:
     arguments: JsonValue
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolAdvanced:
     """A running tool reported progress."""
 
@@ -52,7 +54,7 @@ class ToolAdvanced:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolAnswered:
     """A tool call ended."""
 
@@ -66,7 +68,7 @@ class ToolAnswered:
     """Error code, for programs."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Usage:
     """Requests, tokens and cost of a run."""
 
@@ -120,7 +122,7 @@ class RequestBudget:
         return max(0, self.limit - self.used)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RunPlan:
     """Everything the model loop needs for one run beside the prompt."""
 
@@ -141,7 +143,7 @@ class RunPlan:
 # -- the outcome of a run -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelFault:
     """Why a request to a model failed, in one line."""
 
@@ -153,7 +155,7 @@ class ModelFault:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RunResult:
     """Outcome of a run."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -14,6 +13,7 @@ from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
 from indusagi.core.process.procfs import ResourceUsage, measure_usage
 from indusagi.core.process.tree import ProcessTree, signal_group, signal_processes
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _GLANCE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JobState:
     """The state of a job."""
 

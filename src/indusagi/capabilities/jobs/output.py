@@ -10,13 +10,13 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.files.text.display import find_invisible
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
+from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _CONTROL_BYTES = bytes({*range(32), 127} - {*b"\t\n"})
 """The same without C1, which `_SHORT_ESCAPE` handles."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputLines:
     """Consecutive lines of an output."""
 
@@ -187,7 +187,7 @@ def is_binary(data: bytes) -> bool:
     return b"\0" in sample or odd > _BINARY_SHARE * len(text)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RenderedOutput:
     """The part of an output that a model gets."""
 

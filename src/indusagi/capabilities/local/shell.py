@@ -12,7 +12,6 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.final_cwd import read_final_cwd
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
+from indusagi.core.records import record
 
 if TYPE_CHECKING:  # loads the event loop, and is absent from public signatures
     from indusagi.core.process.child import ChildProcess
@@ -269,7 +269,7 @@ async def _discard(process: LocalProcess) -> None:
         await process.aclose()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Prepared:
     """What a command needs before it starts."""
 

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, res
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.paths import is_within
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ _ABI_WITH_TRUNCATE = 3
 _ABI_WITH_TCP = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SandboxedCommand:
     """The command line of a command in its sandbox; call `clean_up` when the command is over."""
 

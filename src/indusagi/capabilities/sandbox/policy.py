@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.paths import is_within
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ LOCAL_SOCKETS = "guard of local sockets"
 """Lacking in every mechanism: visible sockets can be connected to, except those hidden above."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Sandbox:
     """What commands may do: read everything, write to the workspace.
 
@@ -67,7 +67,7 @@ class Sandbox:
     """The mechanisms to try, in this order."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SandboxLayout:
     """The paths of a sandbox on this machine now; every path is resolved."""
 

@@ -11,8 +11,9 @@ A process that has ended, or that belongs to another user, is skipped. Reading b
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ _READ_CALL = {"x86_64": "0", "aarch64": "63"}
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProcessInfo:
     """A running process."""
 
@@ -122,7 +123,7 @@ def _read_stat(pid: int) -> list[bytes] | None:
 # -- what a process tree does ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Activity:
     """CPU time and I/O of the processes of a tree since each of them started.
 
@@ -174,7 +175,7 @@ def read_cpu_seconds(pid: int) -> float | None:
     return None if stat is None else (int(stat[_UTIME]) + int(stat[_STIME])) / os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResourceUsage:
     """CPU time, memory and listening ports of several processes together."""
 

@@ -7,7 +7,7 @@ at the moment, so the tool works again after its server was restarted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NoReturn, TypeAlias, cast
 
@@ -19,6 +19,7 @@ from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.supervision import Supervision
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, find_output_mismatch, model_name
@@ -126,7 +127,7 @@ class MountedTool:
         return ToolResult.error(f"{self.remote.descriptor.name} was stopped: {ctx.cancel.reason}", code="cancelled")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MountedProtocolBridge:
     """The tools of a fleet as they were when it was mounted, and the fleet that runs them."""
 

@@ -15,6 +15,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor
 
 QUALIFIER = "__"
@@ -45,7 +46,7 @@ TransportKind: TypeAlias = Literal["stdio", "sse", "streamable_http"]
 TrustState: TypeAlias = Literal["trusted", "untrusted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class FaultDetail:
     """What is known about a fault besides its kind; every field may be absent."""
 
@@ -142,7 +143,7 @@ def is_terminal_phase(phase: EndpointPhase | str) -> bool:
     return EndpointPhase(phase) in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ServerLimits:
     """The deadlines and limits of one server."""
 
@@ -263,7 +264,7 @@ def _is_nonempty(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BridgeConfig:
     """The servers to connect to."""
 
@@ -273,7 +274,7 @@ class BridgeConfig:
         object.__setattr__(self, "servers", tuple(self.servers))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RemoteToolRef:
     """One tool of one server: the configured id, and the server's own name for the tool."""
 
@@ -286,7 +287,7 @@ def qualify_tool_name(ref: RemoteToolRef) -> str:
     return f"{ref.server}{QUALIFIER}{ref.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RemoteTool:
     """A tool of a server, with its descriptor for models."""
 
@@ -296,7 +297,7 @@ class RemoteTool:
     """The definition as the server sent it: key order, nulls and vendor keys included."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RemoteCallResult:
     """The result of a remote call, with its content blocks as they came."""
 
@@ -310,7 +311,7 @@ class RemoteCallResult:
         object.__setattr__(self, "content", tuple(self.content))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlowStart:
     """Why the start of a server takes long, as far as its configuration shows."""
 
@@ -320,7 +321,7 @@ class SlowStart:
     """The command that may be downloading its program."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EndpointStatus:
     """The state of one server."""
 
@@ -419,7 +420,7 @@ class ServerFleet(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MountedBridge:
     """A fleet, its tool box, and the number of tools."""
 

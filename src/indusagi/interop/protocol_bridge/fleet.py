@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPacer, StartPolicy
@@ -39,7 +40,7 @@ Waiting: TypeAlias = Literal["asleep", "untrusted"]
 """Why a server is not started: it starts at its first call, or it needs consent."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FleetEvent:
     """A change of one server: its phase, its tools, or that its start takes long."""
 

@@ -8,7 +8,7 @@ A row with the address this gateway listens on is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.ids import new_ulid
@@ -108,7 +108,7 @@ def drop_own_address(plan: ServerPlan, address: ListenAddress | None) -> ServerP
 # -- the instance id --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GatewayInfo(ProviderHostInfo):
     """The server info of a gateway; its description holds an id that no other gateway has."""
 

@@ -6,12 +6,12 @@ One grade serves the lock file, the pins, `indus mcp diff`, and the decision whe
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from induscode.deck.mcp.canonical import Form, canonical_definition, canonical_schema
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class DriftGrade(StrEnum):
     """Neither: the same words in another order, an icon, metadata."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Drift:
     """One tool whose definition changed."""
 
@@ -67,7 +67,7 @@ class Drift:
         return "".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DisabledTool:
     """A tool that may not be called until its changed definition is approved."""
 

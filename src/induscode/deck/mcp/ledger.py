@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef, qualify_tool_name
 from induscode.deck.contract import BridgeFault, parse_member
@@ -36,7 +37,7 @@ class BridgeOp(StrEnum):
     RETIRE = "retire"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BridgeEntry:
     """One event."""
 
@@ -59,7 +60,7 @@ class BridgeEntry:
             raise ValueError(f"an event to {self.op} has the wrong capability")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LedgerSnapshot:
     """The enrolled tools."""
 
@@ -71,7 +72,7 @@ class LedgerSnapshot:
     """The highest sequence number of the fold."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EnrollRequest:
     """A tool to enrol; the ledger adds the rest."""
 

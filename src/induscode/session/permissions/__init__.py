@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import CoreError
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class InvalidRuleError(CoreError):
     """A rule on the command line is invalid."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PermissionSetup:
     """Permissions of a run, ready for its deck."""
 

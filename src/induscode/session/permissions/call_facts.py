@@ -7,7 +7,7 @@ uses, so that the facts describe what the call will do.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
@@ -19,6 +19,7 @@ from indusagi.capabilities.files.paths.policy import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
 from indusagi.capabilities.tool import DefinedTool, prepare_call
 from indusagi.capabilities.tools.paths import path_given
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import is_foreign, iter_layers
@@ -55,7 +56,7 @@ class CallKind(StrEnum):
     CHANGE = "changes something"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PathFact:
     """A path of a call."""
 
@@ -73,7 +74,7 @@ class PathFact:
     """Whether the call is about everything below the path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CallFacts:
     """Facts about a call."""
 

@@ -6,7 +6,7 @@ runs the card with exactly what was checked: the same arguments, and a file syst
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -14,6 +14,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.context import PerContext
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.content import project_content
 from indusagi.runtime.contract import ToolResult
@@ -53,7 +54,7 @@ _ATTEMPTS = 3
 _UNDECIDED_REMEDY = "Write the command plainly, so that it can be compared with the rule, or start without that rule."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CheckResult:
     """Result of a permission check."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.json import compact_json
+from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from induscode.session.permissions.call_facts import CallKind
 from induscode.session.permissions.patterns import parse_host
@@ -72,7 +73,7 @@ class ApprovalScope(StrEnum):
     ALWAYS_SERVER = "always for this server"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PermissionRequest:
     """Request for a person's permission: what is shown is what runs."""
 
@@ -88,7 +89,7 @@ class PermissionRequest:
     """Possible answers besides no, which is the default."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PermissionAnswer:
     """Answer of a person; without a scope it is no."""
 

@@ -8,12 +8,13 @@ wherever a link leads.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.paths import is_within
+from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from induscode.session.permissions.call_facts import CallKind
 
@@ -64,7 +65,7 @@ class PathGrant:
         self._open = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CallPolicy(PathPolicy):
     """A path policy, narrowed to one call."""
 

@@ -7,11 +7,11 @@ does not depend on their order.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from indusagi.core.paths import is_within
+from indusagi.core.records import record
 from induscode.session.permissions.call_facts import CallKind
 from induscode.session.permissions.patterns import (
     PatternMatch,
@@ -55,7 +55,7 @@ class ApprovalMode(StrEnum):
     """Run everything that is not denied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PolicyContext:
     """State of the session that the policy depends on."""
 
@@ -68,7 +68,7 @@ class PolicyContext:
     """Whether rules may allow commands without a sandbox."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Need:
     """A part of a call that needs permission."""
 
@@ -79,7 +79,7 @@ class Need:
     """Why a rule that names the command does not allow it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Decision:
     """Allow, ask or deny, with the reasons."""
 

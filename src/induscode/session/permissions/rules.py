@@ -7,13 +7,13 @@ run that a rule was meant to stop.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ class RuleOrigin(StrEnum):
     SESSION = "session"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Rule:
     """One permission rule."""
 

@@ -14,8 +14,9 @@ import os
 import stat
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -50,7 +51,7 @@ def real_path(path: str) -> str:
         raise SymlinkError(path) from exc
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DirFdPath:
     """A name in an open directory; `.` for the directory itself."""
 

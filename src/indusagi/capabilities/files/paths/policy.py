@@ -13,7 +13,7 @@ import functools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import PathRefused, Refusal
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.paths import is_within, parts_below
+from indusagi.core.records import record
 from indusagi.core.text import clean_text
 
 SPECIAL_DIRECTORIES = ("/proc", "/sys", "/dev")
@@ -62,7 +63,7 @@ def _no_reasons() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ProtectedPaths:
     """Protected names and paths, each with a reason that ends a sentence."""
 
@@ -178,7 +179,7 @@ def _read_git_file(path: str) -> str | None:
 # -- policy -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PathRequest:
     """A path that is about to be refused."""
 
@@ -191,7 +192,7 @@ class PathRequest:
 Permits: TypeAlias = Callable[[PathRequest], bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PathPolicy:
     """The directories in which tools work; all paths are absolute."""
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, find_invisible_kinds
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _INVISIBLE_KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadFailure:
     """Why a file cannot be shown."""
 
@@ -38,7 +38,7 @@ class ReadFailure:
     """The same for programs."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InvisibleCharacters:
     """One kind of invisible characters: how many, and where the first is."""
 

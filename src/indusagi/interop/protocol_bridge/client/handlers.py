@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.rpc.codec import EncodeError, encode_object
 from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
@@ -35,7 +36,7 @@ ABANDONED_S = 60.0
 _ABANDONED_CALLS = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Handlers:
     """Handlers for requests and notifications of a server; each is off unless given."""
 

@@ -13,10 +13,11 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     Handlers,
@@ -56,7 +57,7 @@ _META = "io.modelcontextprotocol/"
 _listen_ids = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServerFacts:
     """What a server said about itself in the handshake."""
 

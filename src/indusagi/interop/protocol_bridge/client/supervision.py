@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 
 PERMANENT_REASONS = frozenset({"auth", "not_found", "untrusted", "version", "malformed", "redirect"})
 """Reasons that do not pass by themselves: the user has to change something first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Supervision:
     """The rules of restarts: backoff with jitter, and a circuit breaker."""
 

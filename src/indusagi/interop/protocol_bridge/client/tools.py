@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 from indusagi.capabilities.arguments import load_validator
@@ -21,6 +21,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.invisible import clean_json, clean_names
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, content_hash, is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, escape_invisible
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,
@@ -231,7 +232,7 @@ _TITLE_CHARS = 128
 _SHOWN_NAME = 80
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DefinitionNote(Note):
     """A change of a tool's definition; the same at every listing of that definition."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from indusagi.core.json import JsonObject
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready
 from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
@@ -23,7 +24,7 @@ from indusagi.interop.protocol_bridge.host.session import HostSession
 from indusagi.interop.protocol_bridge.rpc.codec import decode_frame
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProviderHostInfo:
     """Name, version and instructions that a client receives."""
 

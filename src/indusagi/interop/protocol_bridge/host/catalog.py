@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject
 from indusagi.runtime.contract import ToolBox, ToolDescriptor
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolListing:
     """The tools of a box at one moment, in its order; encoded for each era."""
 

@@ -11,11 +11,11 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject, decode_frame
 from indusagi.interop.protocol_bridge.rpc.errors import (
@@ -56,7 +56,7 @@ class PendingResult(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class HostLimits:
     """Limits for one client."""
 

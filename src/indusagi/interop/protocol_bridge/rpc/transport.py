@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ _QUEUE_FRAMES = 64
 _NOT_SENT = -32000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransportEnd:
     """Why a transport ended."""
 

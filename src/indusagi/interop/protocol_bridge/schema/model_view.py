@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Fitness, SchemaDocument
 from indusagi.interop.protocol_bridge.schema.normalize import (
     KNOWN_TYPES,
@@ -93,7 +94,7 @@ _Holder: TypeAlias = "JsonObject | list[JsonValue]"
 _Action: TypeAlias = Literal["copy", "write", "drop"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelView:
     """The schema that a model receives, and where it allows more than the original."""
 
@@ -127,7 +128,7 @@ def minimal_schema(level: object) -> JsonObject:
     return {"type": "array", "items": {}} if kind == "array" else {"type": kind}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SchemaSlot:
     """A level that waits to be visited, and the place in the view that it fills."""
 

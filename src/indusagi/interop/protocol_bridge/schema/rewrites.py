@@ -6,9 +6,9 @@ changes its argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.schema.normalize import KNOWN_TYPES, is_dict, is_list
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _find_constant_type(level: AnyObject) -> str | None:
     return types.pop() if len(types) == 1 else None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ObjectShape:
     """A flat summary of a schema and its branches: what holds for every object that fits."""
 

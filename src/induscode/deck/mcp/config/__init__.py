@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from induscode.deck.mcp.config.dialects import Dialect, detect_dialect
 from induscode.deck.mcp.config.expansion import UnresolvedVariableError
@@ -18,7 +18,7 @@ _SWITCHED_OFF = "switched off in its file"
 _EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-servers.md'
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DiscoveredConfig:
     """The servers of several files, each id once, with notes about what was left out."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from indusagi.core.records import record
 from induscode.session.permissions.shell.launchers import WRAPPERS, find_runner
 from induscode.session.permissions.shell.programs import MODULES, PACKAGE, PROGRAMS, Check, Program
 from induscode.session.permissions.shell.syntax import Word
@@ -55,7 +55,7 @@ _ENVIRONMENT_PROGRAM = re.compile(r"(?:python|pypy)[0-9.]*|ruby|node|pytest|py\.
 _ENVIRONMENT_TOOLS = frozenset({"pytest", "py.test", "ruff", "mypy", "black"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Problem:
     """Why a rule does not cover the arguments of a command."""
 

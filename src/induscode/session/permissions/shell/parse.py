@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from induscode.session.permissions.shell.arguments import Problem, find_problem, find_program, starts_commands
 from induscode.session.permissions.shell.launchers import (
     COPIERS,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Command:
     """One command with its arguments."""
 
@@ -71,7 +72,7 @@ class Command:
         return " ".join(word.shown for word in self.words)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Redirect:
     """A file that a command is connected to by `<`, `>` or a variant."""
 
@@ -79,7 +80,7 @@ class Redirect:
     writes: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Script:
     """What a text does when the shell runs it."""
 

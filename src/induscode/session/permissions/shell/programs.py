@@ -11,14 +11,16 @@ what never becomes a rule; an option missing there is no less safe.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
+
+from indusagi.core.records import record
 
 Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
 """The function of `arguments` for a program whose operands say what it does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Program:
     """One program, or one subcommand of it."""
 

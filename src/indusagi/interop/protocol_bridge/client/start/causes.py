@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _find_rest(lines: Sequence[str], index: int) -> list[str]:
 # -- damaged caches ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CacheDamage:
     """The damage of a package manager's cache, and the command that repairs it."""
 

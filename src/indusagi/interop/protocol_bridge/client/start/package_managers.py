@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ _NODE_SCRIPTS: Mapping[str, str] = {"npx-cli.js": "npx", "npm-cli.js": "npm", "y
 _DEEPEST = 6
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PackageManager:
     """A command that may download its program first."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import content_hash
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import LATER_START_S, ServerConfig, StdioServerConfig
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartAllowance:
     """How long one start may take."""
 
@@ -36,7 +36,7 @@ class StartAllowance:
     """Whether the next start has more time if this one takes too long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class StartPolicy:
     """The limits of starts. Pure: whether a configuration was up before is a parameter."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hmac
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _MOST_TOKEN = 4096
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AccessPolicy:
     """What a request must present."""
 
@@ -80,7 +81,7 @@ def build_access_policy(settings: HttpSettings, tokens: Sequence[str], port: int
     return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoredToken:
     """A token in a private file."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from indusagi.core.json import JsonObject
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
 
 NewSession: TypeAlias = Callable[[bytes], ServerSession]
@@ -15,7 +16,7 @@ FindSchema: TypeAlias = Callable[[str], JsonObject | None]
 """Finds the argument schema of a tool by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class HttpSettings:
     """Address, access and limits of a host."""
 
@@ -62,7 +63,7 @@ class HttpSettings:
     """How long calls may finish when the host is stopped."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HttpHost:
     """A listening host."""
 
