@@ -61,12 +61,12 @@ class BaseTransport:
 
     def __init__(self, writable: asyncio.Event | None = None) -> None:
         self.writable = writable or asyncio.Event()
-        if writable is None:
-            self.writable.set()
         self._early: list[bytes | JsonValue] = []
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[TransportEnd], None] | None = None
         self._end: TransportEnd | None = None
+        if writable is None:
+            self.writable.set()
 
     @property
     def accepts_notifications(self) -> bool:
