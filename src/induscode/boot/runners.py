@@ -63,29 +63,29 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
 
 
 def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> ServerPlan:
-    """Find out which servers a run has. Nothing is started, and no name is looked up.
+    """Plan the servers of a run, without starting any.
 
     Raises:
-        ConfigPathError: A path that was given leads nowhere.
+        ConfigPathError: A path of `--mcp` does not exist.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
-    found = _configured(invocation)
+    found = _read_config(invocation)
     store = trust or TrustStore()
     consent: dict[str, Consent] = {row.id: _consent(row, store) for row in found.rows}
     trusted = [row for row in found.rows if consent[row.id] == "trusted"]
-    # What nobody has consented to is not expanded either: a variable may be a secret.
+    # Rows without consent are not expanded: a variable may be a secret.
     configs, missing = resolve_rows(trusted, os.environ)
     refused = [_refusal(row, consent[row.id]) for row in found.rows if row not in trusted]
-    locked, unread = _locked_definitions(invocation.cwd, found.rows)
+    locked, unread = _read_locked_definitions(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
     return ServerPlan(found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows))
 
 
-def _locked_definitions(
+def _read_locked_definitions(
     cwd: str, rows: Sequence[ServerRow]
 ) -> tuple[Mapping[RemoteToolRef, JsonObject], Sequence[Note]]:
-    """Read the project's lock, as far as it is about servers that are not the user's own."""
+    """Read the definitions of the project's lock file, without those of the user's own servers."""
     servers = {row.id for row in rows if row.origin.scope != "user"}
     path = os.path.join(cwd, LOCK_NAME)
     if not servers or not os.path.lexists(path):
@@ -99,16 +99,16 @@ def _locked_definitions(
 
 
 def check_named_configs(invocation: Invocation) -> None:
-    """Read what `--mcp` names before anything else is done.
+    """Check the paths of `--mcp` before anything else is done.
 
     Raises:
-        ConfigPathError: A path leads nowhere, or nothing there can be used.
+        ConfigPathError: A path does not exist, or has no usable server.
     """
     if invocation.mcp:
-        _configured(invocation)
+        _read_config(invocation)
 
 
-def _configured(invocation: Invocation) -> DiscoveredConfig:
+def _read_config(invocation: Invocation) -> DiscoveredConfig:
     if not invocation.mcp:
         return discover_mcp_config(invocation.cwd)
     parts: list[DiscoveredConfig] = []
@@ -139,7 +139,7 @@ def _configured(invocation: Invocation) -> DiscoveredConfig:
 
 
 def _consent(row: ServerRow, trust: TrustStore) -> Consent:
-    # Naming a file is consent to it as it is; a user's own files are the user's.
+    # Naming a file is consent to it as it is; the user's own files need none.
     if row.origin.scope != "project":
         return "trusted"
     return trust.consent(row)

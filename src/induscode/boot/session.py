@@ -1,4 +1,4 @@
-"""One run: everything it opens, in one place, closed in reverse whatever happens."""
+"""The session of one run: opens its deck, its servers and its ledger, and closes them in reverse order."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ if TYPE_CHECKING:
 
 @record
 class Session:
-    """What a run has: its deck, its servers, and where its books are kept."""
+    """The deck, the servers and the ledger of a run."""
 
     invocation: Invocation
     native: ToolDeck
-    """The cards of this machine, as far as they were asked for."""
+    """The native cards."""
     mcp: BootedBridge
     store: LedgerStore
     wrap: Callable[[Capability], Capability] | None = None
-    """Put around every card, if there is something between a call and its card."""
+    """Wraps every card, for permission checks."""
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Native cards that can do nothing in this run, and what each of them would need."""
+    """Native cards without a backend in this run, with what each of them lacks."""
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Everything that was left out, and why."""
+        """Everything that was left out, with the reason."""
         return tuple(dict.fromkeys((*self.mcp.notes, *self.store.notes, *self.deck().notes)))
 
     def deck(self) -> ToolDeck:
-        """Give the deck as it is now: what servers have listed since is in it."""
+        """Build the deck as it is now, with the present tools of the servers."""
         deck = self.native.graft(self.mcp.capabilities)
         return deck if self.wrap is None else deck.map_capabilities(self.wrap)
 
     def box(self) -> DeckToolBox:
-        """Give the deck as a box."""
+        """Build the toolbox of the present deck."""
         return self.deck().into_tool_box()
 
 
@@ -77,31 +77,30 @@ async def open_session(
     options: BootOptions | None = None,
     plan_mode: bool = False,
 ) -> AsyncGenerator[Session]:
-    """Open all that a run needs, and close it at the end.
+    """Open the session of a run inside the block.
 
-    With a `plan` of its own the run has these servers and no others; those that are known wait
-    until one of their tools is called, or somebody wakes them. Without a profile there are no
-    native cards. Notes are kept in the project unless the framework brings a store of its own. A
-    card that can do nothing here is left out; `plan_mode` says that the caller acts upon the marks
-    of the plan cards.
+    With a `plan` the run has exactly these servers; known ones start when one of their tools is called or they are
+    woken. Without a `profile` there are no native cards. The memory card uses a file of the project unless the
+    framework has a store. A card without its backend is left out; `plan_mode` says that the caller implements the plan
+    cards.
 
     Raises:
-        BackendFault: A native tool that was asked for can do nothing here.
-        UnknownCapability: A native tool that was asked for is none.
-        ConfigPathError: A path after `--mcp` leads nowhere.
+        BackendFault: A tool of `--tools` lacks its backend.
+        UnknownCapability: A tool of `--tools` is unknown.
+        ConfigPathError: A path of `--mcp` does not exist.
     """
-    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
+    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a session that opens one
 
     async with AsyncExitStack() as stack:
-        handles = _with_notes(framework or DeckFramework(), invocation.cwd)
+        handles = _add_memory(framework or DeckFramework(), invocation.cwd)
         if handles.web is None:
             handles = replace(handles, web=web_settings(invocation.settings))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         # In a thread: it looks for a package on the disk.
-        left_out = await to_thread.run_sync(_left_out, profile, handles, plan_mode)
+        left_out = await to_thread.run_sync(_find_left_out, profile, handles, plan_mode)
         native = None
-        if invocation.tools:  # a name that is none is told before anything is started
-            native = _native(invocation, profile, context, left_out)
+        if invocation.tools:  # an unknown name is reported before anything is started
+            native = _build_native_deck(invocation, profile, context, left_out)
             stack.push_async_callback(native.context.aclose)
         store = await open_store()
         stack.push_async_callback(store.aclose)
@@ -113,13 +112,13 @@ async def open_session(
         stack.push_async_callback(mcp.aclose)
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.
-            native = await to_thread.run_sync(_native, invocation, profile, context, left_out)
+            native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out)
             stack.push_async_callback(native.context.aclose)
         yield Session(invocation, native, mcp, store, wrap, left_out)
 
 
 def web_settings(settings: Settings) -> WebSettings:
-    """Give the settings of the web tools."""
+    """Build the settings of the web tools."""
     return WebSettings(
         allow_private=settings.get(WEB_ALLOW_PRIVATE),
         ports=settings.get(WEB_PORTS),
@@ -130,22 +129,22 @@ def web_settings(settings: Settings) -> WebSettings:
     )
 
 
-def _with_notes(framework: DeckFramework, cwd: str) -> DeckFramework:
-    """Give the memory card the notes of the project, the same ones in every command."""
+def _add_memory(framework: DeckFramework, cwd: str) -> DeckFramework:
+    """Give the memory card the file of the project, the same one in every command."""
     if framework.memory is not None:
         return framework
-    from induscode.deck.stores.memory_file import MEMORY_NAME, FileMemory  # noqa: PLC0415 — as above
+    from induscode.deck.stores.memory_file import MEMORY_NAME, FileMemory  # noqa: PLC0415 — for a session that opens one
 
     return replace(framework, memory=FileMemory(os.path.join(cwd, MEMORY_NAME)))
 
 
-def _left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:
+def _find_left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:
     cards = () if profile is None else cards_for_profile(profile)
     found = {str(card.id): find_missing_backend(card.id, framework, plan_mode=plan_mode) for card in cards}
     return {name: why for name, why in found.items() if why is not None}
 
 
-def _native(
+def _build_native_deck(
     invocation: Invocation, profile: Profile | None, context: DeckContext, left_out: Mapping[str, str]
 ) -> ToolDeck:
     if profile is None or invocation.no_tools:

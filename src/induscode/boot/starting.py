@@ -1,4 +1,4 @@
-"""What a person at a terminal is told while servers start."""
+"""Status lines about slow starts of servers, on a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class StartAnnouncer:
-    """Tells a person at a terminal which servers take long to start, and when each is ready."""
+    """Prints which servers start slowly, and when each of them is ready."""
 
     def __init__(self) -> None:
         self._began: dict[str, float] = {}
         self._slow: set[str] = set()
 
     def __call__(self, event: FleetEvent) -> None:
-        """Take an event of the fleet; print at most one line."""
+        """Handle an event of the fleet; print at most one line."""
         server, status = event.server, event.status
         if event.event == "slow_start" and status.slow_start is not None:
             self._slow.add(server)
@@ -36,7 +36,7 @@ class StartAnnouncer:
 
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
-    """Put the line of a slow start on standard error, if that is a terminal."""
+    """Print the line of a slow start, if standard error is a terminal."""
     _print_on_terminal(describe_slow_start(server, slow))
 
 
@@ -46,7 +46,7 @@ def _print_on_terminal(line: str) -> None:
 
 
 def describe_slow_start(server: str, slow: SlowStart) -> str:
-    """Say in one line which server takes long to start, and why it may."""
+    """Describe a slow start in one line, with its probable cause."""
     start = "first start" if slow.first else "start"
     if slow.package_manager is None:
         return f"{start} of {server!r}: still waiting for its first answer"
