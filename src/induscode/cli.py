@@ -5,7 +5,6 @@ failure, 128 + n for signal n (https://man7.org/linux/man-pages/man7/signal.7.ht
 SIGPIPE. The exit code stays the same if standard error cannot be written.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -57,8 +56,6 @@ _STANDARD_OUTPUT = 1
 
 def main() -> int:
     """Run the program with the arguments of this process and return its exit code."""
-    # By default the garbage collector runs after 700 new objects: hundreds of times during the imports, in vain.
-    gc.set_threshold(20_000, 10, 10)
     try:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
