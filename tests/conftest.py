@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import gc
 import inspect
 import os
 import re
 import threading
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +39,57 @@ PACKAGES = ("indusagi", "induscode")
 """Blocking calls and leftover tasks of both packages fail a test."""
 
 
+class Watch:
+    """One thread that cancels the async test that runs for longer than `limit_s`.
+
+    The thread goes by the clock of the machine, because a test may move that of its loop. All tests have one
+    limit, so that a new deadline is never the next one, and the thread need not be told of it.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], None] | None = None
+        self._deadline = 0.0
+        threading.Thread(target=self._run, name="watch of async tests", daemon=True).start()
+
+    def begin(self, cancel: Callable[[], None]) -> None:
+        """Call `cancel` once the limit has passed."""
+        with self._lock:
+            self._cancel, self._deadline = cancel, monotonic() + self.limit_s
+
+    def end(self) -> None:
+        """Forget the test: once this has returned, `cancel` is not called any more."""
+        with self._lock:
+            self._cancel = None
+
+    def _run(self) -> None:
+        never = threading.Event()
+        while True:
+            with self._lock:
+                left = self._deadline - monotonic() if self._cancel else self.limit_s
+                if self._cancel and left <= 0:
+                    self._cancel()
+                    self._cancel = None
+            never.wait(max(left, 0.01))
+
+
+WATCH = pytest.StashKey[Watch]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the watch before any test, which would otherwise have left a thread behind."""
+    gc.disable()
+    limit_s = float(session.config.getoption("timeout") or session.config.getini("timeout"))
+    session.config.stash[WATCH] = Watch(max(limit_s - 1, limit_s / 2))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from walking the collected tests, hundreds of thousands of objects, over and over."""
+    gc.enable()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Cancel an async test one second before pytest-timeout would interrupt it.
@@ -46,12 +99,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """
     test = pyfuncitem.obj
     if inspect.iscoroutinefunction(test):
-        limit = float(pyfuncitem.config.getoption("timeout") or pyfuncitem.config.getini("timeout"))
-        pyfuncitem.obj = _cancel_after(max(limit - 1, limit / 2), test)
+        pyfuncitem.obj = _cancel_by(pyfuncitem.config.stash[WATCH], test)
     return (yield)
 
 
-def _cancel_after(limit_s: float, test: Callable[..., Awaitable[None]]) -> Callable[..., object]:
+def _cancel_by(watch: Watch, test: Callable[..., Awaitable[None]]) -> Callable[..., object]:
     @functools.wraps(test)
     async def run_bounded(**fixtures: object) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -62,18 +114,15 @@ def _cancel_after(limit_s: float, test: Callable[..., Awaitable[None]]) -> Calla
             late.set()
             loop.call_soon_threadsafe(task.cancel)
 
-        # A thread, since a test may replace the clock of its loop.
-        timer = threading.Timer(limit_s, cancel)
-        timer.daemon = True
-        timer.start()
+        watch.begin(cancel)
         try:
             await test(**fixtures)
         except asyncio.CancelledError:
             if late.is_set():
-                pytest.fail(f"the test took longer than {limit_s:g} s")
+                pytest.fail(f"the test took longer than {watch.limit_s:g} s")
             raise
         finally:
-            timer.cancel()
+            watch.end()
 
     return run_bounded
 
@@ -92,15 +141,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         measuring.start()
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
     """Save the coverage data, since a worker that is slow to end is killed.
 
-    A failed test may leave a thread that never ends, for which the interpreter would wait at exit.
+    A failed test may leave a thread that never ends, for which the interpreter would wait at exit. The time
+    runs once the summary is printed and old directories are removed.
     """
     if (measuring := _measuring(session.config)) is not None:
         measuring.save()
+    yield
     if exitstatus:
-        timer = threading.Timer(5, os._exit, (int(exitstatus),))
+        timer = threading.Timer(2, os._exit, (int(exitstatus),))
         timer.daemon = True
         timer.start()
 
@@ -200,9 +252,12 @@ def _no_tasks_left(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("_tasks_end")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
-    """Fail on a blocking call in the event loop (https://github.com/cbornet/blockbuster)."""
+    """Fail on a blocking call in the event loop (https://github.com/cbornet/blockbuster).
+
+    Activated once for all tests: replacing some sixty functions takes longer than most tests.
+    """
     with blockbuster_ctx(list(PACKAGES)) as blockers:
         # A child process is started in the thread of the loop (PR_SET_PDEATHSIG); Popen waits for its exec.
         blockers.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
