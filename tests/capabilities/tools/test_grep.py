@@ -160,9 +160,10 @@ async def test_binary_files_are_left_out_or_named(tmp_path: Path) -> None:
     assert named == "No matches that can be shown in 1 file.\n[Binary files match: first.]"
 
 
-async def test_what_cannot_be_seen_is_told_and_left_in(tmp_path: Path) -> None:
+async def test_invisible_characters_are_reported_and_kept(tmp_path: Path) -> None:
     fill(tmp_path, {"a": "needle \x1b[31mred \u202e\n"})
     notice, line = await lines(tmp_path, pattern="needle")
+    assert notice.startswith("[Below, counted from the next line: ")
     assert "terminal escape sequences" in notice
     assert "text direction controls" in notice
     assert line == "a:1: needle \x1b[31mred \u202e"

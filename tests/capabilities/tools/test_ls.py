@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.ports import Fs
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolOutcome
 
@@ -357,7 +358,7 @@ class FarFs(UnavailableFs):
 
 
 async def test_files_of_another_machine_are_listed_without_git_s_rules(tmp_path: Path) -> None:
-    ctx = make_local_context("/far", fs=FarFs())
+    ctx = make_local_context("/far", fs=cast("Fs", FarFs()))
     outcome = await ls(ctx, depth=2)
     assert str(outcome.output).split("\n") == [
         "[/far/.: 2 directories; 3 files; 2 hidden (showHidden shows them)]",
@@ -370,7 +371,7 @@ async def test_files_of_another_machine_are_listed_without_git_s_rules(tmp_path:
 
 
 async def test_a_directory_that_is_gone_when_it_is_listed_is_an_error(tmp_path: Path) -> None:
-    outcome = await ls(make_local_context("/far", fs=FarFs()), path="lost")
+    outcome = await ls(make_local_context("/far", fs=cast("Fs", FarFs())), path="lost")
     assert (outcome.is_error, outcome.output) == (True, "lost: the line is dead")
 
 

@@ -74,19 +74,16 @@ class MatchReader:
 
     def feed(self, data: bytes) -> None:
         """Read a piece of the output."""
-        for record in self._split_records(data):
-            if self.is_full:
-                return
-            self._read_record(record)
-
-    def _split_records(self, data: bytes) -> Iterator[bytes]:
         *ended, rest = data.split(b"\n")
         for piece in ended:
             self._append(piece)
-            if not self._is_skipping:
-                yield bytes(self._buffer)
+            record = None if self._is_skipping else bytes(self._buffer)
             self._buffer.clear()
             self._is_skipping = False
+            if record is not None:
+                if self.is_full:
+                    return
+                self._read_record(record)
         self._append(rest)
 
     def _append(self, piece: bytes) -> None:
@@ -104,7 +101,15 @@ class MatchReader:
         parsed = cast("JsonObject", json.loads(record))
         kind, data = parsed.get("type"), cast("JsonObject", parsed.get("data"))
         if kind == "begin":
-            self._begin_file(_decode_path(data["path"]))
+            path = _decode_path(data["path"])
+            if self._accepts is not None and not self._accepts(path):
+                return
+            if self._max_files is not None and len(self.files) >= self._max_files:
+                self.is_full = True
+                return
+            self._before = self.matches
+            self._current = FileMatches(path)
+            self.files.append(self._current)
         elif kind == "match":
             self._add_match(data)
         elif kind == "context" and self._current is not None:
@@ -119,27 +124,17 @@ class MatchReader:
             stats = cast("JsonObject", data["stats"])
             self.searched = cast("int", stats["searches"])
 
-    def _begin_file(self, path: str) -> None:
-        if self._accepts is not None and not self._accepts(path):
-            return
-        if self._max_files is not None and len(self.files) >= self._max_files:
-            self.is_full = True
-            return
-        self._before = self.matches
-        self._current = FileMatches(path)
-        self.files.append(self._current)
-
     def _add_match(self, data: JsonObject) -> None:
         if self._current is None:
             return
-        for part in _split_add_match(data):
+        for part in _split_matches(data):
             self.matches += 1
             if self.matches <= self._skip:
                 continue
             if self.matches > self._skip + self._limit:
                 self.is_full = True
                 return
-            self._current.lines.extend(_match_lines(part, self._current.matches))
+            self._current.lines.extend(part.to_lines(self._current.matches))
             self._current.matches += 1
 
 
@@ -151,8 +146,19 @@ class _Part(NamedTuple):
     start: int
     end: int
 
+    def to_lines(self, match: int) -> Iterator[SearchLine]:
+        """Yield the first lines as lines of the match with this index."""
+        start, end = self.start, self.end
+        for index, line in enumerate(self.lines[:_MATCH_LINES]):
+            yield SearchLine(self.number + index, _decode_line(line, max(0, start), max(0, end)), match)
+            start -= len(line) + 1
+            end -= len(line) + 1
+        if len(self.lines) > _MATCH_LINES:
+            more = len(self.lines) - _MATCH_LINES
+            yield SearchLine(self.number + _MATCH_LINES, f"… [{more:,} more lines of this match]", match)
 
-def _split_add_match(data: JsonObject) -> Iterator[_Part]:
+
+def _split_matches(data: JsonObject) -> Iterator[_Part]:
     """Split a record: ripgrep joins multi-line matches on adjacent lines; matches that share a line stay together."""
     lines = _decode_bytes(data["lines"]).removesuffix(b"\n").split(b"\n")
     number = cast("int", data["line_number"])
@@ -170,18 +176,6 @@ def _split_add_match(data: JsonObject) -> Iterator[_Part]:
     for (first, start, end), after in zip(begun, [*ends, len(lines)], strict=True):
         offset = offsets[first]
         yield _Part(number + first, lines[first:after], start - offset, end - offset)
-
-
-def _match_lines(part: _Part, match: int) -> Iterator[SearchLine]:
-    """Yield the lines of one match."""
-    number, lines, start, end = part
-    for at, line in enumerate(lines[:_MATCH_LINES]):
-        yield SearchLine(number + at, _decode_line(line, max(0, start), max(0, end)), match)
-        start -= len(line) + 1
-        end -= len(line) + 1
-    if len(lines) > _MATCH_LINES:
-        more = len(lines) - _MATCH_LINES
-        yield SearchLine(number + _MATCH_LINES, f"… [{more:,} more lines of this match]", match)
 
 
 def _decode_line(raw: bytes, start: int, end: int) -> str:

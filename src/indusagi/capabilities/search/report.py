@@ -18,14 +18,14 @@ from indusagi.runtime.contract import ToolResult
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from indusagi.capabilities.search.request import FileMatches, Search
+    from indusagi.capabilities.search.request import Search
     from indusagi.capabilities.search.search import SearchResult
     from indusagi.core.json import JsonValue
 
 _Answer: TypeAlias = "tuple[str, list[str], dict[str, JsonValue]]"
 """Head line, body lines, details."""
 _NAMED = 5
-"""Files that a notice names; the others are format_count."""
+"""Files that a notice names; the others are counted."""
 _COMPLAINT_CHARS = 500
 _MIB = 1024 * 1024
 _BAD_PATTERN = re.compile(r"regex parse error|could not be compiled|error compiling|not allowed in")
@@ -114,7 +114,7 @@ def _format_content(request: GrepRequest, result: SearchResult, reader: MatchRea
     files = reader.sorted_files()
     page = select_page(files, request.offset - result.skipped, request.limit, request.search)
     shown = sum(file.matches for file in page)
-    # A search that was ended early may have more matches than were format_count.
+    # A search that was ended early may have more matches than were counted.
     is_known = not reader.is_full and not result.run.timed_out
     total = reader.matches
     more = total > request.offset + shown
@@ -129,20 +129,18 @@ def _format_content(request: GrepRequest, result: SearchResult, reader: MatchRea
         details["next"] = request.offset + shown
     if not shown and total:
         head = f"no match at offset {request.offset:,}: there are {total:,}"
-    return head, list(_format_lines(request, page)), details
-
-
-def _format_lines(request: GrepRequest, page: list[FileMatches]) -> Iterator[str]:
+    body: list[str] = []
     has_context = bool(request.search.before or request.search.after)
     previous: tuple[str, int] | None = None
     for file in page:
         name = request.name(file.path)
         for line in file.lines:
             if has_context and previous is not None and previous != (name, line.number - 1):
-                yield "--"
+                body.append("--")
             previous = (name, line.number)
             mark = "-" if line.match is None else ":"
-            yield f"{name}{mark}{line.number}{mark} {line.text}"
+            body.append(f"{name}{mark}{line.number}{mark} {line.text}")
+    return head, body, details
 
 
 def _format_files(request: GrepRequest, result: SearchResult, files: Sequence[str]) -> _Answer:
@@ -178,22 +176,15 @@ def _describe_empty(request: GrepRequest, result: SearchResult, ignored: Sequenc
     message += "" if searched is None else f" in {format_count(searched, 'file')}"
     if request.file is not None:
         return f"{message}."
-    message += _describe_glob(request) if searched == 0 else ""
+    glob = request.search.glob
+    if searched == 0 and glob is not None:
+        several = f"; several are written as {{{format_path(glob)}}}" if "," in glob and "{" not in glob else ""
+        message += f": no file in {request.base} is like {format_path(glob)}{several}"
     left_out = ["binary files", f"files over {MAX_FILE_BYTES // _MIB} MiB"]
     if ignored:
         names = ", ".join(join_path(request.base, format_path(name)) for name in ignored)
         left_out.insert(0, f"what ignore rules exclude ({names}, …; noIgnore: true includes it)")
     return f"{message}. Not searched: {', '.join(left_out)}."
-
-
-def _describe_glob(request: GrepRequest) -> str:
-    """Describe a glob that selects no file."""
-    glob = request.search.glob
-    if glob is None:
-        return ""
-    shown = format_path(glob)
-    several = f"; several are written as {{{shown}}}" if "," in glob and "{" not in glob else ""
-    return f": no file in {request.base} is like {shown}{several}"
 
 
 def _build_notices(request: GrepRequest, result: SearchResult, body: Sequence[str]) -> Iterator[str]:
@@ -203,7 +194,12 @@ def _build_notices(request: GrepRequest, result: SearchResult, body: Sequence[st
         advice = "narrow it with path, glob or type"
         yield f"[Stopped after {TIME_LIMIT_S:.0f} s, with what was found until then: {advice}.]"
     if run.exit_code not in {0, 1, None}:
-        yield f"[Incomplete: {_format_stderr(run.stderr, request)}]"
+        lines = [line.removeprefix("rg: ").removeprefix("./") for line in run.stderr.splitlines() if line]
+        first = lines[0] if lines else "no reason was given"
+        if request.file is not None:
+            first = re.sub(r"^/proc/\d+/fd/\d+", lambda _: request.file or "", first)
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        yield f"[Incomplete: {cut_text(clean_text(first)[0], _COMPLAINT_CHARS)}{more}]"
     if request.search.mode is not Mode.CONTENT and reader.is_full:
         yield f"[Stopped at {COLLECTED_FILES:,} files: narrow the search with path, glob or type.]"
     if not isinstance(reader, CountReader):
@@ -214,16 +210,7 @@ def _build_notices(request: GrepRequest, result: SearchResult, body: Sequence[st
             yield f"[Lines of more than 1 MiB match and are not shown: {names}.]"
     hidden = find_invisible(enumerate(body, 1))
     if hidden:
-        yield f"[Below, format_count from the next line: {'; '.join(map(str, hidden))}.]"
-
-
-def _format_stderr(message: str, request: GrepRequest) -> str:
-    lines = [line.removeprefix("rg: ").removeprefix("./") for line in message.splitlines() if line]
-    first = lines[0] if lines else "no reason was given"
-    if request.file is not None:
-        first = re.sub(r"^/proc/\d+/fd/\d+", lambda _: request.file or "", first)
-    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    return f"{cut_text(clean_text(first)[0], _COMPLAINT_CHARS)}{more}"
+        yield f"[Below, counted from the next line: {'; '.join(map(str, hidden))}.]"
 
 
 def _format_some(request: GrepRequest, paths: Sequence[str]) -> str:

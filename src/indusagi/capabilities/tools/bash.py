@@ -71,7 +71,14 @@ def parse_shown_file(command: str) -> str | None:
     name, *words = (word.strip("'\"") for word in _WORDS.findall(command))
     if name not in _OPTIONS:
         return None
-    options, operands = _split_options(name, words)
+    options: list[str] = []
+    while words and words[0].startswith("-") and words[0] != "--":
+        option, words = words[0], words[1:]
+        # A number belongs to the option before it.
+        if option[1:] and option[1:] in _WITH_A_NUMBER.get(name, "") and words:
+            option, words = option + words[0], words[1:]
+        options.append(option)
+    operands = words[1:] if words[:1] == ["--"] else words
     if not all(re.fullmatch(_OPTIONS[name], option) for option in options):
         return None
     if name == "sed":
@@ -79,17 +86,6 @@ def parse_shown_file(command: str) -> str | None:
     else:
         is_plain = len(operands) == (2 if name.endswith("grep") else 1)
     return operands[-1] if is_plain else None
-
-
-def _split_options(name: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """Split options from operands; a number belongs to the option before it."""
-    options: list[str] = []
-    while words and words[0].startswith("-") and words[0] != "--":
-        option, words = words[0], words[1:]
-        if option[1:] and option[1:] in _WITH_A_NUMBER.get(name, "") and words:
-            option, words = option + words[0], words[1:]
-        options.append(option)
-    return options, words[1:] if words[:1] == ["--"] else words
 
 
 async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownFile | None:
@@ -309,7 +305,11 @@ class _Call:
             adopted = await self._keep_survivors()
             return self._report.result(shown.text)
         except OSError as exc:
-            return self._report_lost_output(exc)
+            code = self._process.exit_code
+            end = "" if code is None else f" (the command itself: {describe_exit(code)})"
+            return ToolResult.error(
+                f"its output could not be kept: {exc}{end}", code="failed", exitCode=to_shell_exit_code(code)
+            )
         finally:
             if not adopted:
                 with anyio.CancelScope(shield=True):
@@ -318,13 +318,6 @@ class _Call:
                     if self._path is not None and self._report.details.get("path") is None:
                         with suppress(OSError):
                             await anyio.Path(self._path).unlink()
-
-    def _report_lost_output(self, exc: OSError) -> ToolResult:
-        code = self._process.exit_code
-        ended = "" if code is None else f" (the command itself: {describe_exit(code)})"
-        return ToolResult.error(
-            f"its output could not be kept: {exc}{ended}", code="failed", exitCode=to_shell_exit_code(code)
-        )
 
     async def _stop(self, why: str, code: str) -> ToolResult:
         await self._process.stop()

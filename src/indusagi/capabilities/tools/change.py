@@ -94,33 +94,27 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dr
         return EditRefusal("too_large", message, {"size": size})
     plan = await plan_edit(request, before)
     if isinstance(plan, EditRefusal):
-        _record_shown(ctx, resolved, plan.shown)
+        # What a refusal shows counts as read: the whole file, or its first lines.
+        shown = plan.shown
+        if state is not None and shown is not None and shown.whole:
+            state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
+        elif state is not None and shown is not None:
+            _shown_lines.of(ctx)[resolved] = shown
         return plan
     if dry_run:
         return plan
-    if plan.changed:
-        # The file and the record of it change together.
-        with CancelScope(shield=True):
-            refusal = await _write(ctx, checked, before, plan.after)
-            if refusal is not None:
-                return refusal
+    refusal: EditRefusal | None = None
+    # The file and the record of it change together.
+    with CancelScope(shield=True):
+        refusal = await _write(ctx, checked, before, plan.after) if plan.changed else None
+    if refusal is not None:
+        return refusal
     # A file that contains unread lines keeps the record of what was read.
     if state is not None and not plan.unseen:
         state.record(resolved, plan.digest)
     if plan.shown is not None:
         _shown_lines.of(ctx)[resolved] = plan.shown
     return plan
-
-
-def _record_shown(ctx: ToolContext, resolved: str, shown: ShownLines | None) -> None:
-    """Record what a refusal shows as read: the whole file, or its first lines."""
-    state = ctx.framework.read_state
-    if state is None or shown is None:
-        return
-    if shown.whole:
-        state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
-    else:
-        _shown_lines.of(ctx)[resolved] = shown
 
 
 async def _write(ctx: ToolContext, resolved: str, before: bytes | None, after: bytes) -> EditRefusal | None:

@@ -91,13 +91,13 @@ def _prepare(arguments: JsonValue) -> JsonValue:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    edits = _parse_edits(arguments)
+    edits = _parse_arguments(arguments)
     if isinstance(edits, str):
         return ToolResult.error(f"edit was not run: {edits}", code="invalid_arguments")
     return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)
 
 
-def _parse_edits(arguments: JsonObject) -> Sequence[Replacement] | str:
+def _parse_arguments(arguments: JsonObject) -> Sequence[Replacement] | str:
     """Parse the replacements, or return what is wrong with them."""
     several = arguments.get("edits")
     single = [name for name in _TEXTS if name in arguments]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from anyio import to_thread
@@ -101,7 +102,13 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
             finally:
                 handle.abandon()  # the thread ends soon after the caller is cancelled
             base = format_path_below(directory.path, root)
-        await _add_exact_path(names, query, ctx, path)
+        if query.by_path and not query.is_glob:
+            # The query may be the whole path of an entry that the walk does not reach.
+            with suppress(OSError):
+                status = await ctx.fs.stat(os.path.join(path, query.text), follow=False)
+                shown = query.text + ("/" if status.kind is FileKind.DIRECTORY else "")
+                if query.kind in {None, _KIND_OF.get(status.kind)} and shown not in names.paths:
+                    names.paths.insert(0, shown)
     except FileNotFoundError as exc:
         return await report_missing_path(exc, path, ctx)
     except OSError as exc:
@@ -110,7 +117,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return ToolResult.error(f"The query {exc}.", code="invalid_pattern")
     limit = arguments.get("limit")
     most = min(limit, _MOST) if isinstance(limit, int) else _DEFAULT_LIMIT
-    return await to_thread.run_sync(_format_report, names, query, base, most)
+    return await to_thread.run_sync(_format_result, names, query, base, most)
 
 
 def _parse_query(arguments: JsonObject, text: str, *, by_path: bool) -> NameQuery:
@@ -127,20 +134,7 @@ def _parse_query(arguments: JsonObject, text: str, *, by_path: bool) -> NameQuer
     )
 
 
-async def _add_exact_path(names: NameResult, query: NameQuery, ctx: ToolContext, path: str) -> None:
-    """Add the entry whose whole path the query is: the walk may not reach it."""
-    if query.is_glob or not query.by_path:
-        return
-    try:
-        found = await ctx.fs.stat(os.path.join(path, query.text), follow=False)
-    except OSError:
-        return
-    shown = query.text + ("/" if found.kind is FileKind.DIRECTORY else "")
-    if query.kind in {None, _KIND_OF.get(found.kind)} and shown not in names.paths:
-        names.paths.insert(0, shown)
-
-
-def _format_report(names: NameResult, query: NameQuery, base: str, limit: int) -> ToolResult:
+def _format_result(names: NameResult, query: NameQuery, base: str, limit: int) -> ToolResult:
     page = names.paths[:limit]
     total = len(names.paths)
     head = f"{total:,} found" if total else f"Nothing found among {names.examined:,} names"

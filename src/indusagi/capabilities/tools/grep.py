@@ -145,7 +145,7 @@ def grep_tool() -> DefinedTool:
     """Make the tool."""
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        search = _parse_search(arguments)
+        search = _parse_arguments(arguments)
         if isinstance(search, ToolResult):
             return search
         search, path = await replace_directory_glob(search, path_given(arguments), ctx.fs)
@@ -185,7 +185,7 @@ def grep_tool() -> DefinedTool:
     return define_tool(spec)
 
 
-def _parse_search(arguments: JsonObject) -> Search | ToolResult:
+def _parse_arguments(arguments: JsonObject) -> Search | ToolResult:
     """Parse the arguments into a search, or describe the first invalid one."""
     pattern, flags = _text(arguments, "pattern") or "", set(_text(arguments, "flags") or "")
     unknown = sorted(flags - _FLAGS)
@@ -242,7 +242,7 @@ def _find_problem(text: str) -> str | None:
 
 async def _search_target(arguments: JsonObject, search: Search, target: SearchTarget, root: str) -> ToolResult:
     ripgrep = await Ripgrep.find(root)
-    accepts = None
+    accepts: Callable[[str], bool] | None = None
     if search.type is not None:
         types = await ripgrep.list_types(target.cwd)
         if search.type not in types:
@@ -254,7 +254,12 @@ async def _search_target(arguments: JsonObject, search: Search, target: SearchTa
             return ToolResult.error(message, code="invalid_pattern")
         # ripgrep includes a file that a glob names whatever its type is.
         if search.glob is not None and not target.is_file:
-            accepts = _build_name_filter(types[search.type])
+            regexes = [regex for regex in map(compile_glob, types[search.type]) if regex is not None]
+
+            def has_type(path: str) -> bool:
+                return any(regex.match(os.path.basename(path)) for regex in regexes)
+
+            accepts = has_type
     shown = format_path_below(target.shown, root)
     request = GrepRequest(
         search,
@@ -285,8 +290,3 @@ def _format_result(request: GrepRequest, target: SearchTarget, result: SearchRes
                 break
         ignored.sort()
     return build_report(request, result, files, ignored)
-
-
-def _build_name_filter(globs: list[str]) -> Callable[[str], bool]:
-    regexes = [regex for regex in map(compile_glob, globs) if regex is not None]
-    return lambda path: any(regex.match(os.path.basename(path)) for regex in regexes)

@@ -6,6 +6,7 @@ import heapq
 import os
 from bisect import bisect_left
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -48,10 +49,6 @@ def format_size(size: int) -> str:
 
 def format_tree(name: str, tree: DirectoryTree) -> str:
     """Format the listing: a header, then one line per entry."""
-    return "\n".join([_format_header(name, tree), *_format_level(tree.top, "")])
-
-
-def _format_header(name: str, tree: DirectoryTree) -> str:
     files = tree.entries - tree.folders
     parts = [_format_count(tree.folders, "directory", "directories"), _format_count(files, "file", "files")]
     parts = [part for part in parts if part] or ["empty"]
@@ -62,7 +59,7 @@ def _format_header(name: str, tree: DirectoryTree) -> str:
     if tree.is_truncated:
         unread = _format_count(tree.unread, "directory was", "directories were")
         parts.append(f"cut at {MOST_ENTRIES:,}" + (f", {unread} not entered" * bool(unread)))
-    return f"[{name}: {'; '.join(parts)}]"
+    return "\n".join([f"[{name}: {'; '.join(parts)}]", *_format_level(tree.top, "")])
 
 
 def _format_count(number: int, one: str, many: str) -> str:
@@ -154,7 +151,11 @@ class DirectoryTree:
         self.unread = 0
         """Directories that were not read because of the limit."""
         self._choice = options
-        self._patterns = [_compile_pattern(pattern) for pattern in options.patterns]
+        self._patterns: list[tuple[re.Pattern[str] | None, bool, bool]] = []
+        """Compiled globs to exclude, whether each matches whole paths, and whether it matches directories only."""
+        for pattern in options.patterns:
+            text = pattern.removeprefix("./").rstrip("/")
+            self._patterns.append((compile_glob(text.removeprefix("/")), "/" in text, pattern.endswith("/")))
         self._remaining = MOST_ENTRIES
 
     @staticmethod
@@ -214,32 +215,28 @@ class DirectoryTree:
 
     def _select_entries(self, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> ListedDirectory:
         """Select and sort the entries that are shown. Blocks: a directory may be very large."""
-        before = self.entries
-        # A heap of the shown entries: sorting a very large list would hold the interpreter lock.
-        chosen = heapq.nsmallest(self._remaining, self._filter_entries(pending, entries), key=_sort_key)
-        shown = [ListedEntry(entry, pending.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
-        self._remaining -= len(shown)
-        return ListedDirectory(shown, self.entries - before - len(shown))
-
-    def _filter_entries(self, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> Iterator[DirEntry]:
-        """Yield the entries that are neither hidden nor excluded, and count all of them."""
+        listed: list[DirEntry] = []
         for entry in entries:
-            is_folder = _is_folder(entry)
+            is_folder, path = _is_folder(entry), pending.way + entry.name
             if entry.name.startswith(".") and not self._choice.show_hidden:
                 self.hidden += 1
-            elif self._is_excluded(entry.name, pending.way + entry.name, is_folder=is_folder):
+            elif any(
+                regex is not None and (is_folder or not folders) and regex.match(path if by_path else entry.name)
+                for regex, by_path, folders in self._patterns
+            ):
                 self.excluded += 1
             else:
-                self.entries += 1
                 self.folders += is_folder
                 self.ignored += pending.rules.ignores(entry.name, is_dir=is_folder)
-                yield entry
-
-    def _is_excluded(self, name: str, way: str, *, is_folder: bool) -> bool:
-        return any(
-            regex is not None and (is_folder or not folders) and regex.match(way if by_way else name)
-            for regex, by_way, folders in self._patterns
+                listed.append(entry)
+        self.entries += len(listed)
+        # A heap of the shown entries: sorting a very large list would hold the interpreter lock.
+        chosen = heapq.nsmallest(
+            self._remaining, listed, key=lambda entry: (not _is_folder(entry), entry.name.casefold(), entry.name)
         )
+        shown = [ListedEntry(entry, pending.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
+        self._remaining -= len(shown)
+        return ListedDirectory(shown, len(listed) - len(shown))
 
     def _list_pending(self, pending: _PendingDirectory, level: ListedDirectory) -> list[_PendingDirectory]:
         """List the directories that are read next: neither ignored nor `.git`."""
@@ -260,20 +257,8 @@ class DirectoryTree:
         ]
 
 
-def _compile_pattern(pattern: str) -> tuple[re.Pattern[str] | None, bool, bool]:
-    """Compile a pattern; also tell whether it matches whole paths, and directories only."""
-    text = pattern.removeprefix("./")
-    folders = text.endswith("/")
-    text = text.rstrip("/")
-    return compile_glob(text.removeprefix("/")), "/" in text, folders
-
-
 def _is_folder(entry: DirEntry) -> bool:
     return entry.kind is FileKind.DIRECTORY
-
-
-def _sort_key(entry: DirEntry) -> tuple[bool, str, str]:
-    return not _is_folder(entry), entry.name.casefold(), entry.name
 
 
 async def _load_rules(fs: Fs, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> IgnoreRules:
@@ -359,7 +344,12 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         resolved = await ctx.fs.resolve(path)
     except OSError as exc:
         return await report_missing_path(exc, path, ctx)
-    name = format_path(await _relative_name(resolved, ctx))
+    name = resolved
+    with suppress(OSError):
+        cwd = await ctx.fs.resolve(ctx.cwd)
+        if is_within(resolved, cwd):
+            name = "/".join(parts_below(resolved, cwd)) or "."
+    name = format_path(name)
     if found.kind is not FileKind.DIRECTORY:
         line = f"{name}  {format_size(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
         return ToolResult.text(line, path=resolved, kind=str(found.kind), size=found.size)
@@ -372,15 +362,6 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     except OSError as exc:
         return path_trouble(exc, path)
     return ToolResult.text(format_tree(name, tree), path=resolved, **tree.to_details())
-
-
-async def _relative_name(resolved: str, ctx: ToolContext) -> str:
-    """Return the path relative to the cwd if it lies there."""
-    try:
-        cwd = await ctx.fs.resolve(ctx.cwd)
-    except OSError:
-        return resolved
-    return "/".join(parts_below(resolved, cwd)) or "." if is_within(resolved, cwd) else resolved
 
 
 def _patterns(arguments: JsonObject) -> tuple[str, ...]:

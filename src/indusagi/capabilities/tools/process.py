@@ -84,7 +84,7 @@ def process_tool() -> DefinedTool:
             "process",
             _DESCRIPTION,
             _SCHEMA,
-            _run_in_session,
+            _run,
             title="Background processes",
             prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,
@@ -92,7 +92,7 @@ def process_tool() -> DefinedTool:
     )
 
 
-async def _run_in_session(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return await run_action(jobs_of(ctx), arguments, ctx)
 
 

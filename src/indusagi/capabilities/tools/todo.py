@@ -123,7 +123,13 @@ async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return ToolResult.error(f"The checklist was left as it was: {problem}.", code="invalid_items")
     checklist = checklist_of(ctx)
     checklist.replace(items)
-    return _format_list(checklist.items, _describe_changes(checklist.former, checklist.items))
+    kept = {item.id for item in items}
+    dropped = [item.id for item in checklist.former if item.id not in kept and item.status != "done"]
+    notes = [f"Dropped without finishing: {', '.join(dropped)}."] if dropped else []
+    active = [item.id for item in items if item.status == "active"]
+    if len(active) > 1:
+        notes.append(f"{len(active)} items are active at once: {', '.join(active)}.")
+    return _format_list(checklist.items, notes)
 
 
 def _find_problem(items: Sequence[ChecklistItem]) -> str | None:
@@ -137,19 +143,6 @@ def _find_problem(items: Sequence[ChecklistItem]) -> str | None:
             return f"the item {item.id!r} has no text"
         seen.add(item.id)
     return None
-
-
-def _describe_changes(before: Sequence[ChecklistItem], after: Sequence[ChecklistItem]) -> Sequence[str]:
-    """Describe unfinished items that were dropped, and several active ones."""
-    kept = {item.id for item in after}
-    dropped = [item.id for item in before if item.id not in kept and item.status != "done"]
-    notes: list[str] = []
-    if dropped:
-        notes.append(f"Dropped without finishing: {', '.join(dropped)}.")
-    active = [item.id for item in after if item.status == "active"]
-    if len(active) > 1:
-        notes.append(f"{len(active)} items are active at once: {', '.join(active)}.")
-    return notes
 
 
 def _format_list(items: Sequence[ChecklistItem], notes: Sequence[str]) -> ToolResult:

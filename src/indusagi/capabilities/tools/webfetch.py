@@ -56,11 +56,11 @@ def webfetch_tool() -> DefinedTool:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    fetch = await to_thread.run_sync(_load_fetch)
+    fetch = await to_thread.run_sync(_load)
     return await fetch(arguments, ctx)
 
 
-def _load_fetch() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
+def _load() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
     """Import the implementation on first use, outside the event loop."""
     from indusagi.capabilities.web.fetch import fetch  # noqa: PLC0415 — see above
 

@@ -59,11 +59,11 @@ def websearch_tool() -> DefinedTool:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    search = await to_thread.run_sync(_load_search)
+    search = await to_thread.run_sync(_load)
     return await search(arguments, ctx)
 
 
-def _load_search() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
+def _load() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
     """Import the implementation on first use, outside the event loop."""
     from indusagi.capabilities.web.results import search  # noqa: PLC0415 — see above
 

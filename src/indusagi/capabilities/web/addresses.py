@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
-from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -150,12 +149,12 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
     """
     if not _free.acquire(blocking=False):
         raise OSError(f"{_AT_ONCE} names are being looked up already: try again later")
-    return await to_thread.run_sync(partial(_resolve_host, host, port), abandon_on_cancel=True)
 
+    def look_up() -> Sequence[str]:
+        try:
+            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        finally:
+            _free.release()
+        return list(dict.fromkeys(str(address[0]) for *_, address in rows))
 
-def _resolve_host(host: str, port: int) -> Sequence[str]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    finally:
-        _free.release()
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return await to_thread.run_sync(look_up, abandon_on_cancel=True)

@@ -111,7 +111,7 @@ class WebClient:
         self, target: WebUrl, accept: str, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
     ) -> WebResponse | CrossSiteRedirect | _Redirect:
         addresses = await self._resolve_addresses(target)
-        load = partial(self._load_exchange, addresses, target.scheme == "https")
+        load = partial(self._load, addresses, target.scheme == "https")
         exchange = await to_thread.run_sync(load, abandon_on_cancel=True)
         headers = {"User-Agent": self._settings.user_agent, "Accept": accept, "Accept-Encoding": "gzip"}
         async with exchange(target, headers=headers) as answer:
@@ -143,7 +143,7 @@ class WebClient:
             body.finish(early=early)
         return WebResponse(target, answer.status, answer.headers, body.data, body.packed, body.cut, tuple(hops))
 
-    def _load_exchange(self, addresses: Sequence[str], secure: bool) -> _Exchange:
+    def _load(self, addresses: Sequence[str], secure: bool) -> _Exchange:
         """Load the HTTP library and the certificates. Blocks."""
         from indusagi.capabilities.web import dial  # noqa: PLC0415 — the library, on first use
 
@@ -169,9 +169,22 @@ class WebClient:
                 message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
                 raise FetchError(message, code="unsupported", reason="proxy")
             return ()
-        found = [target.host] if target.address else await self._look_up_host(target)
-        self._refuse_private(target, found)
-        return found
+        addresses: Sequence[str] = [target.host]
+        if target.address is None:
+            try:
+                with fail_after(self._settings.connect_s):
+                    addresses = await self._resolve(target.host, target.port)
+            except TimeoutError:
+                message = f"{target.host} could not be looked up in time"
+                raise FetchError(message, code="timeout", reason="dns", host=target.host) from None
+            except (OSError, UnicodeError) as exc:
+                message = f"{target.host} could not be looked up: {_reason(exc)}"
+                raise FetchError(message, code="not_found", reason="dns", host=target.host) from exc
+            if not addresses:
+                message = f"{target.host} has no address"
+                raise FetchError(message, code="not_found", reason="dns", host=target.host)
+        self._refuse_private(target, addresses)
+        return addresses
 
     def _refuse_by_name(self, target: WebUrl) -> None:
         """Refuse private hosts and addresses, without a look-up."""
@@ -182,21 +195,6 @@ class WebClient:
             message = f"{target.host}: a name of one's own network, which is not on the open web; "
             message += _allow_hint(target)
             raise FetchError(message, code="denied", reason="name", host=target.host)
-
-    async def _look_up_host(self, target: WebUrl) -> Sequence[str]:
-        try:
-            with fail_after(self._settings.connect_s):
-                found = await self._resolve(target.host, target.port)
-        except TimeoutError:
-            message = f"{target.host} could not be looked up in time"
-            raise FetchError(message, code="timeout", reason="dns", host=target.host) from None
-        except (OSError, UnicodeError) as exc:
-            message = f"{target.host} could not be looked up: {_reason(exc)}"
-            raise FetchError(message, code="not_found", reason="dns", host=target.host) from exc
-        if not found:
-            message = f"{target.host} has no address"
-            raise FetchError(message, code="not_found", reason="dns", host=target.host)
-        return found
 
     def _refuse_private(self, target: WebUrl, addresses: Sequence[str]) -> None:
         for address in addresses:

@@ -69,9 +69,9 @@ def show_invisible(text: str) -> tuple[str, int]:
 
 
 def _split_text(text: str) -> Iterator[str]:
-    """Truncation a text so that a pattern runs over little at a time.
+    """Split a text so that a pattern runs over little at a time.
 
-    No line end falls apart, nor what makes one sign of several characters.
+    No piece ends inside of a CRLF or of a sequence of non-ASCII characters, which may be one visible sign.
     """
     at = 0
     while at < len(text):

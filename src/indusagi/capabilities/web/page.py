@@ -197,10 +197,10 @@ async def extract_pdf_text(page: BytesPage) -> TextPage | ReadFailure:
     found = await read_pdf_pages(page.data, 1, MAX_PAGES)
     if isinstance(found, ReadFailure):
         return found
-    return await to_thread.run_sync(_format_pdf, found, abandon_on_cancel=True)
+    return await to_thread.run_sync(_format_pages, found, abandon_on_cancel=True)
 
 
-def _format_pdf(found: PdfPages) -> TextPage:
+def _format_pages(found: PdfPages) -> TextPage:
     parts = (
         f"--- page {number} ---\n{text or '[no text on this page]'}\n"
         for number, text in enumerate(found.texts, start=found.first)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -120,23 +119,23 @@ class DdgsProvider:
         Raises:
             SearchError: The package raised any exception.
         """
-        ask = partial(_ddgs_hits, query, self.timeout_s)
+
+        def ask() -> Sequence[SearchHit]:
+            try:
+                engine: Any = import_module("ddgs").DDGS(timeout=max(1, int(self.timeout_s)))
+                period = query.freshness[0] if query.freshness else None
+                rows: list[Any] = engine.text(add_site_filters(query), max_results=query.limit, timelimit=period)
+            except Exception as exc:
+                code = "rate_limited" if "ratelimit" in type(exc).__name__.lower() else "failed"
+                raise SearchError(f"{type(exc).__name__}: {exc}", code=code) from exc
+
+            return [
+                SearchHit(_text(row, "title"), _text(row, "href"), _text(row, "body"))
+                for row in rows
+                if is_json_object(row)
+            ]
+
         return await to_thread.run_sync(ask, abandon_on_cancel=True)
-
-
-def _ddgs_hits(query: SearchQuery, timeout_s: float) -> Sequence[SearchHit]:
-    try:
-        engine: Any = import_module("ddgs").DDGS(timeout=max(1, int(timeout_s)))
-        rows: list[Any] = engine.text(
-            add_site_filters(query), max_results=query.limit, timelimit=query.freshness[0] if query.freshness else None
-        )
-    except Exception as exc:
-        limited = "ratelimit" in type(exc).__name__.lower()
-        code = "rate_limited" if limited else "failed"
-        raise SearchError(f"{type(exc).__name__}: {exc}", code=code) from exc
-    return [
-        SearchHit(_text(row, "title"), _text(row, "href"), _text(row, "body")) for row in rows if is_json_object(row)
-    ]
 
 
 def _text(row: Mapping[str, JsonValue], key: str) -> str:

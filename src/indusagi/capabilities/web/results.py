@@ -163,23 +163,19 @@ async def _ask_in_turn(chain: Sequence[SearchProvider], query: SearchQuery, sett
     state, provider = _SearchState(), chain[0]
     with move_on_after(settings.search_total_s) as whole:
         for provider in chain:
-            await _ask_provider(provider, query, settings.search_each_s, state)
+            try:
+                with fail_after(settings.search_each_s):
+                    hits = await provider.search(query)
+                state.found, state.answered = select_results(hits, query), provider.name
+            except SearchError as trouble:
+                state.add_failure(provider, trouble.code, str(trouble))
+            except TimeoutError:
+                state.add_failure(provider, "timeout", f"it did not answer within {settings.search_each_s:g} s")
+            except Exception as exc:  # noqa: BLE001 — boundary: a provider of the host program
+                state.add_failure(provider, "failed", f"{type(exc).__name__}: {exc}")
             if state.found:
                 break
     if whole.cancelled_caught:
         said = f"the search as a whole ended after {settings.search_total_s:g} s"
         state.add_failure(provider, "timeout", said)
     return state
-
-
-async def _ask_provider(provider: SearchProvider, query: SearchQuery, patience_s: float, state: _SearchState) -> None:
-    try:
-        with fail_after(patience_s):
-            hits = await provider.search(query)
-        state.found, state.answered = select_results(hits, query), provider.name
-    except SearchError as trouble:
-        state.add_failure(provider, trouble.code, str(trouble))
-    except TimeoutError:
-        state.add_failure(provider, "timeout", f"it did not answer within {patience_s:g} s")
-    except Exception as exc:  # noqa: BLE001 — boundary: a provider of the host program
-        state.add_failure(provider, "failed", f"{type(exc).__name__}: {exc}")

@@ -129,10 +129,12 @@ def apply_replacement(text: str, edit: Replacement, form: TextForm, *, exactly: 
     else:
         numbered = isinstance(match, NoMatch) and bool(strip_line_numbers(edit.old))
         if numbered:
-            bare = _strip_numbers(edit)
-            if isinstance(bare, EditRefusal):
-                return bare
-            edit = bare
+            # Without the line numbers that `read` shows, in both texts.
+            new = strip_line_numbers(edit.new)
+            if new is None and has_line_numbers(edit.new):
+                message = "oldText has line numbers, newText has them on some lines; leave them out"
+                return EditRefusal("no_match", message)
+            edit = Replacement(strip_line_numbers(edit.old) or "", edit.new if new is None else new, edit.every)
             match = find_match(text, edit.old, edit.new, every=edit.every)
         if isinstance(match, NoMatch):
             return _refuse_no_match(text, match, edit)
@@ -142,15 +144,6 @@ def apply_replacement(text: str, edit: Replacement, form: TextForm, *, exactly: 
     indented = any(span.lines for span in match.spans)
     refusal = _refuse_large(text, edit, count)
     return refusal or Replaced(splice(text, match, edit.old, edit.new), match.strategy, count, indented, numbered)
-
-
-def _strip_numbers(edit: Replacement) -> Replacement | EditRefusal:
-    """Remove the line numbers that `read` shows from both texts."""
-    new = strip_line_numbers(edit.new)
-    if new is None and has_line_numbers(edit.new):
-        message = "oldText has line numbers, newText has them on some lines; leave them out"
-        return EditRefusal("no_match", message)
-    return Replacement(strip_line_numbers(edit.old) or "", edit.new if new is None else new, edit.every)
 
 
 def _refuse_large(text: str, edit: Replacement, count: int) -> EditRefusal | None:

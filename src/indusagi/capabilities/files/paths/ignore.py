@@ -240,10 +240,17 @@ class IgnoreRules(NamedTuple):
 
 
 def _load_repository(folder: str | int) -> IgnoreRules:
-    """Read the rules of a whole repository: the user's, and those in its git directory."""
+    """Read the rules of a whole repository: the user's, and `info/exclude` in its git directory."""
     users = _find_user_rules()
-    first = None if users is None else _read_start("/", users, _FILE_BYTES, follow=True)
-    return _add_rules(_add_rules(IgnoreRules(), first), _read_excludes(folder))
+    rules = _add_rules(IgnoreRules(), None if users is None else _read_start("/", users, _FILE_BYTES, follow=True))
+    # A `.git` file names a git directory elsewhere, and that one may name the directory of the main worktree.
+    pointer = _GIT_DIR.match(_read_start(folder, REPOSITORY, _CONFIG_BYTES) or b"")
+    place = REPOSITORY
+    if pointer:
+        place = os.fsdecode(pointer[1])
+        common = _read_start(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
+        place = os.path.join(place, os.fsdecode((common or b".").strip()))
+    return _add_rules(rules, _read_start(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES))
 
 
 def _descend(rules: IgnoreRules, name: str) -> IgnoreRules:
@@ -280,17 +287,6 @@ def _find_user_rules() -> str | None:
             named = os.fsdecode(match[1])
             return os.path.join(home, named.removeprefix("~/")) if named[:1] == "~" else named
     return os.path.join(settings, "git", "ignore")
-
-
-def _read_excludes(folder: str | int) -> bytes | None:
-    """Read `info/exclude` of a repository, also where its git directory is elsewhere."""
-    pointer = _GIT_DIR.match(_read_start(folder, REPOSITORY, _CONFIG_BYTES) or b"")
-    place = REPOSITORY
-    if pointer:
-        place = os.fsdecode(pointer[1])
-        common = _read_start(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
-        place = os.path.join(place, os.fsdecode((common or b".").strip()))
-    return _read_start(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES)
 
 
 def _read_start(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:

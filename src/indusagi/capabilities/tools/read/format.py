@@ -92,7 +92,14 @@ def format_text(
     invisible = find_invisible(shown.lines)
     if invisible:
         notes.append("hidden characters: " + ", ".join(str(kind) for kind in invisible))
-    parts = [f"[{'; '.join(notes)}]" if notes else "", str(shown), _describe_position(scan, shown, at_end=at_end)]
+    position = f"line {shown.first}" if shown.first == shown.last else f"lines {shown.first}-{shown.last}"
+    if scan.total is None:
+        position += f"; the file is too large to count its lines; next offset={shown.last + 1}"
+    elif not at_end:
+        position += f" of {scan.total}; next offset={shown.last + 1}"
+    else:
+        position += f" of {scan.total}; end of file{'' if scan.form.final_newline else ', without a newline there'}"
+    parts = [f"[{'; '.join(notes)}]" if notes else "", str(shown), f"[{position}]"]
     details.update(first=shown.first, last=shown.last, next=None if at_end else shown.last + 1)
     return ToolResult.text("\n".join(part for part in parts if part), **details)
 
@@ -121,16 +128,6 @@ def _describe_form(form: TextForm, crlf: int, total: int | None) -> Iterable[str
         yield f"mixed line endings ({crlf:,} of {total or 'many'} are CRLF)"
     elif form.line_ending == "crlf":
         yield "CRLF line endings"
-
-
-def _describe_position(scan: TextScan, shown: NumberedLines, *, at_end: bool) -> str:
-    lines = f"line {shown.first}" if shown.first == shown.last else f"lines {shown.first}-{shown.last}"
-    if scan.total is None:
-        return f"[{lines}; the file is too large to count its lines; next offset={shown.last + 1}]"
-    if not at_end:
-        return f"[{lines} of {scan.total}; next offset={shown.last + 1}]"
-    end = "" if scan.form.final_newline else ", without a newline there"
-    return f"[{lines} of {scan.total}; end of file{end}]"
 
 
 # -- documents ----------------------------------------------------------------------------------
