@@ -85,24 +85,16 @@ class ArgumentChecker:
         first = [*islice(found, _EXAMINED_ERRORS)]
         if not first:
             return []
-        errors = sorted(_distinct(first), key=lambda error: [str(step) for step in error.absolute_path])
+        # The validator repeats the missing keys of an object for every key: one error for each object is enough.
+        distinct: dict[object, ValidationError] = {}
+        for error in first:
+            distinct.setdefault(tuple(error.absolute_path) if error.validator == "required" else id(error), error)
+        errors = sorted(distinct.values(), key=lambda error: [str(step) for step in error.absolute_path])
         sentences = list(dict.fromkeys(s for error in errors for s in _sentences(error)))
         if len(sentences) > _SHOWN_PROBLEMS:
             more = len(sentences) - _SHOWN_PROBLEMS
             sentences = [*sentences[:_SHOWN_PROBLEMS], f"and {more} more"]
         return sentences
-
-
-def _distinct(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
-    """Yield the missing keys of each object once; the validator repeats them for every key."""
-    reported: set[tuple[str | int, ...]] = set()
-    for error in errors:
-        if error.validator == "required":
-            path = tuple(error.absolute_path)
-            if path in reported:
-                continue
-            reported.add(path)
-        yield error
 
 
 def _lighten(value: JsonValue, depth: int = _LIGHT_DEPTH) -> tuple[JsonValue, int]:

@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.budget import Clipping, clip, encode_pieces
+from indusagi.capabilities.budget import clip, encode_pieces
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.clock import now_ms
 from indusagi.core.ids import is_ulid, new_ulid
@@ -128,7 +128,15 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
 
     clipping = await to_thread.run_sync(clip, text, budget, result.keep)
     where = await to_thread.run_sync(_save, session, stem, text)
-    shown = TextContentBlock(clipping.render(lambda cut: _notice(cut, where, result.keep)))
+    parts = {Keep.HEAD: "the beginning is shown", Keep.TAIL: "the end is shown", Keep.ENDS: "both ends are shown"}
+    size = f"{clipping.lines:,} lines, {clipping.size:,} bytes: {parts[result.keep]}"
+    if where.path is None:
+        notice = f"[Cut here. {size}; the whole could not be kept: {where.error}.]"
+    else:
+        page = f"read it with an offset (the cut starts in line {clipping.next_line:,}) and a limit"
+        kept = "" if clipping.size <= SPILL_LIMIT_BYTES else f" (its first {SPILL_LIMIT_BYTES:,} bytes)"
+        notice = f"[Cut here. {size}. The whole{kept} is in {where.path}: {page}.]"
+    shown = TextContentBlock(clipping.render(lambda _: notice))
     media = [block for block in result.content if _is_media(block)]
     details = {**result.details, "truncated": True, "spill": where.path, "bytes": clipping.size}
     return replace(result, content=(shown, *media), details=details)
@@ -145,16 +153,6 @@ def _save(session: SessionDir, stem: str, text: str) -> _SpillFile:
         return _SpillFile(session.save(stem, text))
     except OSError as exc:
         return _SpillFile(None, str(exc))
-
-
-def _notice(cut: Clipping, where: _SpillFile, keep: Keep) -> str:
-    shown = {Keep.HEAD: "the beginning is shown", Keep.TAIL: "the end is shown", Keep.ENDS: "both ends are shown"}[keep]
-    size = f"{cut.lines:,} lines, {cut.size:,} bytes: {shown}"
-    if where.path is None:
-        return f"[Cut here. {size}; the whole could not be kept: {where.error}.]"
-    page = f"read it with an offset (the cut starts in line {cut.next_line:,}) and a limit"
-    kept = "" if cut.size <= SPILL_LIMIT_BYTES else f" (its first {SPILL_LIMIT_BYTES:,} bytes)"
-    return f"[Cut here. {size}. The whole{kept} is in {where.path}: {page}.]"
 
 
 def _is_media(block: ToolContentBlock) -> bool:

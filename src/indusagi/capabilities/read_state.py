@@ -44,7 +44,16 @@ class ReadState:
         """Record the digest of the content that was read from or written to `path`."""
         known = self._files.get(path)
         shown = known.shown if known is not None and known.digest == digest else ()
-        self._files[path] = _Known(digest, shown if lines is None else _merge_range(shown, lines))
+        if lines is None:
+            self._files[path] = _Known(digest, shown)
+            return
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted((*shown, lines)):
+            if merged and first <= merged[-1][1] + 1:  # overlapping or adjacent
+                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+            else:
+                merged.append((first, last))
+        self._files[path] = _Known(digest, tuple(merged))
 
     def digest(self, path: str) -> str | None:
         """Return the last recorded digest of `path`; None if it was never read."""
@@ -65,14 +74,3 @@ class ReadState:
 class _Known:
     digest: str
     shown: tuple[tuple[int, int], ...]
-
-
-def _merge_range(shown: tuple[tuple[int, int], ...], lines: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """Add a range; adjacent ranges are joined."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted((*shown, lines)):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return tuple(merged)

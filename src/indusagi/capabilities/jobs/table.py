@@ -136,7 +136,7 @@ class JobTable:
     async def _require_slot(self) -> None:
         if not self._keeps:
             raise JobSessionError(
-                "a job ends with this command, before anybody can ask for it: "
+                "a job ends with this command, before its output can be read: "
                 "start it in a session, or in a shell (nohup COMMAND &)"
             )
         live = [job for job in self.all() if (await job.look()).running]

@@ -94,7 +94,9 @@ class LocalFs:
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
         """Return the absolute path with links followed, if the policy allows it; an absent path as far as it exists."""
-        base, resolved = await to_thread.run_sync(partial(self._locate, path, _pair, writing=writing))
+        base, resolved = await to_thread.run_sync(
+            lambda: self._locate(path, lambda base, resolved: (base, resolved), writing=writing)
+        )
         if not writing:
             return resolved
         checked = ResolvedPath(resolved)
@@ -106,13 +108,18 @@ class LocalFs:
 
         A cancelled caller returns at once; the thread closes the file after `work`.
         """
-        return await to_thread.run_sync(self._work_on, path, work, abandon_on_cancel=True)
+
+        def open_and_work() -> WorkT:
+            with os.fdopen(self._open(path), "rb") as file:
+                return work(file)
+
+        return await to_thread.run_sync(open_and_work, abandon_on_cancel=True)
 
     async def folder(self, path: str) -> Folder:
         """Open a directory; the caller closes it."""
         from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
-        opening = to_thread.run_sync(self._open_folder, path)
+        opening = to_thread.run_sync(lambda: self._at(path, lambda target: Folder(target.path, target.open_folder())))
         return await run_shielded(opening, "open a folder", _close)
 
     async def read_text(self, path: str) -> str:
@@ -220,16 +227,18 @@ class LocalFs:
             wanted = os.fstat(handle).st_size - offset
             if (wanted if limit is None else min(wanted, limit)) > LARGEST_READ:
                 raise _too_large(path, wanted)
-            return _contents(handle, path, offset, limit)
+            # The size is no limit: a file may grow meanwhile, and files in /proc have size 0.
+            left = LARGEST_READ + 1 if limit is None else min(limit, LARGEST_READ + 1)
+            chunks: list[bytes] = []
+            while left > 0 and (chunk := os.pread(handle, min(left, _CHUNK_BYTES), offset)):
+                chunks.append(chunk)
+                offset += len(chunk)
+                left -= len(chunk)
+            if left == 0 and (limit is None or limit > LARGEST_READ):
+                raise _too_large(path, LARGEST_READ + 1)
+            return b"".join(chunks)
         finally:
             os.close(handle)
-
-    def _work_on(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        with os.fdopen(self._open(path), "rb") as file:
-            return work(file)
-
-    def _open_folder(self, path: str) -> Folder:
-        return self._at(path, lambda target: Folder(target.path, target.open_folder()))
 
     def _make(self, path: str) -> None:
         def make(base: str, resolved: str) -> None:
@@ -240,10 +249,6 @@ class LocalFs:
                 os.close(open_directory(base, parts, create=True))
 
         self._locate(path, make, writing=True)
-
-
-def _pair(base: str, resolved: str) -> tuple[str, str]:
-    return base, resolved
 
 
 async def _run_to_end(change: Callable[[], None]) -> None:
@@ -261,22 +266,6 @@ async def _close(folder: Folder) -> None:
 def _too_large(path: str, size: int) -> OSError:
     message = f"{size:,} bytes are too many to be read at once: read a part of them"
     return OSError(errno.EFBIG, message, path)
-
-
-def _contents(handle: int, path: str, offset: int, limit: int | None) -> bytes:
-    # The size is no limit: a file may grow meanwhile, and files in /proc have size 0.
-    left = LARGEST_READ + 1 if limit is None else min(limit, LARGEST_READ + 1)
-    chunks: list[bytes] = []
-    while left > 0:
-        chunk = os.pread(handle, min(left, _CHUNK_BYTES), offset)
-        if not chunk:
-            return b"".join(chunks)
-        chunks.append(chunk)
-        offset += len(chunk)
-        left -= len(chunk)
-    if limit is None or limit > LARGEST_READ:
-        raise _too_large(path, LARGEST_READ + 1)
-    return b"".join(chunks)
 
 
 def _kind(mode: int) -> FileKind:

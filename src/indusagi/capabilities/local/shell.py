@@ -166,23 +166,24 @@ class LocalProcess:
 
     async def aclose(self) -> None:
         """End the process tree and close the output; safe to call twice."""
+
+        def clean_up() -> None:
+            if self._receipt is not None:
+                remove_receipt(self._receipt)
+            self._command.clean_up()
+            for capture in self._captures:
+                with suppress(OSError):
+                    capture.settle()
+
         try:
             await self.stop()
         finally:
             if not self._closed:
                 self._closed = True
                 with anyio.CancelScope(shield=True):
-                    await to_thread.run_sync(self._clean_up)
+                    await to_thread.run_sync(clean_up)
                 for capture in self._captures:
                     capture.close()
-
-    def _clean_up(self) -> None:
-        if self._receipt is not None:
-            remove_receipt(self._receipt)
-        self._command.clean_up()
-        for capture in self._captures:
-            with suppress(OSError):
-                capture.settle()
 
 
 class LocalShell:
@@ -244,13 +245,20 @@ class LocalShell:
         """
         from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
+        async def discard(process: LocalProcess) -> None:
+            # The caller was cancelled before it got the process.
+            try:
+                await process.stop(grace_ms=0)
+            finally:
+                await process.aclose()
+
         folder = os.path.join(self._cwd, cwd or "")
         _require_valid_strings(command, folder, env or {}, output_path)
         output, errors = (
             None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path)
         )
         prepare = partial(_prepare, self._backend, command, folder, env or {}, output, errors)
-        return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=_discard)
+        return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=discard)
 
     async def sandbox_state(self) -> SandboxState:
         """Return the sandbox that commands run in."""
@@ -259,14 +267,6 @@ class LocalShell:
     async def aclose(self) -> None:
         """Remove the temporary files of commands; safe to call twice."""
         await to_thread.run_sync(self._backend.remove)
-
-
-async def _discard(process: LocalProcess) -> None:
-    """End a command whose caller was cancelled before it got the process."""
-    try:
-        await process.stop(grace_ms=0)
-    finally:
-        await process.aclose()
 
 
 @record

@@ -18,7 +18,7 @@ from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS
 from indusagi.core.paths import find_trusted_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from indusagi.capabilities.sandbox.policy import SandboxLayout
 
@@ -104,25 +104,18 @@ def bubblewrap_argv(
     if not layout.network:
         argv.append("--unshare-net")
     argv += ["--bind", private.tmp, "/tmp"]
-    argv += _mounts(layout, masked, private)
-    return [*argv, "--chdir", folder, "--"]
-
-
-def _mounts(layout: SandboxLayout, masked: Sequence[str], private: PrivateDir) -> Iterator[str]:
-    kind = "--ro-bind" if layout.read_only else "--bind"
     if layout.workspace != "/":
-        yield from (kind, layout.workspace, layout.workspace)
-    for path in sorted(layout.writable):
-        yield from ("--bind", path, path)
-    for path in layout.held:  # a mount point cannot be renamed
-        yield from ("--bind", path, path)
-    yield from ("--bind", private.notes, private.notes)
-    yield from ("--ro-bind", private.preamble, private.preamble)
+        argv += ["--ro-bind" if layout.read_only else "--bind", layout.workspace, layout.workspace]
+    # A mount point cannot be renamed, so the held directories are mounts too.
+    for path in (*sorted(layout.writable), *layout.held, private.notes):
+        argv += ["--bind", path, path]
+    argv += ["--ro-bind", private.preamble, private.preamble]
     for path in layout.hidden:
-        yield from _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
+        argv += _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
     for path in layout.protected:
         # A dangling link exists and cannot be bound.
-        yield from _empty(path) if path in masked else ("--ro-bind-try", path, path)
+        argv += _empty(path) if path in masked else ("--ro-bind-try", path, path)
+    return [*argv, "--chdir", folder, "--"]
 
 
 def _empty(path: str) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ _SECRET_VALUES = re.compile(
 _HARMLESS = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK"})
 """Names that look like secrets; `SSH_AUTH_SOCK` is the socket of an agent, not a key."""
 _GIT_SETTING = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+|GIT_CONFIG_COUNT")
+_GIT_CREDENTIALS = re.compile(r"extraheader|password|@.*insteadof", re.IGNORECASE)
+"""Git settings with credentials, such as an authorization header."""
 
 
 def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
@@ -77,7 +79,10 @@ def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) 
         for name, value in ours.items()
         if name in allowed or not is_secret(name, value) or _GIT_SETTING.fullmatch(name)
     }
-    if _git_settings_are_secret(ours):
+    if any(
+        _GIT_SETTING.fullmatch(name) and (_SECRET_VALUES.search(value) or _GIT_CREDENTIALS.search(value))
+        for name, value in ours.items()
+    ):
         # GIT_CONFIG_COUNT numbers them: removing one would break the others (git-config(1)).
         kept = {name: value for name, value in kept.items() if not _GIT_SETTING.fullmatch(name)}
     return {name: value for name, value in kept.items() if not _is_provider_key(name)} | dict(QUIET)
@@ -101,12 +106,3 @@ def is_secret(name: str, value: str = "") -> bool:
 
 def _is_provider_key(name: str) -> bool:
     return _PROVIDERS.fullmatch(name.upper()) is not None
-
-
-def _git_settings_are_secret(ours: Mapping[str, str]) -> bool:
-    """Tell whether a git setting in the environment holds credentials, such as an authorization header."""
-    return any(
-        _GIT_SETTING.fullmatch(name)
-        and (_SECRET_VALUES.search(value) or re.search(r"extraheader|password|@.*insteadof", value, re.IGNORECASE))
-        for name, value in ours.items()
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.app_dirs import state_dir
@@ -97,16 +98,26 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
         for path in _list_protected(sandbox, workspace)
         if is_within(path, *roots) and (os.path.lexists(path) or os.access(f"{os.path.dirname(path)}/.", os.W_OK))
     )
+    # A workspace in a hidden directory must be readable.
+    hidden = [path for path in _resolve_all(sandbox.hidden, workspace) if not is_within(workspace, path)]
+    with suppress(OSError):  # no home, and so no state
+        hidden.append(os.path.realpath(state_dir()))
     return SandboxLayout(
         workspace=workspace,
         read_only=sandbox.read_only,
         network=sandbox.network,
         writable=writable,
-        hidden=tuple(path for path in _list_hidden(sandbox, workspace) if os.path.exists(path)),
+        hidden=tuple(filter(os.path.exists, hidden)),
         protected=protected,
         held=tuple(sorted({folder for path in protected for folder in _above(path, roots)})),
+        # Files that would make git take its hooks and settings from elsewhere. An absent one cannot be covered: git
+        # would read the cover.
         unwelcome=tuple(
-            path for path in _ways_around(protected, workspace) if is_within(path, *roots) and not os.path.lexists(path)
+            path
+            for path in _further_files(workspace)
+            if is_within(path, *roots)
+            and not os.path.lexists(path)
+            and any(is_within(kept, os.path.dirname(path)) for kept in protected)
         ),
         links=tuple(filter(os.path.islink, (os.path.join(workspace, ".git"), *protected))),
     )
@@ -115,17 +126,6 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
 def _resolve_all(paths: tuple[str, ...], workspace: str) -> Iterator[str]:
     for path in paths:
         yield os.path.realpath(os.path.join(workspace, os.path.expanduser(path)))
-
-
-def _list_hidden(sandbox: Sandbox, workspace: str) -> Iterator[str]:
-    for path in _resolve_all(sandbox.hidden, workspace):
-        # A workspace in a hidden directory must be readable.
-        if not is_within(workspace, path):
-            yield path
-    try:
-        yield os.path.realpath(state_dir())
-    except OSError:  # no home, and so no state
-        return
 
 
 def _list_protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
@@ -148,16 +148,6 @@ def _above(path: str, roots: tuple[str, ...]) -> Iterator[str]:
     while is_within(folder, *roots) and folder not in roots:
         yield folder
         folder = os.path.dirname(folder)
-
-
-def _ways_around(protected: tuple[str, ...], workspace: str) -> Iterator[str]:
-    """List files that would make git take its hooks and settings from elsewhere.
-
-    An absent one cannot be covered: git would read the cover.
-    """
-    for path in _further_files(workspace):
-        if any(is_within(kept, os.path.dirname(path)) for kept in protected):
-            yield path
 
 
 def _further_files(workspace: str) -> Iterator[str]:

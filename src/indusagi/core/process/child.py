@@ -168,10 +168,15 @@ class ChildProcess:
         def collect_exit() -> None:
             loop.remove_reader(descriptor)
             os.close(descriptor)
-            code = _peek_exit_code(process)
-            # Reaped by other code: the pid may be reused by now.
-            self._owns_pid = self._owns_pid and code is not None
-            self._set_exit_code(_UNKNOWN_CODE if code is None else code)
+            status = None
+            with suppress(ChildProcessError):
+                # The process stays a zombie (waitid(2), WNOWAIT).
+                status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if status is None:  # reaped by other code: the pid may be reused by now
+                self._owns_pid = False
+                self._set_exit_code(_UNKNOWN_CODE)
+            else:
+                self._set_exit_code(status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
 
         loop.add_reader(descriptor, collect_exit)
 
@@ -423,17 +428,6 @@ class ChildProcess:
         for pipe, transport in zip((process.stdin, process.stdout, process.stderr), connected, strict=True):
             if pipe is not None and transport is None:
                 pipe.close()
-
-
-def _peek_exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """Read the exit code and leave the process a zombie (waitid(2), WNOWAIT); None if other code has reaped it."""
-    try:
-        status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:
-        return None
-    if status is None:  # pragma: no cover — called after the exit
-        return None
-    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 def _set_death_signal(number: signal.Signals) -> Callable[[], None] | None:
