@@ -234,7 +234,7 @@ class LocalFs:
                 chunks.append(chunk)
                 offset += len(chunk)
                 left -= len(chunk)
-            if left == 0 and (limit is None or limit > LARGEST_READ):
+            if left <= 0 and (limit is None or limit > LARGEST_READ):
                 raise _too_large(path, LARGEST_READ + 1)
             return b"".join(chunks)
         finally:
