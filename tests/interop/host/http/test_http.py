@@ -91,6 +91,17 @@ async def serving(**settings: Any) -> AsyncGenerator[Http]:
             yield Http(host.port, bench, client)
 
 
+def test_a_host_serves_under_plain_asyncio_without_anyio_around_it() -> None:
+    """The callbacks of a connection run outside of any task, where anyio cannot tell the event loop."""
+
+    async def open_session() -> None:
+        async with serving() as http:
+            assert await http.session()
+
+    with asyncio.Runner() as runner:
+        runner.get_loop().run_until_complete(asyncio.wait_for(open_session(), 20))
+
+
 # -- R51, C2: the policy ---------------------------------------------------------------------
 
 

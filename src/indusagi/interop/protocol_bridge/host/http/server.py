@@ -15,7 +15,7 @@ from indusagi.interop.protocol_bridge.host.http.auth import build_access_policy
 from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
@@ -51,12 +51,20 @@ async def serve_app(
         limit = allow_connections(settings.connections)
         tracker = ConnectionTracker(settings, limit)
         policy = build_access_policy(settings, tokens, port)
-        async with anyio.create_task_group() as tasks:
-            app = HostApp(new_session, find_schema, read, settings, policy, tracker.dropped, tasks.start_soon)
+        # asyncio's own group: its tasks are started by callbacks of the connections, which run outside of any task.
+        async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+
+            def start_task(work: Callable[[], Coroutine[object, object, None]]) -> None:
+                task = tasks.create_task(work())
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+            app = HostApp(new_session, find_schema, read, settings, policy, tracker.dropped, start_task)
             server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
             # asyncio uses one number for the backlog and for the connections it accepts at once.
             listener.listen(_BACKLOG)
-            tasks.start_soon(app.sessions.watch)
+            start_task(app.sessions.watch)
             try:
                 yield port, limit
             finally:
@@ -64,7 +72,8 @@ async def serve_app(
                     await app.stop("the host was stopped")
                     server.close()
                     await tracker.close(_CLOSE_S)
-                tasks.cancel_scope.cancel()
+                for task in running:
+                    task.cancel()
 
 
 def _open_listener(settings: HttpSettings) -> socket.socket:
