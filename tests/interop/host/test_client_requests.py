@@ -127,7 +127,7 @@ async def test_a_question_that_may_belong_to_two_clients_reaches_neither() -> No
             tasks.start_soon(slow)
             await began.wait()
             response = await two.call_tool("honest__ask", ASK)
-            assert "cannot be response which client" in str(response.structured_content)
+            assert "cannot be told which client" in str(response.structured_content)
             tasks.cancel_scope.cancel()
     assert asked == []
 
@@ -222,11 +222,11 @@ async def test_a_server_request_after_a_cancelled_call_reaches_no_other_client(
         ):
             await abandoned(one, tmp_path)
             response = await two.call_tool("s__ask")
-            assert "cannot be response which client" in str(response.content)
+            assert "cannot be told which client" in str(response.content)
             # A sign that the server goes on, and an answer that comes late: then all is clear.
             await two.call_tool("s__step")
             response = await two.call_tool("s__ask")
-            assert "cannot be response which client" in str(response.content)
+            assert "cannot be told which client" in str(response.content)
             await two.call_tool("s__finish")
             response = await two.call_tool("s__ask")
             assert '"two"' in str(response.content)
@@ -241,7 +241,7 @@ async def test_a_server_request_after_a_timed_out_call_reaches_no_client(tmp_pat
             await endpoint.invoke("hold", {})
         async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
             response = await client.call_tool("s__ask")
-            assert "cannot be response which client" in str(response.content)
+            assert "cannot be told which client" in str(response.content)
 
 
 async def test_an_older_client_can_be_asked_after_it_cancelled_a_call(tmp_path: Path) -> None:
