@@ -187,13 +187,13 @@ async def test_invalid_receipts_are_skipped(tmp_path: Path) -> None:
 
 async def test_reused_pid_is_another_owner(tmp_path: Path) -> None:
     async with context_in(tmp_path) as ctx:
-        # Who is just becoming another program shows no environment meanwhile.
+        # A process in the middle of execve(2) has no environment yet.
         job = await jobs_of(ctx).start(ctx, "echo up; read -r word", str(tmp_path))
         await job.poll(20_000, "up")
         (path,) = receipts_dir().iterdir()
         written = Receipt(**json.loads(await anyio.Path(path).read_text(encoding="utf-8")))
         stale = replace(written, owner_started=written.owner_started - 1)
-        text = json.dumps({name: getattr(stale, name) for name in Receipt.__slots__})
+        text = json.dumps({name: getattr(stale, name) for name in Receipt.__annotations__})
         await anyio.Path(path).write_text(text, encoding="utf-8")
         assert await to_thread.run_sync(find_leftover_jobs) == [stale]
         await job.stop()
