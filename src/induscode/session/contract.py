@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -66,6 +66,8 @@ class ToolAnswered:
     """Media types of the attachments that the model receives beside the text."""
     code: str | None = None
     """Error code, for programs."""
+    details: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    """Details of the result for people and programs, such as the diff of an edit."""
 
 
 @record

@@ -234,10 +234,9 @@ class ToolCalls:
             # No provider accepts images in a result that is marked as an error.
             text = f"{content.text}\n[left out of a failed answer: {', '.join(media)}]"
             content, media = ModelContent(text, is_error=True), ()
-        code = outcome.result.details.get("code")
-        await self._sink(
-            ToolAnswered(call.id, call.name, content.text, content.is_error, media, str(code) if code else None)
-        )
+        details = outcome.result.details
+        code = str(details["code"]) if details.get("code") else None
+        await self._sink(ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details))
         action = self._repeats.record(call.name, call.input, content.text)
         if action == "stop":
             raise RepeatedCallError(call.name)
