@@ -1,1 +1,1 @@
-"""From what was asked for to what is there: the deck, its servers, and who closes them."""
+"""The boot of a run: its deck, its servers and its ledger."""

@@ -1,6 +1,6 @@
-"""The deck of a run: native cards, narrowed to those that were asked for, and the servers' tools.
+"""The deck of a run: the native cards that were asked for, and the tools of the servers.
 
-One way for every command: a session, a call, a list and a gateway all get their deck here.
+A session, a call, a list and a gateway all get their deck here.
 """
 
 from __future__ import annotations
@@ -72,11 +72,20 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
         return ServerPlan()
     found = _read_config(invocation)
     store = trust or TrustStore()
-    consent: dict[str, Consent] = {row.id: _consent(row, store) for row in found.rows}
+    # Naming a file is consent to it as it is; the user's own files need none.
+    consent: dict[str, Consent] = {
+        row.id: store.consent(row) if row.origin.scope == "project" else "trusted" for row in found.rows
+    }
     trusted = [row for row in found.rows if consent[row.id] == "trusted"]
     # Rows without consent are not expanded: a variable may be a secret.
     configs, missing = resolve_rows(trusted, os.environ)
-    refused = [_refusal(row, consent[row.id]) for row in found.rows if row not in trusted]
+    refused: list[Note] = []
+    for row in found.rows:
+        if row not in trusted:
+            changed = consent[row.id] == "changed"
+            reason = "it has changed since you consented to it" if changed else "it needs your consent"
+            owner = f"server {row.id!r} of {row.origin}"
+            refused.append(Note(owner, f"not started: {reason}", f"indus mcp trust {row.id}"))
     locked, unread = _read_locked_definitions(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
     return ServerPlan(found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows))
@@ -85,7 +94,7 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
 def _read_locked_definitions(
     cwd: str, rows: Sequence[ServerRow]
 ) -> tuple[Mapping[RemoteToolRef, JsonObject], Sequence[Note]]:
-    """Read the definitions of the project's lock file, without those of the user's own servers."""
+    """Read the definitions of the project's lock file, without the user's own servers."""
     servers = {row.id for row in rows if row.origin.scope != "user"}
     path = os.path.join(cwd, LOCK_NAME)
     if not servers or not os.path.lexists(path):
@@ -93,8 +102,8 @@ def _read_locked_definitions(
     try:
         definitions = read_lock(path)
     except BridgeFault as exc:
-        said = f"not compared with the tools there are: {exc}"
-        return {}, (Note(path, said, "write it anew: indus mcp lock"),)
+        message = f"not compared with the tools there are: {exc}"
+        return {}, (Note(path, message, "write it anew: indus mcp lock"),)
     return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ()
 
 
@@ -117,7 +126,7 @@ def _read_config(invocation: Invocation) -> DiscoveredConfig:
         if os.path.isdir(path):
             parts.append(discover_mcp_config(path))
             if not parts[-1].files:
-                looked = " and ".join(os.path.join(given, one) for one in _PROJECT_FILES)
+                looked = " and ".join(os.path.join(given, name) for name in _PROJECT_FILES)
                 raise ConfigPathError(f"--mcp {given}: no servers are configured there ({looked})")
         elif os.path.lexists(path):
             try:
@@ -130,28 +139,12 @@ def _read_config(invocation: Invocation) -> DiscoveredConfig:
     notes = [note for part in parts for note in part.notes]
     for row in (row for part in parts for row in part.rows):
         if row.id in rows and rows[row.id].config != row.config:
-            said = f"left out: {rows[row.id].origin.file} has a server of this name"
-            notes.append(Note(f"server {row.id!r} of {row.origin}", said, "give one another name"))
+            message = f"left out: {rows[row.id].origin.file} has a server of this name"
+            notes.append(Note(f"server {row.id!r} of {row.origin}", message, "give one another name"))
             continue
         rows.setdefault(row.id, row)
     files = tuple(file for part in parts for file in part.files)
     return DiscoveredConfig(tuple(rows.values()), tuple(notes), files)
-
-
-def _consent(row: ServerRow, trust: TrustStore) -> Consent:
-    # Naming a file is consent to it as it is; the user's own files need none.
-    if row.origin.scope != "project":
-        return "trusted"
-    return trust.consent(row)
-
-
-def _refusal(row: ServerRow, consent: Consent) -> Note:
-    why = (
-        "not started: it has changed since you consented to it"
-        if consent == "changed"
-        else "not started: it needs your consent"
-    )
-    return Note(f"server {row.id!r} of {row.origin}", why, f"indus mcp trust {row.id}")
 
 
 async def load_mcp_capabilities(
@@ -199,12 +192,9 @@ async def attach_servers(
             await bridge.aclose()
         raise
     # What servers have listed since the boot may have disabled tools.
-    remarks = () if options.reloadable else _definition_notes(bridge)
-    bridge.notes = tuple(dict.fromkeys((*bridge.notes, *bridge.enrolment.notes, *remarks)))
+    notes = [*bridge.notes, *bridge.enrolment.notes]
+    if not options.reloadable:  # the definitions that were never seen before
+        remarks = [note for server in bridge.fleet.status() for note in bridge.list_remarks(server)]
+        notes += [note for note in remarks if isinstance(note, DefinitionNote)]
+    bridge.notes = tuple(dict.fromkeys(notes))
     return bridge
-
-
-def _definition_notes(bridge: BootedBridge) -> Sequence[Note]:
-    """List the notes about definitions that were never seen before."""
-    remarks = [note for server in bridge.fleet.status() for note in bridge.list_remarks(server)]
-    return [note for note in remarks if isinstance(note, DefinitionNote)]

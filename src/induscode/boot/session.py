@@ -90,9 +90,12 @@ async def open_session(
         ConfigPathError: A path of `--mcp` does not exist.
     """
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a session that opens one
+    from induscode.deck.stores.memory_file import MEMORY_NAME, FileMemory  # noqa: PLC0415 — for a session that opens one
 
     async with AsyncExitStack() as stack:
-        handles = _add_memory(framework or DeckFramework(), invocation.cwd)
+        handles = framework or DeckFramework()
+        if handles.memory is None:  # the file of the project, the same one in every command
+            handles = replace(handles, memory=FileMemory(os.path.join(invocation.cwd, MEMORY_NAME)))
         if handles.web is None:
             handles = replace(handles, web=web_settings(invocation.settings))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
@@ -127,15 +130,6 @@ def web_settings(settings: Settings) -> WebSettings:
         total_s=settings.get(WEB_TIMEOUT_S),
         searxng_url=settings.get(SEARCH_SEARXNG_URL),
     )
-
-
-def _add_memory(framework: DeckFramework, cwd: str) -> DeckFramework:
-    """Give the memory card the file of the project, the same one in every command."""
-    if framework.memory is not None:
-        return framework
-    from induscode.deck.stores.memory_file import MEMORY_NAME, FileMemory  # noqa: PLC0415 — for a session that opens one
-
-    return replace(framework, memory=FileMemory(os.path.join(cwd, MEMORY_NAME)))
 
 
 def _find_left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from functools import partial
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
@@ -187,16 +188,10 @@ def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
     return (question,)
 
 
-def _cursor_row(entry: Entry) -> JsonObject:
+def _build_editor_row(entry: Entry, key: str) -> JsonObject:
     if entry.address is None:
         return _build_command_row(entry)
-    return {"url": entry.address.url, **_build_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
-
-
-def _windsurf_row(entry: Entry) -> JsonObject:
-    if entry.address is None:
-        return _build_command_row(entry)
-    return {"serverUrl": entry.address.url, **_build_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
+    return {key: entry.address.url, **_build_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
 
 
 def _zed_row(entry: Entry) -> JsonObject:
@@ -233,12 +228,11 @@ def _claude_add(entry: Entry) -> Sequence[str]:
     return ("claude", "mcp", "add-json", "--scope", "user", entry.name, row)
 
 
-def _codex_add(entry: Entry) -> Sequence[str]:
-    start = ("codex", "mcp", "add", entry.name)
+def _build_add_command(entry: Entry, program: str, token: Sequence[str]) -> Sequence[str]:
+    start = (program, "mcp", "add", entry.name)
     if entry.address is None:
         return (*start, "--", *entry.command)
-    token = ("--bearer-token-env-var", TOKEN_VARIABLE) if entry.address.with_token else ()
-    return (*start, "--url", entry.address.url, *token)
+    return (*start, "--url", entry.address.url, *(token if entry.address.with_token else ()))
 
 
 def _gemini_add(entry: Entry) -> Sequence[str]:
@@ -249,15 +243,6 @@ def _gemini_add(entry: Entry) -> Sequence[str]:
     header = f"Authorization: Bearer ${TOKEN_VARIABLE}"
     token = ("--header", header) if entry.address.with_token else ()
     return (*start, "--transport", kind, entry.name, entry.address.url, *token)
-
-
-def _opencode_add(entry: Entry) -> Sequence[str]:
-    start = ("opencode", "mcp", "add", entry.name)
-    if entry.address is None:
-        return (*start, "--", *entry.command)
-    header = f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}"
-    token = ("--header", header) if entry.address.with_token else ()
-    return (*start, "--url", entry.address.url, *token)
 
 
 # -- the clients ------------------------------------------------------------------------------
@@ -287,7 +272,7 @@ CLIENTS: dict[str, Client] = {
         program="cursor",
         place=".cursor/mcp.json of a project, or ~/.cursor/mcp.json",
         keys=("mcpServers",),
-        row=_cursor_row,
+        row=partial(_build_editor_row, key="url"),
         replaces=_BRACED,
     ),
     "vscode": Client(
@@ -306,7 +291,7 @@ CLIENTS: dict[str, Client] = {
         keys=("mcp_servers",),
         row=_codex_row,
         lacks=("sse",),
-        add_command=_codex_add,
+        add_command=partial(_build_add_command, program="codex", token=("--bearer-token-env-var", TOKEN_VARIABLE)),
     ),
     "gemini": Client(
         title="Gemini CLI",
@@ -322,7 +307,7 @@ CLIENTS: dict[str, Client] = {
         program="windsurf",
         place="~/.codeium/windsurf/mcp_config.json",
         keys=("mcpServers",),
-        row=_windsurf_row,
+        row=partial(_build_editor_row, key="serverUrl"),
         replaces=_BRACED,
     ),
     "zed": Client(
@@ -340,7 +325,9 @@ CLIENTS: dict[str, Client] = {
         keys=("mcp",),
         row=_opencode_row,
         replaces=_OPENCODE_WORD,
-        add_command=_opencode_add,
+        add_command=partial(
+            _build_add_command, program="opencode", token=("--header", f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}")
+        ),
     ),
 }
 """The clients by their names on the command line; `claude` is Claude Code."""

@@ -66,7 +66,10 @@ class Change:
         mode = 0o600
         if self.before is not None:
             mode = stat.S_IMODE(os.stat(self.path).st_mode)
-            backup = _choose_backup_path(self.path)
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            backup = f"{self.path}.{stamp}.bak"
+            if os.path.lexists(backup):
+                backup = f"{self.path}.{stamp}.{new_ulid()}.bak"
             _write(backup, self.before, mode)
         else:
             make_dirs(os.path.dirname(self.path), 0o700)
@@ -138,17 +141,13 @@ def plan_uninstall(client: Client, name: str, path: str, url: str | None = None)
             del expected[client.keys[0]]  # a table that exists only through the tables below it
     else:
         after = remove_member(text, [*client.keys, name])
-        after = _remove_input(after, expected, f"{name}-token")
+        inputs = expected.get("inputs")
+        for index, question in enumerate(inputs if isinstance(inputs, list) else ()):
+            if is_json_object(question) and question.get("id") == f"{name}-token":
+                del cast("list[JsonValue]", inputs)[index]
+                after = remove_item(after, "inputs", index)
+                break
     return _verify_change(client, path, before, after, expected)
-
-
-def _remove_input(text: str, expected: JsonObject, name: str) -> str:
-    inputs = expected.get("inputs")
-    for index, question in enumerate(inputs if isinstance(inputs, list) else ()):
-        if is_json_object(question) and question.get("id") == name:
-            del cast("list[JsonValue]", inputs)[index]
-            return remove_item(text, "inputs", index)
-    return text
 
 
 def _has_inputs(document: JsonObject, wanted: Sequence[JsonObject]) -> bool:
@@ -206,12 +205,6 @@ def _read(path: str) -> str | None:
         raise InstallError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise InstallError(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
-
-
-def _choose_backup_path(path: str) -> str:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    backup = f"{path}.{stamp}.bak"
-    return backup if not os.path.lexists(backup) else f"{path}.{stamp}.{new_ulid()}.bak"
 
 
 def _write(path: str, text: str, mode: int) -> None:

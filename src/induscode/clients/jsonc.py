@@ -232,18 +232,15 @@ def _skip_comments(text: str, at: int) -> int:
         start = _SPACE.match(text, at).end()  # type: ignore[union-attr] — matches the empty text too
         if not text.startswith(("//", "/*"), start):
             return at
-        at = _find_comment_end(text, start)
-
-
-def _find_comment_end(text: str, at: int) -> int:
-    if text.startswith("//", at):
-        found = text.find("\n", at)
-        end = len(text) if found < 0 else found
-        return end - 1 if text[end - 1 : end] == "\r" else end
-    found = text.find("*/", at + 2)
-    if found < 0:
-        raise JsoncError(f"invalid JSON: {_format_position(text, at)}")
-    return found + 2
+        if text.startswith("//", start):
+            newline = text.find("\n", start)
+            end = len(text) if newline < 0 else newline
+            at = end - 1 if text[end - 1 : end] == "\r" else end
+        else:
+            closing = text.find("*/", start + 2)
+            if closing < 0:
+                raise JsoncError(f"invalid JSON: {_format_position(text, start)}")
+            at = closing + 2
 
 
 def _find_string_end(text: str, at: int) -> int:

@@ -29,7 +29,19 @@ def check_installation() -> Sequence[Note]:
         for name in _OTHERS
         if (other := _find_distribution(name)) is not None
     ]
-    changed = _list_changed_files()
+    own = _find_distribution(DISTRIBUTION)
+    changed: list[str] = []
+    for file in (own.files or ()) if own is not None else ():  # a clone has no RECORD of our files
+        if not str(file).startswith(_PACKAGES) or file.hash is None or file.hash.mode != "sha256":
+            continue
+        try:
+            data = Path(str(file.locate())).read_bytes()
+        except OSError:
+            changed.append(str(file))
+            continue
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        if digest != file.hash.value:
+            changed.append(str(file))
     if changed:
         names = ", ".join(changed[:_SHOWN]) + (" …" if len(changed) > _SHOWN else "")
         message = f"{len(changed)} of its files are not as they were installed: {names}"
@@ -42,21 +54,3 @@ def _find_distribution(name: str) -> metadata.Distribution | None:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _list_changed_files() -> Sequence[str]:
-    """List our files that differ from the RECORD; none for a clone, which has no RECORD of them."""
-    distribution = _find_distribution(DISTRIBUTION)
-    changed: list[str] = []
-    for file in (distribution.files or ()) if distribution is not None else ():
-        if not str(file).startswith(_PACKAGES) or file.hash is None or file.hash.mode != "sha256":
-            continue
-        try:
-            data = Path(str(file.locate())).read_bytes()
-        except OSError:
-            changed.append(str(file))
-            continue
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        if digest != file.hash.value:
-            changed.append(str(file))
-    return changed

@@ -62,7 +62,11 @@ def build_invocation(
                 raise ValueError(f"{spec.name} names nothing")
     if given is None:
         given = {spec.key for spec in flag_specs() if read[spec.key] not in (None, False, (), spec.default)}
-    _refuse_contradictions(given)
+    # Two flags are refused if one of them would be ignored.
+    names = {spec.name for spec in flag_specs() if spec.key in given}
+    excluded = [(other, spec.name) for spec in flag_specs() for other in spec.excludes if {other, spec.name} <= names]
+    if excluded:
+        raise ValueError(f"{excluded[0][0]} and {excluded[0][1]} exclude each other")
     settings = _merge(read, given, settings or Settings())
     return Invocation(
         cwd=cwd,
@@ -105,19 +109,6 @@ def _merge(read: dict[str, object], given: Collection[str], settings: Settings) 
         present = settings.get(WEB_ALLOW_PRIVATE)
         settings = settings.with_flag(WEB_ALLOW_PRIVATE, (*present, *allowed))
     return settings
-
-
-def _refuse_contradictions(given: Collection[str]) -> None:
-    """Refuse two flags if one of them would be ignored.
-
-    Raises:
-        ValueError: There are two such flags.
-    """
-    names = {spec.name for spec in flag_specs() if spec.key in given}
-    for spec in flag_specs():
-        for other in spec.excludes:
-            if spec.name in names and other in names:
-                raise ValueError(f"{other} and {spec.name} exclude each other")
 
 
 def _parse_number(flag: str, value: object, default: int) -> int:

@@ -12,9 +12,8 @@ from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
-    from indusagi.core.notes import Note
     from induscode.launch.flags import FlagSpec
 
 
@@ -102,7 +101,14 @@ def read_invocation(context: click.Context) -> Invocation:
     cwd = str(values["cwd"])
     try:
         settings = load_settings(cwd, os.environ)
-        _report_notes(context, settings.notes)
+        # Each note once in a run, by the function in the root context's `obj`.
+        root = context.find_root()
+        reported = cast("set[str]", root.meta.setdefault("induscode.settings.notes", set()))
+        report = cast("Callable[[str], None] | None", root.obj)
+        for text in map(str, settings.notes):
+            if text not in reported and report is not None:
+                reported.add(text)
+                report(text)
         return build_invocation(values, cwd, settings, given)
     except ValueError as exc:
         raise click.UsageError(str(exc), context) from exc
@@ -114,7 +120,7 @@ def read_cwd(context: click.Context) -> str:
 
 
 def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
-    """Collect the values of all levels, and the keys of those on the command line."""
+    """Collect the values of all levels, and the keys of the values on the command line."""
     root = context.find_root()
     values: dict[str, object] = dict(root.params)
     given: set[str] = set()
@@ -127,17 +133,6 @@ def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]
                 given.add(key)
         level = level.parent
     return values, given
-
-
-def _report_notes(context: click.Context, notes: Sequence[Note]) -> None:
-    """Report notes on the settings, each once in a run, by the function in the root context's `obj`."""
-    root = context.find_root()
-    reported = cast("set[str]", root.meta.setdefault("induscode.settings.notes", set()))
-    report = cast("Callable[[str], None] | None", root.obj)
-    for text in map(str, notes):
-        if text not in reported and report is not None:
-            reported.add(text)
-            report(text)
 
 
 # -- profiles ---------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _build_number_parser(low: int, high: int) -> Callable[[JsonValue], int]:
 def _parse_ports(value: JsonValue) -> tuple[int, ...]:
     read = _build_number_parser(1, 65_535)
     if isinstance(value, list):
-        return tuple(read(one) for one in value)
+        return tuple(read(port) for port in value)
     raise ValueError("takes a list of ports")
 
 
