@@ -66,7 +66,7 @@ class ToolAnswered:
     """Media types of the attachments that the model receives beside the text."""
     code: str | None = None
     """Error code, for programs."""
-    details: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    details: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"], compare=False, repr=False)
     """Details of the result for people and programs, such as the diff of an edit."""
 
 
