@@ -36,7 +36,10 @@ def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject
     for descriptor in descriptors:
         try:
             row = build_tool_row(descriptor)
-            older = _to_legacy_row(row)
+            older, output = row, row.get("outputSchema")
+            if isinstance(output, dict) and output.get("type") != "object":
+                # Older revisions allow no output schema of another type.
+                older = {key: value for key, value in row.items() if key != "outputSchema"}
             text = compact_json(row)
             modern.add(row, text)
             legacy.add(older, text if older is row else compact_json(older))
@@ -108,7 +111,15 @@ def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObje
         }
     icons = row.get("icons")
     if isinstance(icons, list):
-        row["icons"] = [icon for icon in icons if _is_icon(icon)]
+        row["icons"] = [
+            icon
+            for icon in icons
+            if isinstance(icon, dict)
+            and isinstance(icon.get("src"), str)
+            and isinstance(icon.get("mimeType", ""), str)
+            and isinstance(sizes := icon.get("sizes", []), list)
+            and all(isinstance(size, str) for size in sizes)
+        ]
     return row
 
 
@@ -123,23 +134,6 @@ _FIELD_TYPES: dict[str, type] = {
     "_meta": dict,
 }
 """https://modelcontextprotocol.io/specification/2025-11-25/schema#tool"""
-
-
-def _is_icon(value: JsonValue) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("src"), str):
-        return False
-    sizes = value.get("sizes", [])
-    return isinstance(value.get("mimeType", ""), str) and (
-        isinstance(sizes, list) and all(isinstance(size, str) for size in sizes)
-    )
-
-
-def _to_legacy_row(row: JsonObject) -> JsonObject:
-    """Remove an output schema of another type than object, which older revisions do not allow."""
-    output = row.get("outputSchema")
-    if not isinstance(output, dict) or output.get("type") == "object":
-        return row
-    return {key: value for key, value in row.items() if key != "outputSchema"}
 
 
 def _to_plain(value: Mapping[str, JsonLike]) -> JsonObject:

@@ -134,7 +134,15 @@ class ServingHost(ABC):
         Raises:
             ProtocolFault: `transport` is not a transport, or fails at the start (kind `transport`).
         """
-        _check_transport(transport)
+        if isinstance(transport, tuple):
+            pair = [*cast("tuple[object, ...]", transport)]
+            is_usable = len(pair) in {2, 3} and hasattr(pair[0], "receive") and hasattr(pair[1], "send")
+        else:
+            is_usable = hasattr(transport, "attach") and hasattr(transport, "send")
+        if not is_usable:
+            name = type(cast("object", transport)).__name__
+            message = f"a host cannot serve over {name}: it needs a pair of streams (read, write) or a transport"
+            raise ProtocolFault("transport", message, detail=FaultDetail(reason="malformed"))
         running = RunningProviderHost(self.new_session(), self.limits)
         await running.start(transport)
         return running
@@ -173,18 +181,6 @@ async def _stop_on_cancel(stop: CancelToken, running: RunningProviderHost) -> No
     await running.stop()
 
 
-def _check_transport(transport: object) -> None:
-    if isinstance(transport, tuple):
-        pair = [*cast("tuple[object, ...]", transport)]
-        if len(pair) in {2, 3} and hasattr(pair[0], "receive") and hasattr(pair[1], "send"):
-            return
-    elif hasattr(transport, "attach") and hasattr(transport, "send"):
-        return
-    name = type(cast("object", transport)).__name__
-    message = f"a host cannot serve over {name}: it needs a pair of streams (read, write) or a transport"
-    raise ProtocolFault("transport", message, detail=FaultDetail(reason="malformed"))
-
-
 @asynccontextmanager
 async def _open_transport(transport: HostTransport) -> AsyncGenerator[ServerTransport]:
     if not isinstance(transport, tuple):
@@ -194,13 +190,8 @@ async def _open_transport(transport: HostTransport) -> AsyncGenerator[ServerTran
             if isinstance(transport, MemoryTransport):
                 transport.finish("was stopped")  # the client at its other end would wait for ever
         return
-    streams = await asyncio.to_thread(_load_streams)
-    async with streams.host_streams((transport[0], transport[1])) as opened:
-        yield opened
-
-
-def _load_streams():
     # A program with such streams has loaded the SDK already.
-    from indusagi.interop.protocol_bridge.client.sdk import streams  # noqa: PLC0415 — others need no SDK
+    from indusagi.interop.protocol_bridge.client.sdk.streams import host_streams  # noqa: PLC0415 — others need no SDK
 
-    return streams
+    async with host_streams((transport[0], transport[1])) as opened:
+        yield opened

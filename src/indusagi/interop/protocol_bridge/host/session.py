@@ -91,7 +91,12 @@ class HostSession:
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         name = request.method
         if VERSION in request.meta and name != "initialize":
-            _check_meta(request.meta)
+            version = request.meta[VERSION]
+            if not isinstance(version, str) or not isinstance(request.meta.get(CAPABILITIES), dict):
+                raise RpcError(INVALID_PARAMS, f"_meta must hold {VERSION} and {CAPABILITIES}")
+            if version not in MODERN_VERSIONS:
+                data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
+                raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
             method = self._modern_methods.get(name)
         else:
             method = self._legacy_methods.get(name)
@@ -237,15 +242,6 @@ class HostSession:
         except NotJson as exc:
             error = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
             return self._build_result(request, error)
-
-
-def _check_meta(meta: JsonObject) -> None:
-    version = meta[VERSION]
-    if not isinstance(version, str) or not isinstance(meta.get(CAPABILITIES), dict):
-        raise RpcError(INVALID_PARAMS, f"_meta must hold {VERSION} and {CAPABILITIES}")
-    if version not in MODERN_VERSIONS:
-        data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
-        raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
 
 
 def _new_sink(request: HostRequest) -> ProgressSink | None:

@@ -52,7 +52,16 @@ class LineSplitter:
         start = 0
         while (newline := data.find(b"\n", start)) >= 0:
             self._add(data[start:newline])
-            self._end_line()
+            line = b"".join(self._parts)
+            is_too_long = self._size > self._limit
+            self._parts.clear()
+            self._size = 0
+            if is_too_long:
+                self.dropped += 1
+                # An empty line is answered as invalid JSON, so the client gets an error.
+                self._on_line(b"")
+            elif line and not line.isspace():
+                self._on_line(line)
             start = newline + 1
         if start < len(data):
             self._add(data[start:])
@@ -63,18 +72,6 @@ class LineSplitter:
             self._parts.clear()
         else:
             self._parts.append(part)
-
-    def _end_line(self) -> None:
-        line = b"".join(self._parts)
-        is_too_long = self._size > self._limit
-        self._parts.clear()
-        self._size = 0
-        if is_too_long:
-            self.dropped += 1
-            # An empty line is answered as invalid JSON, so the client gets an error.
-            self._on_line(b"")
-        elif line and not line.isspace():
-            self._on_line(line)
 
 
 class _NotifyingEvent(asyncio.Event):
@@ -227,7 +224,11 @@ class StdioHostTransport:
             self._next_turn.cancel()
             self._next_turn = None
         if self._unhandled and not self._must_pause:
-            end = _find_end_of_lines(self._unhandled)
+            end = len(self._unhandled)
+            if self._unhandled.count(b"\n") > _LINES_PER_TURN:
+                end = 0
+                for _ in range(_LINES_PER_TURN):
+                    end = self._unhandled.find(b"\n", end) + 1
             data, self._unhandled = self._unhandled[:end], self._unhandled[end:]
             self._splitter.feed(data)
         loop = asyncio.get_running_loop()
@@ -269,23 +270,11 @@ class StdioHostTransport:
 async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTransport]:
     """Take standard input and output for a transport, and restore them at the end.
 
+    Descriptors 0 and 1 are duplicated, and replaced by an empty file and standard error.
+
     Raises:
         ProtocolFault: They cannot be used.
     """
-    source, sink = _detach_streams()
-    try:
-        transport = StdioHostTransport(source, sink, frame_bytes)
-        await transport.open()
-        try:
-            yield transport
-        finally:
-            await transport.close()
-    finally:
-        _restore_streams(source, sink)
-
-
-def _detach_streams() -> tuple[int, int]:
-    """Duplicate descriptors 0 and 1, and replace them by an empty file and standard error."""
     # Python sets these to None if the descriptors were closed at the start; their numbers may belong to other files
     # now.
     if sys.__stdin__ is None or sys.__stdout__ is None:
@@ -296,30 +285,23 @@ def _detach_streams() -> tuple[int, int]:
     os.dup2(null, 0)
     os.dup2(null if sys.__stderr__ is None else 2, 1)
     os.close(null)
-    return source, sink
-
-
-def _restore_streams(source: int, sink: int) -> None:
-    if sys.__stdout__ is not None:
+    try:
+        transport = StdioHostTransport(source, sink, frame_bytes)
+        await transport.open()
+        try:
+            yield transport
+        finally:
+            await transport.close()
+    finally:
         sys.__stdout__.flush()
-    for descriptor, number in ((source, 0), (sink, 1)):
-        # The event loop made them non-blocking, for every process that shares them.
-        os.set_blocking(descriptor, True)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+        for descriptor, number in ((source, 0), (sink, 1)):
+            # The event loop made them non-blocking, for every process that shares them.
+            os.set_blocking(descriptor, True)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 def _is_pollable(descriptor: int) -> bool:
     """Tell whether a descriptor has to be waited for; a regular file is always ready."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
-
-
-def _find_end_of_lines(data: bytes) -> int:
-    """Return the index behind the first lines, as many as are handled in one turn."""
-    if data.count(b"\n") <= _LINES_PER_TURN:
-        return len(data)
-    end = 0
-    for _ in range(_LINES_PER_TURN):
-        end = data.find(b"\n", end) + 1
-    return end
