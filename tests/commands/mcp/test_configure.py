@@ -104,7 +104,7 @@ def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
         (["add", "a b", "--", "sh"], ["'a b' is not a valid name of a server"]),
         (["add", "a/../b", "--", "sh"], ["is not a valid name of a server"]),
         (["add", "x" * 65, "--", "sh"], ["is not a valid name of a server"]),
-        (["add", "a\x1b[2J", "--", "sh"], ["'a\\x1b[2J' is no name"]),
+        (["add", "a\x1b[2J", "--", "sh"], ["'a\\x1b[2J' is not a valid name"]),
         (["add", "s", "sh", "-x"], ["No such option '-x'", "come after --"]),
         (["add", "s", "--nope", "--", "sh"], ["No such option '--nope'"]),
         (["add", "s", "-e", "KEY", "--", "sh"], ["-e takes NAME=VALUE"]),

@@ -171,7 +171,7 @@ def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_pa
     assert "stderr: FATAL: API_KEY is missing" in parts["dies"]
     assert "what to do: it ended by itself" in parts["dies"]
     assert "startup_timeout_sec" in parts["mute"]
-    assert "what to do: it speaks another version" in parts["version"]
+    assert "what to do: it uses another version" in parts["version"]
     assert "address: http://…@127.0.0.1:9/mcp?…" in parts["away"]
     assert "what to do: " in parts["away"]
     assert "the variable NOT_SET_HERE is not set" in parts["open"]

@@ -197,7 +197,7 @@ def test_a_server_of_the_user_needs_no_consent(tmp_path: Path) -> None:
     configured(user_file(), {"mine": row()})
     done = run("mcp", "trust", "mine", cwd=tmp_path)
     assert done.returncode == 0
-    assert "which is yours: it needs no consent" in done.stdout
+    assert "is your own file: it needs no consent" in done.stdout
     assert "no server of this project that waits" in run("mcp", "trust", cwd=tmp_path).stdout
 
 

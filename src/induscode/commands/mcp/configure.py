@@ -89,8 +89,28 @@ def add(
     ${VARIABLE} in a value is taken from the environment when the server is started. Adding a server to the project is
     consent to it. It is started once, as a check.
     """
+    from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
+
     fields = build_fields(target, options["transport"], options["header"], options["env"])
-    fields |= _build_behaviour(options)
+    for option, key in (("timeout", "tool_timeout_sec"), ("startup_timeout", "startup_timeout_sec")):
+        if options[option] is None:
+            continue
+        try:
+            number = float(options[option])
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number <= 0:
+            flag = f"--{option.replace('_', '-')}"
+            raise click.UsageError(f"{flag} takes seconds, a number above 0, not {options[option]!r}", context)
+        fields[key] = int(number) if number.is_integer() else number
+    for key in ("include_tools", "exclude_tools"):
+        names = split_list(options[key])
+        if names:
+            fields[key] = [*names]
+    if options["required"]:
+        fields["required"] = True
+    if options["start"]:
+        fields["start"] = options["start"]
     where = cast("Scope", scope or "user")
     return _add_server(context, name, fields, where, replace=replace, check=not no_check)
 
@@ -123,8 +143,10 @@ def add_json(
 def _add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
-    cwd = read_invocation(context).cwd
-    path = own_config_path(scope, cwd)
+    from induscode.deck.mcp.config import discover_mcp_config  # noqa: PLC0415 — after a change
+
+    invocation = read_invocation(context)
+    path = own_config_path(scope, invocation.cwd)
     row = parse_server_row(name, fields, path, scope)
     with edit_own_config(path, private=scope == "user") as config:
         if name in config.rows() and not replace:
@@ -134,12 +156,12 @@ def _add_server(
     if scope == "project":
         give_consent(row)
     _print_warnings(row, scope)
-    other = _find_overriding_file(cwd, name, path)
+    files = [used.origin.file for used in discover_mcp_config(invocation.cwd).rows if used.id == name]
+    other = next((file for file in files if file != os.path.abspath(path)), None)
     if other is not None:
         print_status(f"{other} has a server {name!r} as well, and that one is used")
-    elif check:
-        return _check_server(read_invocation(context), name)
-    return 0
+        return 0
+    return _check_server(invocation, name) if check else 0
 
 
 def _check_server(invocation: Invocation, name: str) -> int:
@@ -195,48 +217,6 @@ def _print_warnings(row: ServerRow, scope: Scope) -> None:
     if isinstance(config, StdioServerConfig):
         if not _REFERENCE.search(config.command) and shutil.which(config.command) is None:
             print_status(f"the command {config.command!r} is not on PATH: indus mcp doctor {row.id}")
-
-
-def _build_behaviour(options: dict[str, Any]) -> JsonObject:
-    from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
-
-    fields: JsonObject = {}
-    seconds = (("timeout", "tool_timeout_sec"), ("startup_timeout", "startup_timeout_sec"))
-    for option, key in seconds:
-        if options[option] is not None:
-            fields[key] = _parse_seconds(option, options[option])
-    for key in ("include_tools", "exclude_tools"):
-        names = split_list(options[key])
-        if names:
-            fields[key] = [*names]
-    if options["required"]:
-        fields["required"] = True
-    if options["start"]:
-        fields["start"] = options["start"]
-    return fields
-
-
-def _parse_seconds(option: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number <= 0:
-        name = option.replace("_", "-")
-        raise click.UsageError(
-            f"--{name} takes seconds, a number above 0, not {text!r}", click.get_current_context(silent=True)
-        )
-    return int(number) if number.is_integer() else number
-
-
-def _find_overriding_file(cwd: str, name: str, path: str) -> str | None:
-    """Find another file whose server of this name is used instead."""
-    from induscode.deck.mcp.config import discover_mcp_config  # noqa: PLC0415 — after a change
-
-    for row in discover_mcp_config(cwd).rows:
-        if row.id == name and os.path.abspath(path) != row.origin.file:
-            return row.origin.file
-    return None
 
 
 # -- remove, enable, disable ------------------------------------------------------------------

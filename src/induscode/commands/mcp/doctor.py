@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
-    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
@@ -105,7 +105,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     Each trusted server is started once, on its own; the ledger stays the same. Also listed: jobs that a crashed run of
     indus left running.
     """
-    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — for `doctor`
+    from indusagi.capabilities.receipts import end_leftover, find_leftover_jobs  # noqa: PLC0415 — for `doctor`
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — for `doctor`
 
     plan = load_plan(read_invocation(context))
@@ -116,11 +116,16 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     async def work(_: CancelToken) -> int:
         from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
 
+        from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
+        from induscode.deck.mcp.boot import find_started_before  # noqa: PLC0415 — brings the bridge
         from induscode.deck.mcp.store.pins import read_pins  # noqa: PLC0415 — brings the ledger
 
+        # A server that never came up before has the longer limit of a first start.
+        history = StartHistory()
         async with opened_store() as store:
             pins = await read_pins(store, plan.configs.values())
-            history = await _read_history(store, plan)
+            for config in await find_started_before(store, plan.configs.values()):
+                history.record_up(config)
         async with create_task_group() as tasks:
             for findings in examined:
                 if findings.name in plan.configs:
@@ -136,16 +141,28 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     print_notes(installation)
     _print_report(plan, examined, leftovers, as_json=as_json)
     if end_leftovers:
-        leftovers = _end_leftovers(leftovers)
+        remaining: list[Receipt] = []
+        for job in leftovers:
+            if end_leftover(job):
+                print_line(f"ended: process {job.pid}")
+            else:
+                print_status(f"process {job.pid} could not be ended")
+                remaining.append(job)
+        leftovers = remaining
     unwell = any(findings.remedy for findings in examined) or leftovers or installation
     return _UNWELL if unwell else 0
 
 
 def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
     config = plan.configs.get(row.id, row.config)
-    findings = _Findings(
-        row.id, name_transport(config), row.origin.file, plan.consent[row.id], _format_target(row, config)
-    )
+    if isinstance(config, StdioServerConfig):
+        path = shutil.which(config.command)
+        if path is None and config.cwd is not None:
+            path = shutil.which(os.path.join(config.cwd, config.command))
+        target = f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
+    else:
+        target = format_url(row)
+    findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     state = plan.state_of(row)
     if state in {"untrusted", "changed"}:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
@@ -156,27 +173,6 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         findings.fault = "; ".join(note.message for note in plan.notes if note.owner.startswith(owner))
         findings.remedy = "set the variable, or write a default into the row: ${NAME:-default}"
     return findings
-
-
-def _format_target(row: ServerRow, config: ServerConfig) -> str:
-    """Format the address of a server, or the program that its command starts."""
-    if not isinstance(config, StdioServerConfig):
-        return format_url(row)
-    path = shutil.which(config.command)
-    if path is None and config.cwd is not None:
-        path = shutil.which(os.path.join(config.cwd, config.command))
-    return f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
-
-
-async def _read_history(store: ThreadedStore, plan: ServerPlan) -> StartHistory:
-    """Read which servers came up before; the others have the longer limit of a first start."""
-    from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
-    from induscode.deck.mcp.boot import find_started_before  # noqa: PLC0415 — as above
-
-    history = StartHistory()
-    for config in await find_started_before(store, plan.configs.values()):
-        history.record_up(config)
-    return history
 
 
 async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory) -> None:
@@ -197,13 +193,23 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
         await endpoint.open()
         findings.latency_ms = round((clock() - started) * 1000)
         findings.handshake = "done"
-        _add_server_facts(findings, endpoint)
+        facts = endpoint.facts
+        if facts is not None:
+            findings.era, findings.version = facts.era, facts.version
+            info = facts.server_info
+            if info is not None:
+                findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
         listed = await endpoint.list_tools()
         findings.tools = len(listed)
         _add_disabled_tools(findings, listed, pins)
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
-        _add_fault(findings, config, fault)
+        connected = findings.handshake == "done"
+        findings.handshake = "done" if connected else "failed"
+        findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
+        findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
+        advice = advise(findings.name, config, fault, os.environ, connected=connected)
+        findings.remedy, findings.notes = advice.remedy, advice.notes
     finally:
         await endpoint.close()
 
@@ -229,26 +235,6 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
         findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
 
 
-def _add_server_facts(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
-    facts = endpoint.facts
-    if facts is None:
-        return
-    findings.era, findings.version = facts.era, facts.version
-    info = facts.server_info
-    if info is not None:
-        findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
-
-
-def _add_fault(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:
-    connected = findings.handshake == "done"
-    if not connected:
-        findings.handshake = "failed"
-    findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
-    findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
-    advice = advise(findings.name, config, fault, os.environ, connected=connected)
-    findings.remedy, findings.notes = advice.remedy, advice.notes
-
-
 # -- the report -------------------------------------------------------------------------------
 
 
@@ -263,47 +249,30 @@ def _print_report(
     if not examined:
         print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
     for findings in examined:
-        _print_findings(findings)
+        print_line(f"{findings.name} ({findings.transport}, {findings.file})")
+        lines = [f"trust: {findings.trust}"]
+        lines.append(f"{'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
+        lines += [f"WARNING: {warning}" for warning in findings.warnings]
+        lines.append(f"handshake: {findings.handshake}")
+        if findings.handshake == "done":
+            lines.append(f"protocol: {findings.version} ({findings.era}), server: {findings.server or 'says no name'}")
+            lines.append(f"tools: {'not listed' if findings.tools is None else findings.tools}")
+            lines.append(f"latency: {findings.latency_ms} ms")
+        lines += [f"stderr: {line}" for line in findings.stderr]
+        lines += [f"note: {note}" for note in findings.notes]
+        lines += [
+            f"tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}" for tool in findings.disabled
+        ]
+        if findings.fault is not None:
+            lines.append(f"fault: {findings.fault}")
+        if findings.remedy is not None:
+            lines.append(f"what to do: {findings.remedy}")
+        for line in lines:
+            print_line(f"  {line}")
     for job in leftovers:
         print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:
         print_line("  what to do: indus mcp doctor --end-leftovers")
-
-
-def _print_findings(findings: _Findings) -> None:
-    print_line(f"{findings.name} ({findings.transport}, {findings.file})")
-    print_line(f"  trust: {findings.trust}")
-    print_line(f"  {'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
-    for warning in findings.warnings:
-        print_line(f"  WARNING: {warning}")
-    print_line(f"  handshake: {findings.handshake}")
-    if findings.handshake == "done":
-        print_line(f"  protocol: {findings.version} ({findings.era}), server: {findings.server or 'says no name'}")
-        print_line(f"  tools: {'not listed' if findings.tools is None else findings.tools}")
-        print_line(f"  latency: {findings.latency_ms} ms")
-    for line in findings.stderr:
-        print_line(f"  stderr: {line}")
-    for note in findings.notes:
-        print_line(f"  note: {note}")
-    for tool in findings.disabled:
-        print_line(f"  tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}")
-    if findings.fault is not None:
-        print_line(f"  fault: {findings.fault}")
-    if findings.remedy is not None:
-        print_line(f"  what to do: {findings.remedy}")
-
-
-def _end_leftovers(leftovers: Sequence[Receipt]) -> list[Receipt]:
-    from indusagi.capabilities.receipts import end_leftover  # noqa: PLC0415 — for `doctor`
-
-    left: list[Receipt] = []
-    for job in leftovers:
-        if end_leftover(job):
-            print_line(f"ended: process {job.pid}")
-        else:
-            print_status(f"process {job.pid} could not be ended")
-            left.append(job)
-    return left
 
 
 # -- logs -------------------------------------------------------------------------------------
@@ -322,14 +291,30 @@ def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: o
 
     The ledger keeps this, without any known secret.
     """
-    rows: list[Row] = []
 
     async def work(_: CancelToken) -> int:
         async with opened_store() as store:
-            rows.extend(await _read_entries(store, name, limit))
+            rows = await _read_entries(store, name, limit)
         if not rows:
             find_row(load_plan(read_invocation(context)), name)
-        _print_entries(name, rows, as_json=as_json)
+        entries: list[JsonObject] = [
+            {
+                "at": row.at,
+                "run": row.run,
+                "event": row.op,
+                "subject": row.facts.get("subject", ""),
+                "detail": row.facts.get("detail", ""),
+            }
+            for row in rows
+        ]
+        if as_json:
+            write_json({"server": name, "entries": entries})
+            return 0
+        for entry in entries:
+            for line in str(entry["detail"]).split("\n"):
+                print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+        if not entries:
+            print_line(f"Nothing has happened at server {name!r} yet.")
         return 0
 
     return run_until_signal(work)
@@ -344,24 +329,3 @@ async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence
         if len(events) >= limit:
             break
     return events[-limit:]
-
-
-def _print_entries(name: str, rows: Sequence[Row], *, as_json: bool) -> None:
-    entries: list[JsonObject] = [
-        {
-            "at": row.at,
-            "run": row.run,
-            "event": row.op,
-            "subject": row.facts.get("subject", ""),
-            "detail": row.facts.get("detail", ""),
-        }
-        for row in rows
-    ]
-    if as_json:
-        write_json({"server": name, "entries": entries})
-        return
-    for entry in entries:
-        for line in str(entry["detail"]).split("\n"):
-            print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
-    if not entries:
-        print_line(f"Nothing has happened at server {name!r} yet.")

@@ -34,17 +34,15 @@ from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.config.dialects import Dialect, RawRow
     from induscode.deck.mcp.config.rows import Scope, ServerRow
 
 _TEXTS = ("command", "url", "cwd", "proxy")
-_LISTS = ("args",)
 _MAPS = ("env", "environment", "headers", "http_headers")
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_OURS = re.compile(r"\$\{")
 _BARE = re.compile(rf"(?<!\$)\$({_NAME})")
 _EDITOR = re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}")
 _BRACES = re.compile(r"\{(env|file):([^}]*)\}")
@@ -120,41 +118,37 @@ def _translate_server(name: str, fields: JsonValue, origin: Origin, dialect: Dia
         raise InvalidRowError("it is not an object")
     if is_switched_off(fields):
         raise InvalidRowError("it is switched off in its file")
-    translate = _build_translator(dialect.expansion, find_project_dir(origin))
-    ours = {key: _translate_field(key, value, translate) for key, value in fields.items()}
+    rule, folder = dialect.expansion, find_project_dir(origin)
+    ours: JsonObject = {}
+    for key, value in fields.items():
+        if key in _TEXTS:
+            ours[key] = _translate_variables(value, rule, folder)
+        elif key == "args" and isinstance(value, list):
+            ours[key] = [_translate_variables(item, rule, folder) for item in value]
+        elif key in _MAPS and is_json_object(value):
+            ours[key] = {part: _translate_variables(item, rule, folder) for part, item in value.items()}
+        else:
+            ours[key] = value
     row = parse_row(name, ours, replace(origin, dialect="indus"), expansion="shell")
     return ForeignServer(row, ours, origin)
 
 
-def _translate_field(key: str, value: JsonValue, translate: Callable[[str], str]) -> JsonValue:
-    """Translate the variables of a field into our syntax; values other than text stay the same."""
-    if key in _TEXTS and isinstance(value, str):
-        return translate(value)
-    if key in _LISTS and isinstance(value, list):
-        return [translate(item) if isinstance(item, str) else item for item in value]
-    if key in _MAPS and is_json_object(value):
-        return {name: translate(item) if isinstance(item, str) else item for name, item in value.items()}
-    return value
-
-
-def _build_translator(rule: str, folder: str) -> Callable[[str], str]:
-    def editor(text: str) -> str:
-        return _EDITOR.sub(lambda match: _translate_editor_variable(match[1], match[2], folder), text)
-
-    def braces(text: str) -> str:
-        return _BRACES.sub(_translate_braces, _require_literal(text))
-
-    def dollar(text: str) -> str:
-        return _BARE.sub(r"${\1}", text)
-
-    return {"editor": editor, "braces": braces, "dollar": dollar, "none": _require_literal}.get(rule, lambda text: text)
-
-
-def _require_literal(text: str) -> str:
-    """Accept a text without a variable in our syntax."""
-    if _OURS.search(text):
+def _translate_variables(value: JsonValue, rule: str, folder: str) -> JsonValue:
+    """Translate the variables of a text from the syntax `rule` into ours; other values stay the same."""
+    if not isinstance(value, str):
+        return value
+    if rule in {"braces", "none"} and "${" in value:
         raise UntranslatableError("it has ${…} in it, which would be taken for a variable")
-    return text
+    if rule == "dollar":
+        return _BARE.sub(r"${\1}", value)
+    if rule == "editor":
+        return _EDITOR.sub(lambda match: _translate_editor_variable(match[1], match[2], folder), value)
+    if rule == "braces":
+        file = next((match[2] for match in _BRACES.finditer(value) if match[1] == "file"), None)
+        if file is not None:
+            raise UntranslatableError(f"it needs the content of the file {file!r}")
+        return _BRACES.sub(r"${\2}", value)
+    return value
 
 
 def _translate_editor_variable(kind: str, name: str | None, folder: str) -> str:
@@ -170,12 +164,6 @@ def _translate_editor_variable(kind: str, name: str | None, folder: str) -> str:
         return os.sep
     what = f"the input {name!r}, which an editor asks for" if kind == "input" else f"${{{kind}}}"
     raise UntranslatableError(f"it needs {what}")
-
-
-def _translate_braces(match: re.Match[str]) -> str:
-    if match[1] == "file":
-        raise UntranslatableError(f"it needs the content of the file {match[2]!r}")
-    return f"${{{match[2]}}}"
 
 
 def discover_foreign(
@@ -252,38 +240,36 @@ def command(
     cwd = read_invocation(context).cwd
     whose = cast("Scope", scope or "user")
     path = own_config_path(whose, cwd)
-    servers, notes = _read_sources(context, sources, cwd)
-    print_notes(notes)
-    candidates = _compare_servers(servers, read_own_config(path).rows())
-    if as_json:
-        write_json({"file": path, "servers": [one.as_json() for one in candidates]})
-    else:
-        _print_candidates(candidates)
-    if dry_run:
-        return 0
-    wanted = [one.server for one in candidates if not one.conflict and _ask_copy(one.server, yes=yes)]
-    if wanted:
-        _copy_servers(path, whose, wanted, quiet=as_json)
-    return 0
-
-
-def _read_sources(
-    context: click.Context, sources: Sequence[str], cwd: str
-) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
-    programs = [one for one in sources if one in PROGRAMS] if sources else PROGRAMS
+    programs = [source for source in sources if source in PROGRAMS] if sources else PROGRAMS
     servers, notes = discover_foreign(programs, cwd, os.environ)
-    servers, notes = list(servers), list(notes)
     for source in sources:
         if source in PROGRAMS:
             continue
-        path = os.path.join(cwd, os.path.expanduser(source))
-        if not os.path.isfile(path):
+        file = os.path.join(cwd, os.path.expanduser(source))
+        if not os.path.isfile(file):
             message = f"--from {source!r} is neither a file nor one of {', '.join(PROGRAMS)}"
             raise click.UsageError(message, context)
-        more, remarks = read_foreign(path, "given", cwd)
-        servers.extend(more)
-        notes.extend(remarks)
-    return servers, notes
+        more, remarks = read_foreign(file, "given", cwd)
+        servers, notes = [*servers, *more], [*notes, *remarks]
+    print_notes(notes)
+    candidates = _compare_servers(servers, read_own_config(path).rows())
+    rows = [candidate.as_json() for candidate in candidates]
+    if as_json:
+        write_json({"file": path, "servers": rows})
+    elif rows:
+        heads = ("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE")
+        cells = [{**row, "conflict": row["conflict"] or "-"} for row in rows]
+        print_table(heads, [[row[head.lower()] for head in heads] for row in cells])
+    else:
+        print_line("No servers were found.")
+    if dry_run:
+        return 0
+    wanted = [
+        candidate.server for candidate in candidates if not candidate.conflict and _ask_copy(candidate.server, yes=yes)
+    ]
+    if wanted:
+        _copy_servers(path, whose, wanted, quiet=as_json)
+    return 0
 
 
 def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) -> list[_Candidate]:
@@ -305,24 +291,6 @@ def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonOb
             conflict = "another of this name is there"
         candidates.append(_Candidate(server, conflict))
     return candidates
-
-
-def _print_candidates(candidates: Sequence[_Candidate]) -> None:
-    if not candidates:
-        print_line("No servers were found.")
-        return
-    rows = [
-        (
-            one.server.name,
-            one.server.origin.dialect,
-            name_transport(one.server.row.config),
-            one.secrets,
-            one.conflict or "-",
-            one.server.origin.file,
-        )
-        for one in candidates
-    ]
-    print_table(("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE"), rows)
 
 
 def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
@@ -22,7 +22,7 @@ from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
 
 _NAMED = 3
@@ -50,74 +49,76 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
-    status: dict[str, EndpointStatus] = {}
-    tools: dict[str, int] = {}
-    disabled: dict[str, Sequence[DisabledTool]] = {}
+    states = _read_states(plan, check=not no_check)
+    rows = [_build_row(row, plan, states) for row in plan.rows]
+    rows += _list_switched_off(invocation)
+    # The table says as much as the notes about servers that are not started.
+    print_notes(note for note in plan.notes if not note.message.startswith(("not started", "switched off")))
+    if as_json:
+        write_json({"servers": rows})
+    elif not rows:
+        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+    else:
+        keys = ("name", "transport", "phase", "tools", "scope", "message")
+        cells = [["-" if row[key] is None else row[key] for key in keys] for row in rows]
+        print_table(tuple(key.upper() for key in keys), cells)
+    return 0
 
-    async def read_states(_: CancelToken) -> int:
+
+class _States(NamedTuple):
+    """The states of servers by their ids."""
+
+    status: dict[str, EndpointStatus]
+    """Of the connected ones."""
+    tools: dict[str, int]
+    """How many tools each had when it was last seen."""
+    disabled: dict[str, Sequence[DisabledTool]]
+    """The tools of each that were disabled when it was last seen."""
+
+
+def _read_states(plan: ServerPlan, *, check: bool) -> _States:
+    """Read the states of servers from the ledger, with `check` after connecting to each.
+
+    Raises:
+        click.exceptions.Exit: A signal ended it.
+    """
+    states = _States({}, {}, {})
+
+    async def read_all(_: CancelToken) -> int:
+        from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
+        from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
+        from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
+
         async with opened_store() as store:
-            if not no_check:
+            if check:
                 from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
 
                 mcp = await attach_servers(plan, store, START_ONCE)
                 try:
-                    status.update(mcp.status())
+                    states.status.update(mcp.status())
                 finally:
                     await mcp.aclose()
-            tools.update(await _count_known_tools(plan, store))
             # The last listing is in the ledger by now.
-            disabled.update(await _read_disabled(plan, store))
+            for row in await store.latest("list"):
+                config = plan.configs.get(str(row.facts.get("server")))
+                if config is not None and row.facts.get("identity") == server_identity(config):
+                    states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
+            states.disabled.update(await read_disabled_tools(store, plan.configs.values()))
         return 0
 
-    code = run_until_signal(read_states) if plan.configs else 0
+    code = run_until_signal(read_all) if plan.configs else 0
     if code:
-        return code
-    rows = [_build_row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows]
-    rows += _list_switched_off(invocation)
-    print_notes(note for note in plan.notes if _is_news(note.message))
-    _print_rows(rows, as_json=as_json)
-    return 0
+        raise click.exceptions.Exit(code)
+    return states
 
 
-def _is_news(message: str) -> bool:
-    """Return whether a note says more than the table."""
-    return not message.startswith(("not started", "switched off"))
-
-
-async def _read_disabled(plan: ServerPlan, store: LedgerStore) -> Mapping[str, Sequence[DisabledTool]]:
-    """Read the tools of each server that were disabled when it was last seen."""
-    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
-
-    return await read_disabled_tools(store, plan.configs.values())
-
-
-async def _count_known_tools(plan: ServerPlan, store: object) -> Mapping[str, int]:
-    """Count the tools that each server had when it was last seen."""
-    from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
-    from induscode.deck.mcp.store import ThreadedStore  # noqa: PLC0415 — loaded with the ledger
-    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
-
-    assert isinstance(store, ThreadedStore)
-    identities = {server: server_identity(config) for server, config in plan.configs.items()}
-    return {
-        server: len(filter_texts(row.facts.get("tools")))
-        for row in await store.latest("list")
-        if (server := str(row.facts.get("server"))) in identities and row.facts.get("identity") == identities[server]
-    }
-
-
-def _build_row(
-    row: ServerRow,
-    plan: ServerPlan,
-    status: EndpointStatus | None,
-    tools: Mapping[str, int],
-    disabled: Sequence[DisabledTool] = (),
-) -> JsonObject:
+def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
+    status, disabled = states.status.get(row.id), states.disabled.get(row.id, ())
     state = plan.state_of(row)
     fault: JsonValue = None
     phase = "unchecked" if state == "startable" else str(state)
     message = STATE_REMEDIES[state].format(row.id) if state != "startable" else ""
-    count = tools.get(row.id)
+    count = states.tools.get(row.id)
     waiting = state in {"untrusted", "changed"}
     if waiting:
         message = " ".join([message, *(f"WARNING: {warning}" for warning in list_secret_warnings(row))])
@@ -182,17 +183,6 @@ def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
     ]
 
 
-def _print_rows(rows: Sequence[JsonObject], *, as_json: bool) -> None:
-    if as_json:
-        write_json({"servers": rows})
-    elif not rows:
-        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
-    else:
-        keys = ("name", "transport", "phase", "tools", "scope", "message")
-        cells = [["-" if row[key] is None else row[key] for key in keys] for row in rows]
-        print_table(tuple(key.upper() for key in keys), cells)
-
-
 @flags("--mcp", "--cwd")
 @click.command("get")
 @click.argument("name", shell_complete=complete_server)
@@ -210,53 +200,26 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         facts = off
     else:
         row = find_row(plan, name)
-        tools, disabled = _read_known(plan, name)
-        facts = {**_build_row(row, plan, None, {}, disabled), "dialect": row.origin.dialect}
+        states = _read_states(plan.narrow([name]), check=False)
+        facts = {**_build_row(row, plan, states), "dialect": row.origin.dialect}
         facts |= {"consent": plan.consent[row.id], **build_config_facts(row)}
-        facts |= {"variables": [*row.secrets], "tools": tools, **build_reference_facts(row)}
+        facts |= {"variables": [*row.secrets], **build_reference_facts(row)}
     if as_json:
         write_json(facts)
         return 0
     for key, value in facts.items():
-        if key == "references" and isinstance(value, list):
-            for one in value:
-                print_line(f"reference: {_format_reference(one)}")
-        elif key == "disabled" and isinstance(value, list):
-            for one in value:
-                print_line(f"disabled: {_format_disabled_tool(one)}")
+        if key in {"references", "disabled"}:
+            for item in cast("list[JsonObject]", value):
+                if key == "references":
+                    secret = " (looks like a secret)" if item["looksSecret"] else ""
+                    print_line(f"reference: {item['written']} in {item['place']}, for {item['recipient']}{secret}")
+                else:
+                    tool, reason, approve = (_format_value(item[part]) for part in ("name", "reason", "approve"))
+                    print_line(f"disabled: {tool} ({reason}); approve: {approve}")
         elif value not in (None, "", []):
             text = ", ".join(map(_format_value, value)) if isinstance(value, list) else _format_value(value)
             print_line(f"{key}: {text}")
     return 0
-
-
-def _format_reference(value: JsonValue) -> str:
-    assert isinstance(value, dict)
-    secret = " (looks like a secret)" if value["looksSecret"] else ""
-    return f"{value['written']} in {value['place']}, for {value['recipient']}{secret}"
-
-
-def _format_disabled_tool(value: JsonValue) -> str:
-    assert isinstance(value, dict)
-    return (
-        f"{_format_value(value['name'])} ({_format_value(value['reason'])}); approve: {_format_value(value['approve'])}"
-    )
-
-
-def _read_known(plan: ServerPlan, name: str) -> tuple[int | None, Sequence[DisabledTool]]:
-    """Read from the ledger how many tools a server had, and which of them are disabled."""
-    tools: dict[str, int] = {}
-    disabled: dict[str, Sequence[DisabledTool]] = {}
-
-    async def read_states(_: CancelToken) -> int:
-        async with opened_store() as store:
-            tools.update(await _count_known_tools(plan, store))
-            disabled.update(await _read_disabled(plan, store))
-        return 0
-
-    if name in plan.configs:
-        run_until_signal(read_states)
-    return tools.get(name), disabled.get(name, ())
 
 
 def _format_value(value: JsonValue) -> str:

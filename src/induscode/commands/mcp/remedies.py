@@ -55,11 +55,21 @@ def advise(
 ) -> Advice:
     """Choose the remedy of a fault of a start or, once `connected`, of the listing after it."""
     notes: list[str] = []
-    damage = _find_damage(config, fault, environ)
     if isinstance(config, StdioServerConfig):
-        notes.extend(_compare_environments(config, fault, environ))
-    if damage is not None:
-        return Advice(damage, notes)
+        from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
+
+        output = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
+        names = find_withheld(environ, config.env, output)
+        if names:
+            more = len(names) - _SHOWN_NAMES
+            shown = ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+            notes.append(
+                f"set in this shell and not passed on to it: {shown}; if it needs one, name it in "
+                'its row: "env_vars": ["NAME"]'
+            )
+        damage = _find_damage(config, fault, environ)
+        if damage is not None:
+            return Advice(damage, notes)
     if fault.detail.rpc_code is not None and fault.detail.http_status is None:
         return Advice(_OWN_ERROR.format(name), notes)
     if fault.detail.stdout and fault.detail.reason in {None, "exited", "closed", "malformed"}:
@@ -70,53 +80,27 @@ def advise(
     return Advice(remedy.format(name), notes)
 
 
-def _compare_environments(config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> Sequence[str]:
-    """List the variables of this shell that the server does not get and may need."""
-    from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
-
-    output = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
-    names = find_withheld(environ, config.env, output)
-    if not names:
-        return ()
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    more = len(names) - _SHOWN_NAMES
-    shown += f" and {more} more" if more > 0 else ""
-    return (
-        f"set in this shell and not passed on to it: {shown}; if it needs one, name it in "
-        'its row: "env_vars": ["NAME"]',
-    )
-
-
-def _find_damage(config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> str | None:
+def _find_damage(config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> str | None:
     """Recognise the damaged cache of a package manager, and return the command that repairs it."""
-    if not isinstance(config, StdioServerConfig):
-        return None
     from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
     from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
     output = (*fault.detail.stderr, *fault.detail.stdout)
     known = None if manager is None else manager.name
-    damage = find_cache_damage(output, known, _find_package(config.args))
+    # The package is the first word after the subcommand that is not an option.
+    words = [word for word in config.args if word not in {"run", "tool", "exec", "x", "dlx"}]
+    package = next((word for word in words if not word.startswith("-") and "=" not in word), "")
+    damage = find_cache_damage(output, known, package.rpartition("@")[0] or package)
     if damage is not None:
         return f"{damage.cause}; mend it: {damage.command}"
     if known in {"npx", "npm"} and fault.kind in {"timeout", "spawn_failed"}:
-        locks = _find_npx_locks({**environ, **config.env})
+        # The cache of npm: https://docs.npmjs.com/cli/using-npm/config#cache
+        variables = {**environ, **config.env}
+        cache = variables.get("npm_config_cache") or variables.get("NPM_CONFIG_CACHE")
+        folder = cache or os.path.join(variables.get("HOME", os.path.expanduser("~")), ".npm")
+        locks = sorted(glob.glob(os.path.join(glob.escape(folder), "_npx", "*", "concurrency.lock")))
         if locks:
             folders = " ".join(shlex.quote(os.path.dirname(path)) for path in locks)
             return f"npx left a lock behind when it was killed; mend it: rm -rf {folders}"
     return None
-
-
-def _find_package(args: Sequence[str]) -> str:
-    """Find the package that a package manager runs: the first word that is not an option."""
-    words = [word for word in args if word not in {"run", "tool", "exec", "x", "dlx"}]
-    package = next((word for word in words if not word.startswith("-") and "=" not in word), "")
-    return package.rpartition("@")[0] or package
-
-
-def _find_npx_locks(environ: Mapping[str, str]) -> Sequence[str]:
-    """Find the locks of npx in the cache of npm (https://docs.npmjs.com/cli/using-npm/config#cache)."""
-    cache = environ.get("npm_config_cache") or environ.get("NPM_CONFIG_CACHE")
-    folder = cache or os.path.join(environ.get("HOME", os.path.expanduser("~")), ".npm")
-    return sorted(glob.glob(os.path.join(glob.escape(folder), "_npx", "*", "concurrency.lock")))

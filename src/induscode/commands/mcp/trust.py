@@ -53,7 +53,13 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
     Exit code 1 if one of them was declined.
     """
     plan = load_plan(read_invocation(context))
-    rows = _select_rows(plan, names)
+    rows = list(plan.untrusted)
+    if names:
+        named = [find_row(plan, name) for name in dict.fromkeys(names)]
+        rows = [row for row in named if row.origin.scope == "project"]
+        for row in named:
+            if row not in rows:
+                print_line(f"{row.id}: {row.origin.file} is your own file: it needs no consent")
     if yes and not names:
         raise click.UsageError("--yes takes the names of the servers to consent to", context)
     if not rows:
@@ -67,16 +73,6 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
     store = TrustStore()
     declined = [row for row in rows if not _ask_consent(store, row, yes=yes)]
     return _DECLINED if declined else 0
-
-
-def _select_rows(plan: ServerPlan, names: Sequence[str]) -> list[ServerRow]:
-    if not names:
-        return list(plan.untrusted)
-    rows = [find_row(plan, name) for name in dict.fromkeys(names)]
-    for row in rows:
-        if row.origin.scope != "project":
-            print_line(f"{row.id}: {row.origin.file} is your own file: it needs no consent")
-    return [row for row in rows if row.origin.scope == "project"]
 
 
 def _ask_consent(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
