@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, TypeAlias, TypeGuard
 
@@ -84,7 +85,7 @@ class ProtocolFault(CoreError):
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restore_fault, (self.kind, self.message, self.__cause__, self.detail)
+        return partial(ProtocolFault, detail=self.detail), (self.kind, self.message, self.__cause__)
 
     @property
     def cause(self) -> BaseException | None:
@@ -93,11 +94,6 @@ class ProtocolFault(CoreError):
 
     def __repr__(self) -> str:
         return f"ProtocolFault({self.kind!r}, {self.message!r})"
-
-
-def _restore_fault(kind: FaultKind, message: str, cause: FaultCause | None, detail: FaultDetail) -> ProtocolFault:
-    """Build a fault that was copied or pickled."""
-    return ProtocolFault(kind, message, cause, detail=detail)
 
 
 def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:

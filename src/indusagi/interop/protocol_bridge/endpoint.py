@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
+from functools import partial
 from typing import Literal, TypeAlias
 
 from indusagi.core.cancel import CancelToken
@@ -41,7 +42,7 @@ from indusagi.interop.protocol_bridge.contract import (
     SlowStart,
     is_terminal_phase,
 )
-from indusagi.interop.protocol_bridge.rpc.connection import OnProgress, RequestOptions
+from indusagi.interop.protocol_bridge.rpc.connection import RequestOptions
 from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError, RequestTimeoutError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
@@ -92,7 +93,6 @@ class ServerEndpointImpl:
         self._policy = policy or StartPolicy()
         self._history = PROCESS_HISTORY if history is None else history
         self._start_watch: StartWatch | None = None
-        self._slow_start: SlowStart | None = None
         self._request_timed_out = asyncio.Event()
         self._config = config
         self._session_factory = session_factory
@@ -144,14 +144,11 @@ class ServerEndpointImpl:
                 if lines:
                     text += f"; the first: {cut_text(clean_text(lines[0])[0].strip(), 200)!r}"
                 notes = (*notes, Note(owner, text))
-        return EndpointStatus(
-            self._config.id,
-            self._phase,
-            len(self._tools or ()),
-            self._fault or self._listing_fault,
-            notes=notes,
-            slow_start=self._slow_start if self._phase is EndpointPhase.CONNECTING else None,
-        )
+        fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None
+        if watch is not None and watch.is_slow and self._phase is EndpointPhase.CONNECTING:
+            slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
+        count = len(self._tools or ())
+        return EndpointStatus(self._config.id, self._phase, count, fault, notes=notes, slow_start=slow_start)
 
     @property
     def _process(self) -> StartedProcess | None:
@@ -197,7 +194,23 @@ class ServerEndpointImpl:
     async def _run(self) -> None:
         """Open, hold and close the connection; the only code that does."""
         try:
-            await self._hold_connection()
+            seen_up = self._history.was_up(self._config) or self._session_factory is not None
+            allowance = self._policy.allow(self._config, seen_up=seen_up)
+            watch = self._start_watch = StartWatch(allowance, partial(self._report, "slow_start"))
+            async with AsyncExitStack() as stack:
+                async with watch.limit():
+                    opening = open_client_session(self._config, self._handlers, self._session_factory, watch)
+                    session = await stack.enter_async_context(opening)
+                self._history.record_up(self._config)
+                session.on_tools_changed = self._tools_changed.set
+                self._session = session
+                self._enter(EndpointPhase.READY)
+                self._settled.set()
+                # The phase changes before any caller learns that its call is lost.
+                session.connection.ended.add_done_callback(lambda ended: self._lose_connection(ended.result()))
+                await self._serve(session)
+                if self._phase is EndpointPhase.READY:
+                    self._enter(EndpointPhase.CLOSING)
         except asyncio.CancelledError:
             if not self._stop.is_set():
                 detail = FaultDetail(server=self._config.id, reason="cancelled")
@@ -213,31 +226,6 @@ class ServerEndpointImpl:
             self._session = None
             self._enter(EndpointPhase.CLOSED if self._fault is None else EndpointPhase.FAULTED)
             self._settled.set()
-
-    async def _hold_connection(self) -> None:
-        seen_up = self._history.was_up(self._config) or self._session_factory is not None
-        allowance = self._policy.allow(self._config, seen_up=seen_up)
-        watch = self._start_watch = StartWatch(allowance, self._report_slow_start)
-        async with AsyncExitStack() as stack:
-            async with watch.limit():
-                opening = open_client_session(self._config, self._handlers, self._session_factory, watch)
-                session = await stack.enter_async_context(opening)
-            self._history.record_up(self._config)
-            session.on_tools_changed = self._tools_changed.set
-            self._session = session
-            self._enter(EndpointPhase.READY)
-            self._settled.set()
-            # The phase changes before any caller learns that its call is lost.
-            session.connection.ended.add_done_callback(lambda ended: self._lose_connection(ended.result()))
-            await self._serve(session)
-            if self._phase is EndpointPhase.READY:
-                self._enter(EndpointPhase.CLOSING)
-
-    def _report_slow_start(self) -> None:
-        watch = self._start_watch
-        if watch is not None and self._phase is EndpointPhase.CONNECTING:
-            self._slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
-            self._report("slow_start")
 
     def _lose_connection(self, end: TransportEnd) -> None:
         if self._phase is EndpointPhase.READY and not self._stop.is_set():
@@ -367,7 +355,7 @@ class ServerEndpointImpl:
             detail = FaultDetail(server=self._config.id, reason="malformed")
             message = f"server {self._config.id!r}: the arguments of {name!r} must be an object"
             raise ProtocolFault("tool_error", message, detail=detail)
-        progress = None if on_progress is None else _to_progress_callback(on_progress)
+        progress = None if on_progress is None else partial(_report_progress, on_progress)
         try:
             with nullcontext() if cancel is None else cancel.guard():
                 result = await session.call("tools/call", {"name": name, "arguments": arguments}, progress)
@@ -428,11 +416,8 @@ class ServerEndpointImpl:
         return session
 
 
-def _to_progress_callback(on_progress: ProgressSink) -> OnProgress:
-    def report(params: JsonObject) -> None:
-        done, total, message = params.get("progress"), params.get("total"), params.get("message")
-        if isinstance(done, (int, float)):
-            text = clean_text(message)[0] if isinstance(message, str) else ""
-            on_progress(ToolProgress(done, total if isinstance(total, (int, float)) else None, text))
-
-    return report
+def _report_progress(on_progress: ProgressSink, params: JsonObject) -> None:
+    done, total, message = params.get("progress"), params.get("total"), params.get("message")
+    if isinstance(done, (int, float)):
+        text = clean_text(message)[0] if isinstance(message, str) else ""
+        on_progress(ToolProgress(done, total if isinstance(total, (int, float)) else None, text))

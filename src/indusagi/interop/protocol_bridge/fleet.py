@@ -103,11 +103,24 @@ class ServerFleetImpl:
     async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
         """Connect to the servers of a configuration, in place of the present ones.
 
-        Servers in `waiting` are registered and not started.
+        Servers in `waiting` are registered and not started. Notes name invalid servers, and duplicate ids, of which
+        the last counts.
         """
         await self.tear_down()
         self._config, self._waiting = config, dict(waiting or {})
-        by_id, self._notes = _index_servers(config)
+        usable: list[ServerConfig] = []
+        notes: list[Note] = []
+        for number, server in enumerate(config.servers, start=1):
+            problem = find_config_problem(server)
+            if problem is None:
+                usable.append(server)
+            else:
+                notes.append(Note(f"server {number} of the configuration", f"left out: {problem}"))
+        by_id = {server.id: server for server in usable}
+        message = "configured more than once; the last configuration is used"
+        duplicates = [server.id for server in usable if by_id[server.id] is not server]
+        notes.extend(Note(f"server {server!r}", message, "give one another id") for server in duplicates)
+        self._notes = tuple(notes)
         self._supervisors = {
             identity: self._make_supervisor(server, self._waiting.get(identity)) for identity, server in by_id.items()
         }
@@ -355,20 +368,3 @@ async def _close_all(supervisors: Sequence[_ServerSupervisor]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for supervisor in supervisors:
             tasks.create_task(supervisor.close())
-
-
-def _index_servers(config: BridgeConfig) -> tuple[dict[str, ServerConfig], tuple[Note, ...]]:
-    """Return the valid servers by id; notes name invalid ones, and duplicate ids, of which the last counts."""
-    usable: list[ServerConfig] = []
-    notes: list[Note] = []
-    for number, server in enumerate(config.servers, start=1):
-        problem = find_config_problem(server)
-        if problem is None:
-            usable.append(server)
-        else:
-            notes.append(Note(f"server {number} of the configuration", f"left out: {problem}"))
-    by_id = {server.id: server for server in usable}
-    message = "configured more than once; the last configuration is used"
-    duplicates = [server.id for server in usable if by_id[server.id] is not server]
-    notes.extend(Note(f"server {server!r}", message, "give one another id") for server in duplicates)
-    return by_id, tuple(notes)

@@ -46,12 +46,12 @@ async def open_client_session(
         opening = transport_session(injected, config, handlers, _CLIENT_INFO)
     elif injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
-        sdk = await asyncio.to_thread(_load_sdk_transports)
+        sdk, _ = await asyncio.to_thread(_load_sdk)
         opening = sdk.injected_session(config, handlers, _CLIENT_INFO, factory)
     elif config.kind == "stdio":
         opening = _stdio_session(config, handlers, watch)
     else:
-        sdk = await asyncio.to_thread(_load_sdk_transports)
+        sdk, _ = await asyncio.to_thread(_load_sdk)
         opening = sdk.remote_session(config, handlers, _CLIENT_INFO)
     async with opening as session:
         yield session
@@ -70,22 +70,16 @@ async def open_transport(config: ServerConfig, version: Callable[[], str | None]
         finally:
             await transport.close()
     else:
-        raw = await asyncio.to_thread(_load_sdk_raw)
+        _, raw = await asyncio.to_thread(_load_sdk)
         async with raw.remote_transport(config, version) as transport:
             yield transport
 
 
-def _load_sdk_transports():
+def _load_sdk():
     # In a thread and late: loading the SDK takes longer than starting most servers.
-    from indusagi.interop.protocol_bridge.client.sdk import transports  # noqa: PLC0415
+    from indusagi.interop.protocol_bridge.client.sdk import raw, transports  # noqa: PLC0415
 
-    return transports
-
-
-def _load_sdk_raw():
-    from indusagi.interop.protocol_bridge.client.sdk import raw  # noqa: PLC0415 — it loads the SDK too
-
-    return raw
+    return transports, raw
 
 
 @asynccontextmanager

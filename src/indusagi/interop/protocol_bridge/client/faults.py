@@ -50,7 +50,8 @@ def to_protocol_fault(
         exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
     if isinstance(exc, ProtocolFault):
         return exc
-    detail = replace(_detail(exc), server=config.id)
+    kind, known = _classify(exc, config, site)
+    detail = replace(known, server=config.id)
     if site is FaultSite.CALL and (isinstance(exc, ConnectionClosedError) or detail.reason == "closed"):
         detail = replace(detail, reason="outcome_unknown")
     if process is not None:
@@ -61,36 +62,31 @@ def to_protocol_fault(
         message += "; whether the call took effect is unknown"
     if cause := find_cause(detail.stderr):
         message += f" (its stderr: {cause})"
-    if site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
-        message += _quote_stdout(detail)
-    return ProtocolFault(_kind(exc, config, site), message, exc, detail=detail)
+    written = [text for line in detail.stdout if (text := clean_text(line)[0].strip())]
+    if written and site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
+        shown = cut_text(written[0], _SHOWN_LINE)
+        message += f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"
+    return ProtocolFault(kind, message, exc, detail=detail)
 
 
-def _kind(exc: BaseException, config: ServerConfig, site: FaultSite) -> FaultKind:
+def _classify(exc: BaseException, config: ServerConfig, site: FaultSite) -> tuple[FaultKind, FaultDetail]:
+    """Return the kind of the fault, and what the exception itself knows about it."""
     if isinstance(exc, (TimeoutError, RequestTimeoutError)):
-        return "timeout"
-    transport_reason = exc.detail.reason if isinstance(exc, RpcError) and exc.detail else None
-    if isinstance(exc, (VersionMismatchError, InvalidResponseError)) or transport_reason == "malformed":
-        return "protocol"
-    if site is FaultSite.CONNECT:
-        return "spawn_failed" if config.kind == "stdio" else "transport"
-    if isinstance(exc, RpcError) and transport_reason is None:
-        return "protocol" if site is FaultSite.LIST else "tool_error"
-    return "transport"
-
-
-def _detail(exc: BaseException) -> FaultDetail:
-    if isinstance(exc, ConnectionClosedError):
-        return exc.end.detail
-    if isinstance(exc, VersionMismatchError):
-        return FaultDetail(reason="version")
-    if isinstance(exc, InvalidResponseError):
-        return FaultDetail(reason="malformed")
+        return "timeout", FaultDetail()
+    if isinstance(exc, (VersionMismatchError, InvalidResponseError)):
+        return "protocol", FaultDetail(reason="version" if isinstance(exc, VersionMismatchError) else "malformed")
+    detail = exc.end.detail if isinstance(exc, ConnectionClosedError) else FaultDetail()
     if isinstance(exc, RpcError):
         # With a reason, the transport has failed the request, and the code means nothing.
         detail = exc.detail or FaultDetail()
-        return detail if detail.reason else replace(detail, rpc_code=exc.code)
-    return FaultDetail()
+        detail = detail if detail.reason else replace(detail, rpc_code=exc.code)
+        if detail.reason == "malformed":
+            return "protocol", detail
+    if site is FaultSite.CONNECT:
+        return "spawn_failed" if config.kind == "stdio" else "transport", detail
+    if _is_refusal(exc):
+        return "protocol" if site is FaultSite.LIST else "tool_error", detail
+    return "transport", detail
 
 
 def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, subject: str) -> str:
@@ -101,11 +97,25 @@ def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, sub
         FaultSite.CALL: f"the call of {subject!r} failed",
     }[site]
     if isinstance(exc, ConnectionClosedError):
-        return f"{what}: it {_format_end(exc)}"
+        # Some transports know only a status or a reason.
+        text, detail = exc.end.message.strip(), exc.end.detail
+        if not text and detail.http_status is not None:
+            text = f"refused the request (HTTP {detail.http_status})"
+        elif not text:
+            text = "closed the connection" + (f" ({detail.reason})" if detail.reason else "")
+        return f"{what}: it {text}"
     if isinstance(exc, TimeoutError) and not isinstance(exc, StartTimeout):
         return f"{what}: no answer within {config.limits.start_s:g} s"
     if _is_refusal(exc) and site in {FaultSite.CONNECT, FaultSite.LIST}:
-        return f"{what}: {_quote_refusal(exc)}"
+        # `data` has additional information of any type: https://www.jsonrpc.org/specification#error_object.
+        data = exc.data
+        if isinstance(data, dict):
+            data = data.get("message") or data.get("details") or data.get("error")
+        text = clean_text(exc.message)[0].strip() or "an error without a message"
+        more = clean_text(data)[0].strip() if isinstance(data, str) else ""
+        if more and more not in text:
+            text = f"{text}: {more}"
+        return f"{what}: it answered with an error: {cut_text(text, _SHOWN_CHARACTERS)} (code {exc.code})"
     if isinstance(exc, RpcError) and not exc.message.strip():
         return f"{what}: it answered with the error {exc.code} and no message"
     # A message of invisible characters is empty once it is cleaned.
@@ -113,41 +123,6 @@ def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, sub
     return f"{what}: {cut_text(text, _SHOWN_CHARACTERS)}"
 
 
-def _format_end(exc: ConnectionClosedError) -> str:
-    """Say why a connection ended; some transports know only a status or a reason."""
-    message, detail = exc.end.message.strip(), exc.end.detail
-    if message:
-        return message
-    if detail.http_status is not None:
-        return f"refused the request (HTTP {detail.http_status})"
-    return "closed the connection" + (f" ({detail.reason})" if detail.reason else "")
-
-
 def _is_refusal(exc: BaseException) -> TypeGuard[RpcError]:
     """Return whether the server itself responded with an error, and not the transport in its place."""
     return isinstance(exc, RpcError) and (exc.detail is None or exc.detail.reason is None)
-
-
-def _quote_refusal(exc: RpcError) -> str:
-    """Quote the error of a server: its message, its code, and the text in `data`.
-
-    `data` has additional information of any type: https://www.jsonrpc.org/specification#error_object.
-    """
-    text = clean_text(exc.message)[0].strip() or "an error without a message"
-    data = exc.data
-    if isinstance(data, dict):
-        data = data.get("message") or data.get("details") or data.get("error")
-    more = clean_text(data)[0].strip() if isinstance(data, str) else ""
-    if more and more not in text:
-        text = f"{text}: {more}"
-    return f"it answered with an error: {cut_text(text, _SHOWN_CHARACTERS)} (code {exc.code})"
-
-
-def _quote_stdout(detail: FaultDetail) -> str:
-    """Quote what it wrote to its standard output instead of protocol messages."""
-    lines = [clean_text(line)[0].strip() for line in detail.stdout]
-    first = next((line for line in lines if line), None)
-    if first is None:
-        return ""
-    shown = cut_text(first, _SHOWN_LINE)
-    return f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"

@@ -150,29 +150,24 @@ class ClientSession:
             if discover.done() and is_final(discover.exception()):
                 return discover.result()
             initialize = loop.create_task(self._initialize())
-            return await self._take_first_good(discover, initialize)
+            waiting = {discover, initialize}
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in (discover, initialize):  # of two good responses the modern one
+                    if task in done and task.exception() is None:
+                        return task.result()
+                if initialize in done and requires_modern(initialize.exception()):
+                    # `server/discover` made the server choose the modern protocol: send it again.
+                    return await self._discover()
+            # The refusal of `initialize` says more than that of a method the server may not know.
+            refusal = discover.exception()
+            names_versions = isinstance(refusal, VersionMismatchError) or requires_modern(refusal)
+            raise (refusal if names_versions else initialize.exception())  # type: ignore[misc]
         finally:
             tasks = [task for task in (discover, initialize) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-    async def _take_first_good(
-        self, discover: asyncio.Task[ServerFacts], initialize: asyncio.Task[ServerFacts]
-    ) -> ServerFacts:
-        waiting = {discover, initialize}
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in (discover, initialize):  # of two good responses the modern one
-                if task in done and task.exception() is None:
-                    return task.result()
-            if initialize in done and requires_modern(initialize.exception()):
-                # `server/discover` made the server choose the modern protocol: send it again.
-                return await self._discover()
-        # The refusal of `initialize` says more than that of a method the server may not know.
-        refusal = discover.exception()
-        names_versions = isinstance(refusal, VersionMismatchError) or requires_modern(refusal)
-        raise (refusal if names_versions else initialize.exception())  # type: ignore[misc]
 
     async def _discover(self) -> ServerFacts:
         try:
@@ -286,7 +281,17 @@ class ClientSession:
         """Repeat a request with the requested input, round by round, until its result is complete."""
         async with _deadline(self._limits.call_hard_s, method):
             for _ in range(INPUT_ROUNDS):
-                repeated: JsonObject = {**params, "inputResponses": await self._collect_input(result)}
+                requests = result.get("inputRequests")
+                responses: JsonObject = {}
+                if not isinstance(requests, dict) or not requests:
+                    await asyncio.sleep(_EMPTY_ROUND_PAUSE_S)
+                    requests = {}
+                for key, value in requests.items():
+                    request = value if isinstance(value, dict) else {}
+                    wanted = request.get("params")
+                    wanted = wanted if isinstance(wanted, dict) else {}
+                    responses[key] = await self._run_handler(str(request.get("method")), wanted)
+                repeated: JsonObject = {**params, "inputResponses": responses}
                 if "requestState" in result:
                     repeated["requestState"] = result["requestState"]
                 options.request_id = call.request_id = next(self.connection.ids)
@@ -294,20 +299,6 @@ class ClientSession:
                 if result.get("resultType") != "input_required":
                     return result
         raise InvalidResponseError(f"it asked for input more than {INPUT_ROUNDS} times")
-
-    async def _collect_input(self, result: JsonObject) -> JsonObject:
-        requests = result.get("inputRequests")
-        if not isinstance(requests, dict) or not requests:
-            await asyncio.sleep(_EMPTY_ROUND_PAUSE_S)
-            return {}
-        responses: JsonObject = {}
-        for key, value in requests.items():
-            request = value if isinstance(value, dict) else {}
-            params = request.get("params")
-            responses[key] = await self._run_handler(
-                str(request.get("method")), params if isinstance(params, dict) else {}
-            )
-        return responses
 
     async def listen(self, **notifications: JsonValue) -> None:
         """Subscribe to notifications of a modern server; returns when the server ends the subscription."""

@@ -58,26 +58,22 @@ async def start_server_process(config: StdioServerConfig) -> StdioTransport:
         env = child_environment(os.environ, config.env)
         await transport.child.start(argv, env, config.cwd, gentle=downloads)
     except (OSError, ValueError) as exc:
-        raise _build_spawn_fault(config, exc) from exc
+        reason: FaultReason | None = None
+        if isinstance(exc, ValueError):
+            message, reason = f"the command line cannot be used: {exc}", "malformed"
+        elif config.cwd is not None and exc.filename == config.cwd:
+            message, reason = f"its working directory {config.cwd!r}: {exc.strerror}", "not_found"
+        elif isinstance(exc, FileNotFoundError):
+            message = f"the command {config.command!r} was not found: check its spelling and PATH"
+            reason = "not_found"
+        elif isinstance(exc, PermissionError):
+            message = f"the command {config.command!r} may not be executed: {exc.strerror}"
+            reason = "refused"
+        else:
+            message = f"the command {config.command!r} could not be started: {exc.strerror}"
+        detail = FaultDetail(server=config.id, reason=reason)
+        raise ProtocolFault("spawn_failed", f"server {config.id!r}: {message}", exc, detail=detail) from exc
     return transport
-
-
-def _build_spawn_fault(config: StdioServerConfig, exc: OSError | ValueError) -> ProtocolFault:
-    reason: FaultReason | None = None
-    if isinstance(exc, ValueError):
-        message, reason = f"the command line cannot be used: {exc}", "malformed"
-    elif config.cwd is not None and exc.filename == config.cwd:
-        message, reason = f"its working directory {config.cwd!r}: {exc.strerror}", "not_found"
-    elif isinstance(exc, FileNotFoundError):
-        message = f"the command {config.command!r} was not found: check its spelling and PATH"
-        reason = "not_found"
-    elif isinstance(exc, PermissionError):
-        message = f"the command {config.command!r} may not be executed: {exc.strerror}"
-        reason = "refused"
-    else:
-        message = f"the command {config.command!r} could not be started: {exc.strerror}"
-    detail = FaultDetail(server=config.id, reason=reason)
-    return ProtocolFault("spawn_failed", f"server {config.id!r}: {message}", exc, detail=detail)
 
 
 class StdioTransport(BaseTransport):
@@ -277,7 +273,11 @@ class StdioTransport(BaseTransport):
         if code is None:
             self._finish_process("stopped reading" if self.child.output_open else "closed its output", "closed")
         elif code < 0:
-            self._finish_process(f"was ended by {_format_signal(-code)}", "exited")
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = f"signal {-code}"
+            self._finish_process(f"was ended by {name}", "exited")
         else:
             self._finish_process(f"exited with code {code}", "exited")
 
@@ -308,10 +308,3 @@ class StdioTransport(BaseTransport):
             return
         # A process that has ended the connection itself gets a quarter of the time.
         await self.child.end(self._limits.close_s if self._end is None else self._limits.close_s / 4)
-
-
-def _format_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

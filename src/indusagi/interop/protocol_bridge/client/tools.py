@@ -95,7 +95,13 @@ def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
         enum = level.get("enum")
         if isinstance(enum, list):
             _refuse_equal([value for value in enum if isinstance(value, str)])
-    escaped = _escape_patterns(row)
+    escaped = cast("JsonObject", clean_json(row, lambda text: (text, 1))[0])  # a copy
+    for level in _iterate_objects(escaped):
+        pattern, patterns = level.get("pattern"), level.get("patternProperties")
+        if isinstance(pattern, str):
+            level["pattern"] = _escape_unseen(pattern)
+        if isinstance(patterns, dict):
+            level["patternProperties"] = {_escape_unseen(key): value for key, value in patterns.items()}
     return cast("JsonObject", clean_json(escaped)[0]), count
 
 
@@ -120,18 +126,6 @@ def _iterate_objects(value: JsonValue) -> Iterator[JsonObject]:
             pending.extend(inner.values())
         elif isinstance(inner, list):
             pending.extend(inner)
-
-
-def _escape_patterns(row: JsonObject) -> JsonObject:
-    """Copy a definition with its regular expressions in visible characters."""
-    copy = cast("JsonObject", clean_json(row, lambda text: (text, 1))[0])
-    for level in _iterate_objects(copy):
-        pattern, patterns = level.get("pattern"), level.get("patternProperties")
-        if isinstance(pattern, str):
-            level["pattern"] = _escape_unseen(pattern)
-        if isinstance(patterns, dict):
-            level["patternProperties"] = {_escape_unseen(key): value for key, value in patterns.items()}
-    return copy
 
 
 def _escape_unseen(pattern: str) -> str:
@@ -162,69 +156,39 @@ class ArgumentSpelling:
 def _restore(schemas: Sequence[JsonObject], value: JsonValue) -> JsonValue:
     if not schemas:  # not described by the server
         return value
-    levels = _with_branches(schemas)
+    levels = [*schemas]
+    for level in levels:  # grows while it is walked
+        alternatives = [level.get(keyword) for keyword in _BRANCHES]
+        branches = [branch for inner in alternatives if isinstance(inner, list) for branch in inner]
+        levels.extend(branch for branch in branches if isinstance(branch, dict))
     if isinstance(value, str):
-        return _restore_text(levels, value)
+        values: list[JsonValue] = []
+        for level in levels:
+            enum = level.get("enum")
+            values += [*(enum if isinstance(enum, list) else ()), level.get("const")]
+        texts = [text for text in values if isinstance(text, str)]
+        return value if value in texts else next((text for text in texts if clean_text(text)[0] == value), value)
     if isinstance(value, list):
-        return [_restore(_find_item_levels(levels, index), inner) for index, inner in enumerate(value)]
+        return [_restore(_find_inner_schemas(levels, index), inner) for index, inner in enumerate(value)]
     if isinstance(value, dict):
-        return _restore_object(levels, value)
+        objects = [names for level in levels if isinstance(names := level.get("properties"), dict)]
+        spelled = {shown: name for names in objects for name, shown in clean_names(names).items()}
+        own = {name: spelled.get(name, name) for name in value}
+        return {own[name]: _restore(_find_inner_schemas(levels, own[name]), inner) for name, inner in value.items()}
     return value
 
 
-def _restore_object(levels: Sequence[JsonObject], value: JsonObject) -> JsonObject:
-    spelled: dict[str, str] = {}
-    for level in levels:
-        properties = level.get("properties")
-        if isinstance(properties, dict):
-            spelled |= {shown: name for name, shown in clean_names(properties).items()}
-    restored: JsonObject = {}
-    for name, inner in value.items():
-        own = spelled.get(name, name)
-        restored[own] = _restore(_find_property_levels(levels, own), inner)
-    return restored
-
-
-def _restore_text(levels: Sequence[JsonObject], value: str) -> str:
-    named: list[str] = []
-    for level in levels:
-        enum = level.get("enum")
-        values = [*enum] if isinstance(enum, list) else []
-        named += [text for text in (*values, level.get("const")) if isinstance(text, str)]
-    if value in named:
-        return value
-    return next((text for text in named if clean_text(text)[0] == value), value)
-
-
-def _with_branches(schemas: Sequence[JsonObject]) -> list[JsonObject]:
-    levels = [*schemas]
-    for level in levels:  # grows while it is walked
-        for keyword in _BRANCHES:
-            branches = level.get(keyword)
-            if isinstance(branches, list):
-                levels.extend(branch for branch in branches if isinstance(branch, dict))
-    return levels
-
-
-def _find_property_levels(levels: Sequence[JsonObject], name: str) -> list[JsonObject]:
-    """Return the schemas of a property."""
+def _find_inner_schemas(levels: Sequence[JsonObject], key: str | int) -> list[JsonObject]:
+    """Return the schemas of a property, or of the array element at an index."""
     schemas: list[JsonValue] = []
     for level in levels:
-        properties = level.get("properties")
-        if isinstance(properties, dict) and name in properties:
-            schemas.append(properties[name])
+        properties, prefix = level.get("properties"), level.get("prefixItems")
+        if isinstance(key, str):
+            named = properties if isinstance(properties, dict) else {}
+            schemas.append(named.get(key, level.get("additionalProperties")))
         else:
-            schemas.append(level.get("additionalProperties"))
-    return [schema for schema in schemas if isinstance(schema, dict)]
-
-
-def _find_item_levels(levels: Sequence[JsonObject], index: int) -> list[JsonObject]:
-    """Return the schemas of an array element."""
-    schemas: list[JsonValue] = []
-    for level in levels:
-        prefix = level.get("prefixItems")
-        is_prefix = isinstance(prefix, list) and index < len(prefix)
-        schemas.append(cast("list[JsonValue]", prefix)[index] if is_prefix else level.get("items"))
+            first = prefix if isinstance(prefix, list) else []
+            schemas.append(first[key] if key < len(first) else level.get("items"))
     return [schema for schema in schemas if isinstance(schema, dict)]
 
 
@@ -347,18 +311,15 @@ async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | No
         cost = len(compact_json(view)) * len(compact_json(value))
     except NotJson:  # such as a number beyond the range of a float
         return None
-    if cost > CHECKED_COST or _is_expensive(view):
+    # The name of a property counts as a keyword too.
+    if cost > CHECKED_COST or any(not _EXPENSIVE.isdisjoint(level) for level in _iterate_objects(view)):
         return None
     await load_validator()
-    return _first_problem(view, value)
-
-
-def _first_problem(schema: JsonObject, value: JsonValue) -> str | None:
     from jsonschema import Draft202012Validator  # noqa: PLC0415 — loaded by load_validator
     from referencing import Registry  # noqa: PLC0415 — loaded by load_validator
 
     try:
-        checker = Draft202012Validator(schema, registry=Registry())
+        checker = Draft202012Validator(view, registry=Registry())
         problem = next(iter(checker.iter_errors(value)), None)  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
     except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator cannot use
         return f"its output schema cannot be used: {type(exc).__name__}"
@@ -366,17 +327,3 @@ def _first_problem(schema: JsonObject, value: JsonValue) -> str | None:
         return None
     text = cut_text(clean_text(str(problem.message))[0], _SHOWN_PROBLEM)
     return f"its structured content does not fit its output schema: {text}"
-
-
-def _is_expensive(view: JsonObject) -> bool:
-    """Return whether a schema has expensive keywords anywhere; the name of a property counts too."""
-    pending: list[JsonValue] = [view]
-    while pending:
-        level = pending.pop()
-        if isinstance(level, dict):
-            if not _EXPENSIVE.isdisjoint(level):
-                return True
-            pending.extend(level.values())
-        elif isinstance(level, list):
-            pending.extend(level)
-    return False

@@ -16,7 +16,7 @@ import re
 import ssl
 import threading
 import weakref
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -161,11 +161,22 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; failures of the network are returned as responses."""
         request.headers["accept-encoding"] = "identity"
-        resumable = self._find_resumable(request)
+        request_id = cast("RequestId | None", request.extensions.get(REQUEST))
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        resumable = self._by_task.get(task)
+        if resumable is None or (request_id is not None and resumable.request_id != request_id):
+            resumable = self._by_task[task] = ResumableRequest(request_id)
+            if request_id is not None:
+                self._by_id[request_id] = resumable
         if get_origin(request.url) != self._origin:
             return self._fail(resumable, build_redirect_failure(request.url))
         if request.method == "DELETE":
-            return await self._end_session(request)
+            if not self._is_session_lost:
+                # It ends the session; a server that does not respond ends it by itself.
+                with suppress(TimeoutError, httpx2.TransportError):
+                    async with asyncio.timeout(self._limits.close_s):
+                        await (await self._network.handle_async_request(request)).aclose()
+            return httpx2.Response(HTTPStatus.NO_CONTENT)
         if request.method == "GET":
             await resumable.pace(resumes="last-event-id" in request.headers)
             if resumable.is_given_up:
@@ -180,28 +191,6 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             return self._fail(resumable, build_failure("did not answer in time", "closed"))
         except httpx2.TransportError as exc:
             return self._fail(resumable, classify_network_error(exc, self.via))
-
-    def _find_resumable(self, request: httpx2.Request) -> ResumableRequest:
-        request_id = cast("RequestId | None", request.extensions.get(REQUEST))
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        resumable = self._by_task.get(task)
-        if resumable is None or (request_id is not None and resumable.request_id != request_id):
-            resumable = ResumableRequest(request_id)
-            self._by_task[task] = resumable
-            if request_id is not None:
-                self._by_id[request_id] = resumable
-        return resumable
-
-    async def _end_session(self, request: httpx2.Request) -> httpx2.Response:
-        """Send the DELETE that ends a session; a server that does not respond ends it by itself."""
-        if not self._is_session_lost:
-            try:
-                async with asyncio.timeout(self._limits.close_s):
-                    response = await self._network.handle_async_request(request)
-                    await response.aclose()
-            except (TimeoutError, httpx2.TransportError):
-                pass
-        return httpx2.Response(HTTPStatus.NO_CONTENT)
 
     # -- responses --------------------------------------------------------------------------
 
@@ -239,7 +228,17 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     async def _check_refusal(
         self, request: httpx2.Request, response: httpx2.Response, resumable: ResumableRequest
     ) -> httpx2.Response:
-        body = await self._read_error_body(response)
+        body = b""
+        try:
+            async with asyncio.timeout(self._limits.close_s):
+                async for piece in cast("httpx2.AsyncByteStream", response.stream):
+                    body += piece
+                    if len(body) > _ERROR_BODY:
+                        break
+        except (TimeoutError, httpx2.TransportError):
+            body = b""
+        finally:
+            await response.aclose()
         failure = classify_status(response, self.via)
         # A server responds 404 to the id of a session that it no longer has:
         # https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
@@ -247,27 +246,12 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         if is_unknown_session and request.method == "POST":
             self._is_session_lost = True
             self.on_session_lost()
-        if not is_rpc_error(body):
+        if len(body) > _ERROR_BODY or not is_rpc_error(body):
             return self._fail(resumable, failure, response.status_code)
         if failure.detail.reason not in {"auth", "rate_limited"}:
             failure = build_failure("", None, response.status_code)
         self.note(resumable.request_id, failure)
         return httpx2.Response(response.status_code, headers={"content-type": "application/json"}, content=body)
-
-    async def _read_error_body(self, response: httpx2.Response) -> bytes:
-        """Read the body of a refusal; empty if it is long or slow."""
-        body = b""
-        try:
-            async with asyncio.timeout(self._limits.close_s):
-                async for piece in cast("httpx2.AsyncByteStream", response.stream):
-                    body += piece
-                    if len(body) > _ERROR_BODY:
-                        return b""
-        except (TimeoutError, httpx2.TransportError):
-            return b""
-        finally:
-            await response.aclose()
-        return body
 
     def _fail(
         self, resumable: ResumableRequest, failure: TransportFailure, status: int = HTTPStatus.BAD_GATEWAY
@@ -302,7 +286,19 @@ class _CountedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         pieces = aiter(self._inner)
-        while (piece := await self._read_piece(pieces)) is not None:
+        incomplete = build_failure("ended its answer before it was complete", "closed")
+        while True:
+            try:
+                piece = await self._resumable.wait(anext(pieces))
+            except StopAsyncIteration:
+                if self._is_events:
+                    self._guard.note(self._resumable.request_id, incomplete)
+                return
+            except TimeoutError:
+                raise httpx2.SSEError("the request was cancelled") from None
+            except httpx2.TransportError:
+                self._guard.note(self._resumable.request_id, incomplete)
+                raise httpx2.StreamError(incomplete.message) from None
             if self._is_events:
                 # An event may end in the middle of a piece, and its end may be split over two.
                 window = self._tail + piece
@@ -317,20 +313,6 @@ class _CountedBody(httpx2.AsyncByteStream):
                 # After an `SSEError` the SDK gives up; after a `StreamError` it would request the rest.
                 raise httpx2.SSEError(failure.message) if self._is_events else httpx2.StreamError(failure.message)
             yield piece
-
-    async def _read_piece(self, pieces: AsyncIterator[bytes]) -> bytes | None:
-        failure = build_failure("ended its answer before it was complete", "closed")
-        try:
-            return await self._resumable.wait(anext(pieces))
-        except StopAsyncIteration:
-            if self._is_events:
-                self._guard.note(self._resumable.request_id, failure)
-            return None
-        except TimeoutError:
-            raise httpx2.SSEError("the request was cancelled") from None
-        except httpx2.TransportError:
-            self._guard.note(self._resumable.request_id, failure)
-            raise httpx2.StreamError(failure.message) from None
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -415,7 +397,17 @@ async def open_guarded_client(
     Raises:
         ProtocolFault: The URL, a header or the proxy cannot be used.
     """
-    address = _parse_address(config)
+    detail = FaultDetail(server=config.id, reason="malformed")
+    for name, value in config.headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            message = f"server {config.id!r}: its header {name!r} cannot be sent: check its text"
+            raise ProtocolFault("transport", message, detail=detail)
+    address = httpx2.URL()
+    with suppress(httpx2.InvalidURL):
+        address = httpx2.URL(config.url)
+    if address.scheme not in {"http", "https"} or not address.host:
+        message = f"server {config.id!r}: its url is no http or https address"
+        raise ProtocolFault("transport", message, detail=detail)
     limits = config.limits
     proxy = find_proxy(config, address)
     # In a thread: the first one loads half of the HTTP library, and the certificates.
@@ -433,27 +425,12 @@ async def open_guarded_client(
         yield client, guard
 
 
-def _parse_address(config: SseServerConfig | StreamableHttpServerConfig) -> httpx2.URL:
-    detail = FaultDetail(server=config.id, reason="malformed")
-    for name, value in config.headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            message = f"server {config.id!r}: its header {name!r} cannot be sent: check its text"
-            raise ProtocolFault("transport", message, detail=detail)
-    try:
-        address = httpx2.URL(config.url)
-    except httpx2.InvalidURL:
-        address = httpx2.URL()
-    if address.scheme not in {"http", "https"} or not address.host:
-        message = f"server {config.id!r}: its url is no http or https address"
-        raise ProtocolFault("transport", message, detail=detail)
-    return address
-
-
 def _open_network(secure: bool, keepalive: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=keepalive)
     if proxy is not None and proxy.url.scheme == "https":
         proxy.ssl_context = _get_tls()
-    tls = _get_tls() if secure else _make_empty_tls()
+    # Plain HTTP needs no certificates, whose loading takes long.
+    tls = _get_tls() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=proxy)
 
 
@@ -466,9 +443,3 @@ def _get_tls() -> ssl.SSLContext:
 @functools.cache
 def _make_tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
-
-
-@functools.cache
-def _make_empty_tls() -> ssl.SSLContext:
-    """Make a context for plain HTTP, which saves loading the certificates."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

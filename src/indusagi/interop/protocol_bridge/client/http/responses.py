@@ -109,8 +109,11 @@ class EventFilter:
             if self._is_passing or self._is_wanted(event):
                 passed.append(event)
             self._is_passing = False
-        if self._is_passing or self._begins_own_response():
-            self._is_passing = True
+        if not self._is_passing and len(self._rest) > _LARGE:
+            data = _DATA_FIELD.search(self._rest, 0, _EDGE)
+            id_match = data and _HEAD_ID.match(self._rest, data.end(), data.end() + _EDGE)
+            self._is_passing = bool(id_match) and is_same_id(json.loads(id_match[1]), self._request_id)
+        if self._is_passing:
             passed.append(self._cut(max(len(self._rest) - _OVERLAP, 0)))
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
@@ -124,14 +127,6 @@ class EventFilter:
             piece = bytes(view[:end])
         del self._rest[:end]
         return piece
-
-    def _begins_own_response(self) -> bool:
-        """Return whether a large unfinished event begins with the id of the request."""
-        if len(self._rest) <= _LARGE:
-            return False
-        data = _DATA_FIELD.search(self._rest, 0, _EDGE)
-        id_match = data and _HEAD_ID.match(self._rest, data.end(), data.end() + _EDGE)
-        return bool(id_match) and is_same_id(json.loads(id_match[1]), self._request_id)
 
     def _is_wanted(self, event: bytes) -> bool:
         if b'"result"' not in event and b'"error"' not in event:

@@ -178,21 +178,17 @@ class McpHeaders:
             identity = find_request_id(frame)
             if method == "tools/list" and identity is not None:
                 self._listings.add(identity)
-            return {MCP_PROTOCOL_VERSION_HEADER: version, **self._build_routing(method, params)}
+            headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: method}
+            name, arguments = params.get(NAME_BEARING_METHODS.get(method, "")), params.get("arguments")
+            if isinstance(name, str):
+                headers[MCP_NAME_HEADER] = encode_header_value(name)
+                if method == "tools/call" and name in self._params and is_json_object(arguments):
+                    headers |= mcp_param_headers(self._params[name], arguments)
+            return headers
         facts = self._session.facts
         if facts is None or method == "initialize":
             return None
         return {MCP_PROTOCOL_VERSION_HEADER: facts.version}
-
-    def _build_routing(self, method: str, params: JsonObject) -> dict[str, str]:
-        headers = {MCP_METHOD_HEADER: method}
-        name = params.get(NAME_BEARING_METHODS.get(method, ""))
-        if isinstance(name, str):
-            headers[MCP_NAME_HEADER] = encode_header_value(name)
-            arguments = params.get("arguments")
-            if method == "tools/call" and name in self._params and is_json_object(arguments):
-                headers |= mcp_param_headers(self._params[name], arguments)
-        return headers
 
     def read_result(self, identity: RequestId, result: JsonObject) -> JsonObject:
         """Learn from a `tools/list` result which arguments go into headers.

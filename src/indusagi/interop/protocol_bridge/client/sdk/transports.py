@@ -103,8 +103,13 @@ async def _open_sse_or_http(
     opening = _sse_session(config, handlers, client_info, config.limits.probe_s)
     try:
         return await stack.enter_async_context(opening)
-    except (RpcError, ConnectionClosedError, TimeoutError) as exc:
-        if not _may_speak_streamable_http(exc):
+    except TimeoutError as exc:
+        refusal = exc
+    except ConnectionClosedError as exc:
+        reason, status = exc.end.detail.reason, exc.end.detail.http_status
+        # Without a status it responded, and ended the stream or sent another content type.
+        may_speak_http = reason == "closed" if status is None else 400 <= status < 500 and status not in _ANY_TRANSPORT
+        if not may_speak_http:
             raise
         refusal = exc
     try:
@@ -115,15 +120,6 @@ async def _open_sse_or_http(
         return await stack.enter_async_context(_sse_session(config, handlers, client_info))
     session.notes.append("it is configured as SSE and speaks the present HTTP transport")
     return session
-
-
-def _may_speak_streamable_http(exc: Exception) -> bool:
-    if not isinstance(exc, ConnectionClosedError):
-        return isinstance(exc, TimeoutError)
-    detail = exc.end.detail
-    if detail.http_status is None:
-        return detail.reason == "closed"  # it responded, and ended the stream or sent another content type
-    return 400 <= detail.http_status < 500 and detail.http_status not in _ANY_TRANSPORT
 
 
 @asynccontextmanager
@@ -230,24 +226,20 @@ async def injected_session(
         elif is_transport(value):
             opening = transport_session(value, config, handlers, client_info)
         else:
+            pair = [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else []
+            if len(pair) not in {2, 3} or not hasattr(pair[0], "receive") or not hasattr(pair[1], "send"):
+                kind = type(cast("object", value)).__name__
+                message = (
+                    f"server {config.id!r}: the session factory yields {kind}; "
+                    "it must yield a ClientSession, a pair of streams, a low-level Server or a transport"
+                )
+                detail = FaultDetail(server=config.id, reason="malformed")
+                raise ProtocolFault("protocol", message, detail=detail)
             # The caller closes its own streams.
-            streams = nullcontext(_check_stream_pair(value, config))
-            opening = _stream_session(streams, config, handlers, client_info)
+            streams: Streams = pair[0], pair[1]
+            opening = _stream_session(nullcontext(streams), config, handlers, client_info)
         async with opening as session:
             yield session
-
-
-def _check_stream_pair(value: object, config: ServerConfig) -> Streams:
-    pair = [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else []
-    if len(pair) in {2, 3} and hasattr(pair[0], "receive") and hasattr(pair[1], "send"):
-        return pair[0], pair[1]
-    kind = type(cast("object", value)).__name__
-    message = (
-        f"server {config.id!r}: the session factory yields {kind}; "
-        "it must yield a ClientSession, a pair of streams, a low-level Server or a transport"
-    )
-    detail = FaultDetail(server=config.id, reason="malformed")
-    raise ProtocolFault("protocol", message, detail=detail)
 
 
 @asynccontextmanager

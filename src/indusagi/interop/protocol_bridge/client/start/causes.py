@@ -83,6 +83,7 @@ _HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
         False,
     ),
 )
+_NO_HEAD = (0, None, False)
 _GROUP_FRAME = re.compile(r"\s*\+ Exception Group Traceback \(most recent.*|\s*\+(-\+)?-{16,}.*")
 """The head of an exception group of Python, or a line between its members."""
 _GROUP_MARGIN = re.compile(r"\s*(\+-\+-.*|\+-{4,}\s*|[|+] ?)")
@@ -97,26 +98,17 @@ def find_cause(lines: Sequence[str]) -> str:
         # Python draws a margin around the members of an exception group, which show more than its own line.
         texts = [_GROUP_MARGIN.sub("", text, count=1) for text in texts]
     texts = [text for text in texts if text.strip()]
-    head = _find_head(texts)
+    signals = [(index, text) for index, text in enumerate(texts) if not _NOISE.fullmatch(text)]
+    best, head = 0, None
+    for index, text in signals:
+        weight, _, last_wins = next((rule for rule in _HEADS if rule[1].fullmatch(text)), _NO_HEAD)
+        if weight > best or (weight == best and last_wins):
+            best, head = weight, index
     if head is None:
-        shown = ([text for text in texts if not _NOISE.fullmatch(text)] or texts)[-_FALLBACK_LINES:]
+        shown = ([text for _, text in signals] or texts)[-_FALLBACK_LINES:]
     else:
         shown = [texts[head], *_find_rest(texts, head)]
     return cut_text(" / ".join(line.strip() for line in shown), _SHOWN_CHARACTERS)
-
-
-def _find_head(lines: Sequence[str]) -> int | None:
-    """Return the index of the line with the highest weight."""
-    best, best_index = 0, None
-    for index, line in enumerate(lines):
-        if _NOISE.fullmatch(line):
-            continue
-        for weight, pattern, last_wins in _HEADS:
-            if pattern.fullmatch(line):
-                if weight > best or (weight == best and last_wins):
-                    best, best_index = weight, index
-                break
-    return best_index
 
 
 def _find_rest(lines: Sequence[str], index: int) -> list[str]:
@@ -159,6 +151,7 @@ _NPX_BROKEN = re.compile(
     r"|permission denied",
     re.IGNORECASE,
 )
+_NPX_ALL = 'rm -rf "$(npm config get cache)/_npx"'
 _NPX_ANYWHERE = re.compile(r"ECOMPROMISED|lock compromised|concurrency\.lock", re.IGNORECASE)
 _NPX_NO_PROGRAM = re.compile(r"sh: (line )?(\d+: )?[\w@./-]+: (command )?not found")
 _NPM_BROKEN = re.compile(
@@ -194,37 +187,24 @@ _OTHERS = {
 def find_cache_damage(lines: Sequence[str], manager: str | None, package: str = "") -> CacheDamage | None:
     """Recognise the damaged cache of a package manager by its output."""
     text = "\n".join(clean_text(line)[0] for line in lines)
-    if manager in {"npx", "npm", None} and (damage := _find_npx_damage(text, manager)) is not None:
-        return damage
+    if manager in {"npx", "npm", None}:
+        folder, broken = _NPX_FOLDER.search(text), _NPX_BROKEN.search(text)
+        if folder is not None and broken is not None:
+            cause = f"the folder of npx for it is damaged ({broken[0]} in {folder[1]})"
+            return CacheDamage(cause, f"rm -rf {shlex.quote(folder[1])}")
+        if manager is None:
+            return None
+        if (broken := _NPX_ANYWHERE.search(text) or _NPX_NO_PROGRAM.search(text)) is not None:
+            return CacheDamage(f"a folder of npx is damaged ({_get_line(text, broken)})", _NPX_ALL)
+        if (broken := _NPM_BROKEN.search(text)) is not None:
+            cause = f"the cache of npm is damaged ({_get_line(text, broken)})"
+            return CacheDamage(cause, f"npm cache clean --force && {_NPX_ALL}")
     if manager in {"uvx", "uv"} and (broken := _UV_BROKEN.search(text)) is not None:
         cause = f"the cache of uv looks damaged ({_get_line(text, broken)})"
-        return CacheDamage(cause, f"uv cache clean {shlex.quote(package)}" if package else _UV_ALL)
+        return CacheDamage(cause, f"uv cache clean {shlex.quote(package)}" if package else "uv cache clean")
     if manager in _OTHERS and (broken := _ARCHIVE_BROKEN.search(text)) is not None:
         cause = f"the cache of {manager} looks damaged ({_get_line(text, broken)})"
         return CacheDamage(cause, _OTHERS[manager].format(shlex.quote(package)).strip())
-    return None
-
-
-_UV_ALL = "uv cache clean"
-_NPX_ALL = 'rm -rf "$(npm config get cache)/_npx"'
-
-
-def _find_npx_damage(text: str, manager: str | None) -> CacheDamage | None:
-    folder = _NPX_FOLDER.search(text)
-    broken = _NPX_BROKEN.search(text)
-    if folder is not None and broken is not None:
-        cause = f"the folder of npx for it is damaged ({broken[0]} in {folder[1]})"
-        return CacheDamage(cause, f"rm -rf {shlex.quote(folder[1])}")
-    if manager is None:
-        return None
-    anywhere = _NPX_ANYWHERE.search(text) or _NPX_NO_PROGRAM.search(text)
-    if anywhere is not None:
-        cause = f"a folder of npx is damaged ({_get_line(text, anywhere)})"
-        return CacheDamage(cause, _NPX_ALL)
-    broken = _NPM_BROKEN.search(text)
-    if broken is not None:
-        cause = f"the cache of npm is damaged ({_get_line(text, broken)})"
-        return CacheDamage(cause, f"npm cache clean --force && {_NPX_ALL}")
     return None
 
 

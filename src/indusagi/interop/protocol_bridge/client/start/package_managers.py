@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _ALWAYS = frozenset({"npx", "pnpx", "bunx", "uvx", "dnx", "jbang", "nix-shell"})
 _SUBCOMMANDS: Mapping[str, frozenset[str]] = {
@@ -98,7 +98,11 @@ def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
 def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager | None:
     """Look behind a program that runs another."""
     if name in _SHELLS:
-        return _find_in_shell(rest, depth)
+        if rest and _program(rest[0]) in _SHELLS:  # busybox sh -c …
+            return _find(rest, depth - 1)
+        options = (index for index, word in enumerate(rest) if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word))
+        after = rest[next(options, len(rest)) + 1 :]
+        return _find_in_line(next((word for word in after if not word.startswith("-")), ""), depth)
     if name in {"cmd", "powershell", "pwsh"}:
         words = [word for word in rest if not re.fullmatch(r"/[a-z]|-\w+", word, re.IGNORECASE)]
         return _find_in_line(" ".join(words), depth)
@@ -113,26 +117,8 @@ def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager |
     return None
 
 
-def _find_in_shell(rest: Sequence[str], depth: int) -> PackageManager | None:
-    if rest and _program(rest[0]) in _SHELLS:  # busybox sh -c …
-        return _find(rest, depth - 1)
-    for index, word in enumerate(rest):
-        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word) and index + 1 < len(rest):
-            lines = (argument for argument in rest[index + 1 :] if not argument.startswith("-"))
-            return _find_in_line(next(lines, ""), depth)
-    return None
-
-
 def _find_in_line(line: str, depth: int) -> PackageManager | None:
     """Look at every simple command of a shell's command line."""
-    for command in _simple_commands(line):
-        manager = _find(command, depth - 1)
-        if manager is not None:
-            return manager
-    return None
-
-
-def _simple_commands(line: str) -> Iterator[list[str]]:
     try:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -140,13 +126,14 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
     except ValueError:  # an open quote
         words = line.split()
     command: list[str] = []
-    for word in words:
-        if word in _SEPARATORS:
-            yield command
-            command = []
-        else:
+    for word in (*words, ";"):
+        if word not in _SEPARATORS:
             command.append(word)
-    yield command
+        elif (manager := _find(command, depth - 1)) is not None:
+            return manager
+        else:
+            command = []
+    return None
 
 
 def _find_behind_wrapper(rest: Sequence[str], depth: int) -> PackageManager | None:

@@ -57,6 +57,8 @@ class StartWatch:
 
     def __init__(self, allowance: StartAllowance, on_slow: Callable[[], None]) -> None:
         self.allowance = allowance
+        self.is_slow = False
+        """Whether the start takes longer than `allowance.slow_s`."""
         self.process: StartedProcess | None = None
         self._on_slow = on_slow
 
@@ -90,13 +92,19 @@ class StartWatch:
         slow_s, cap_at = self.allowance.slow_s, started_at + self.allowance.cap_s
         if slow_s < self.allowance.limit_s:
             await asyncio.sleep(slow_s)
+            self.is_slow = True
             self._on_slow()
         window_s = min(_WINDOW_S, self.allowance.limit_s / 4)
         while (due := deadline.when()) is not None and due < cap_at:
             await asyncio.sleep(max(0.0, due - window_s - loop.time()))
-            before = await self._sample()
+            size_before, before = await self._sample()
             await asyncio.sleep(max(0.0, due - window_s / 4 - loop.time()))
-            if not _is_alive(before, await self._sample()):
+            size, activity = await self._sample()
+            if before is None or activity is None:
+                is_active = before is not activity
+            else:
+                is_active = activity.shows_life_since(before)
+            if size == size_before and not is_active:
                 return
             deadline.reschedule(min(cap_at, due + window_s))
 
@@ -109,11 +117,3 @@ class StartWatch:
             async with asyncio.timeout(_SAMPLE_S):
                 activity = await process.activity()
         return process.bytes_received, activity
-
-
-def _is_alive(before: tuple[int, Activity | None], after: tuple[int, Activity | None]) -> bool:
-    if after[0] != before[0]:
-        return True
-    if before[1] is None or after[1] is None:
-        return before[1] is not after[1]
-    return after[1].shows_life_since(before[1])
