@@ -80,15 +80,11 @@ def find_missing_backend(name: str, framework: DeckFramework, *, plan_mode: bool
         return "there is no model in this run that could do the work; use it in a session"
     if name in _PLAN_CARDS and not plan_mode:
         return "this run has no plan mode; use it in a session"
-    if name == "websearch" and not _can_search(framework):
-        return (
-            "no search provider is configured; name a SearXNG server in the setting "
-            f"search.searxng_url or in {SEARXNG_VARIABLE}, or install 'indus-deck[search]'"
-        )
+    if name == "websearch" and not framework.search:
+        address = (framework.web or WebSettings()).searxng_url or os.environ.get(SEARXNG_VARIABLE)
+        if not address and find_spec("ddgs") is None:
+            return (
+                "no search provider is configured; name a SearXNG server in the setting "
+                f"search.searxng_url or in {SEARXNG_VARIABLE}, or install 'indus-deck[search]'"
+            )
     return None
-
-
-def _can_search(framework: DeckFramework) -> bool:
-    settings = framework.web or WebSettings()
-    address = settings.searxng_url or os.environ.get(SEARXNG_VARIABLE)
-    return bool(framework.search) or bool(address) or find_spec("ddgs") is not None

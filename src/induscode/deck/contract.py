@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.ports import SearchProvider, WebSettings
@@ -36,17 +36,12 @@ class CapabilityId(str):
         Raises:
             DeckFault: It is empty, too long, or has invisible characters or spaces.
         """
-        if not _is_identifier(name):
+        is_text = isinstance(cast("object", name), str)  # a caller without a type checker may pass anything
+        if not is_text or not 0 < len(name) <= _LONGEST_ID or not name.isprintable() or " " in name:
             raise DeckFault(
                 f"{name!r} cannot be the id of a capability: use 1 to {_LONGEST_ID} visible characters without spaces"
             )
         return super().__new__(cls, name)
-
-
-def _is_identifier(name: object) -> bool:
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_ID:
-        return False
-    return name.isprintable() and " " not in name
 
 
 def capability_id(name: str) -> CapabilityId:

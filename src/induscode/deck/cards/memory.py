@@ -49,15 +49,11 @@ class InMemoryStore:
 def append_note_line(notes: str, content: str) -> str:
     """Append `content` on a new line, unless the notes end with it already."""
     content = content.removesuffix("\n")
-    if notes.removesuffix("\n").endswith(content) and _ends_line(notes, content):
+    last_lines = "\n" + notes.removesuffix("\n")
+    if content and last_lines.endswith(f"\n{content}"):
         return notes
     between = "" if not notes or notes.endswith("\n") else "\n"
     return f"{notes}{between}{content}\n"
-
-
-def _ends_line(notes: str, content: str) -> bool:
-    before = notes.removesuffix("\n")[: -len(content) or None]
-    return bool(content) and (before == "" or before.endswith("\n") or before == notes)
 
 
 def memory_card() -> CapabilityCard:
@@ -109,16 +105,15 @@ async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResul
     if after == before:
         return ToolResult.text("The notes say so already.", bytes=size)
     await (store.append(content) if append else store.replace(content))
-    lines = ["Added." if append else "Replaced:\n" + _diff(before, after)]
+    if append:
+        lines = ["Added."]
+    else:
+        from difflib import unified_diff  # noqa: PLC0415 — used only to replace notes
+
+        diff = list(unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm=""))
+        lines = ["Replaced:", *diff[:_DIFF_LINES]]
+        if len(diff) > _DIFF_LINES:
+            lines.append(f"[{len(diff) - _DIFF_LINES} more lines]")
     if _SECRET.search(content):
         lines.append("This looks like a secret. It was kept: replace the notes if it should not be.")
     return ToolResult.text("\n".join(lines), bytes=size)
-
-
-def _diff(before: str, after: str) -> str:
-    from difflib import unified_diff  # noqa: PLC0415 — used only to replace notes
-
-    lines = list(unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm=""))
-    more = len(lines) - _DIFF_LINES
-    shown = lines[:_DIFF_LINES] + ([f"[{more} more lines]"] if more > 0 else [])
-    return "\n".join(shown)

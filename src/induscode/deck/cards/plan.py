@@ -33,28 +33,25 @@ _PLAN: JsonSchema = {
 
 def enter_plan_mode_card() -> CapabilityCard:
     """Return the row of the card that asks for plan mode."""
-    identity, summary = capability_id("enter_plan_mode"), "Look around before changing anything"
-    return CapabilityCard(identity, "Enter plan mode", summary, (Profile.ALL,), _build_enter)
-
-
-def exit_plan_mode_card() -> CapabilityCard:
-    """Return the row of the card that presents a plan."""
-    identity, summary = capability_id("exit_plan_mode"), "Present a plan for approval"
-    return CapabilityCard(identity, "Exit plan mode", summary, (Profile.ALL,), _build_exit)
-
-
-def _build_enter(_: DeckContext) -> Capability:
     description = (
         "Enter plan mode: look around and change nothing until a plan is approved. For work that is large or ambiguous."
     )
     spec = ToolSpec("enter_plan_mode", description, _EMPTY, _enter, title="Enter plan mode", read_only=True, terse=True)
-    return define_tool(spec)
+    return _build_card(spec, "Look around before changing anything")
 
 
-def _build_exit(_: DeckContext) -> Capability:
+def exit_plan_mode_card() -> CapabilityCard:
+    """Return the row of the card that presents a plan."""
     description = "Present your plan for approval; if approved, plan mode ends."
     spec = ToolSpec("exit_plan_mode", description, _PLAN, _exit, title="Exit plan mode", read_only=True, terse=True)
-    return define_tool(spec)
+    return _build_card(spec, "Present a plan for approval")
+
+
+def _build_card(spec: ToolSpec, summary: str) -> CapabilityCard:
+    def build(_: DeckContext) -> Capability:
+        return define_tool(spec)
+
+    return CapabilityCard(capability_id(spec.name), spec.title or spec.name, summary, (Profile.ALL,), build)
 
 
 async def _enter(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -101,7 +98,11 @@ def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
         OSError: It cannot be written.
     """
     make_private_dir(os.path.join(session_dir, PLANS_DIRNAME))
-    stem = f"{_base36(now_ms())}-{plan_slug(plan)}"
+    moment, number = "", now_ms()  # in base 36: later names sort later
+    while number:
+        number, digit = divmod(number, 36)
+        moment = _DIGITS[digit] + moment
+    stem = f"{moment or '0'}-{plan_slug(plan)}"
     for attempt in range(1, 1_000):
         path = plan_file_path(session_dir, stem if attempt == 1 else f"{stem}-{attempt}")
         try:
@@ -120,11 +121,3 @@ def read_plan(path: str | os.PathLike[str]) -> str | None:
         return read_small_file(path, _LARGEST_PLAN).decode("utf-8")
     except (OSError, ValueError):
         return None
-
-
-def _base36(number: int) -> str:
-    digits = ""
-    while number:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-    return digits or "0"

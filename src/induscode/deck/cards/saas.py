@@ -10,7 +10,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolResult
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, SaasGatewayPort, capability_id
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
 
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -46,8 +46,16 @@ def _build(deck: DeckContext) -> Capability:
             blocks = (TextContentBlock(message), JsonContentBlock(stub))
             return ToolResult(blocks, executing, details={"code": "no_gateway", **stub})
         if arguments["action"] == "discover":
-            return await _discover(gateway, arguments)
-        return await _execute(gateway, arguments)
+            query = cast("str | None", arguments.get("query"))
+            toolkits = cast("list[str]", arguments.get("toolkits") or [])
+            actions: JsonValue = [dict(action) for action in await gateway.discover(query, toolkits)]
+            return _to_result({"actions": actions}, "discover")
+        slug = arguments.get("slug")
+        if not isinstance(slug, str) or not slug:
+            message = "To execute, name the action in `slug`; discover lists them."
+            return ToolResult.error(message, code="invalid_arguments")
+        action_arguments = cast("JsonObject", arguments.get("arguments") or {})
+        return _to_result(await gateway.execute(slug, action_arguments), slug)
 
     description = "Use connected services. `discover` finds actions by what they do; `execute` runs one."
     return define_tool(
@@ -61,22 +69,6 @@ def _build(deck: DeckContext) -> Capability:
             terse=True,
         )
     )
-
-
-async def _discover(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:
-    query = cast("str | None", arguments.get("query"))
-    toolkits = cast("list[str]", arguments.get("toolkits") or [])
-    actions: JsonValue = [dict(action) for action in await gateway.discover(query, toolkits)]
-    return _to_result({"actions": actions}, "discover")
-
-
-async def _execute(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:
-    slug = arguments.get("slug")
-    if not isinstance(slug, str) or not slug:
-        message = "To execute, name the action in `slug`; discover lists them."
-        return ToolResult.error(message, code="invalid_arguments")
-    action_arguments = cast("JsonObject", arguments.get("arguments") or {})
-    return _to_result(await gateway.execute(slug, action_arguments), slug)
 
 
 def _to_result(value: JsonValue, action: str) -> ToolResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 from indusagi.capabilities.coercion import coerce_to
@@ -11,15 +10,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolResult
-from induscode.deck.contract import (
-    Capability,
-    CapabilityCard,
-    DeckContext,
-    DelegateRequest,
-    DelegateRunner,
-    Profile,
-    capability_id,
-)
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, DelegateRequest, Profile, capability_id
 
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -67,11 +58,24 @@ def _build(deck: DeckContext) -> Capability:
         if request.agent is not None and agents and request.agent not in agents:
             message = f"There is no agent {request.agent!r}. There are: {', '.join(agents)}."
             return ToolResult.error(message, code="unknown_agent", delegated=False)
-        return await _delegate(runner, request, ctx)
+        report = await runner.run(request, ctx)
+        text = report.text or "The agent reported nothing."
+        if not report.ok:
+            text = f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
+        facts: JsonObject = {
+            "delegated": True,
+            "ok": report.ok,
+            "reason": report.reason,
+            "id": report.id,
+            "files": list(report.files),
+        }
+        blocks = (TextContentBlock(text), JsonContentBlock(facts))
+        return ToolResult(blocks, is_error=not report.ok, details=facts)
 
+    description = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
     spec = ToolSpec(
         "task",
-        _description(agents),
+        f"{description} Agents: {', '.join(agents)}." if agents else description,
         _PARAMETERS,
         run,
         title="Delegate task",
@@ -79,24 +83,3 @@ def _build(deck: DeckContext) -> Capability:
         terse=True,
     )
     return define_tool(spec)
-
-
-def _description(agents: Sequence[str]) -> str:
-    text = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
-    return f"{text} Agents: {', '.join(agents)}." if agents else text
-
-
-async def _delegate(runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext) -> ToolResult:
-    report = await runner.run(request, ctx)
-    text = report.text or "The agent reported nothing."
-    if not report.ok:
-        text = f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
-    facts: JsonObject = {
-        "delegated": True,
-        "ok": report.ok,
-        "reason": report.reason,
-        "id": report.id,
-        "files": list(report.files),
-    }
-    blocks = (TextContentBlock(text), JsonContentBlock(facts))
-    return ToolResult(blocks, is_error=not report.ok, details=facts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, cast, runtime_checkable
 
 from indusagi.core.faults import describe_error
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.supervision import Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     FleetStatus,
@@ -129,20 +130,14 @@ async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Seque
             await fleet.tear_down()
         else:
             for server in servers:
-                await _close_server(fleet, server)
+                with suppress(ProtocolFault):  # an unknown server: its tools are retired all the same
+                    if isinstance(fleet, StoppableFleet):
+                        await fleet.stop(server)
+                    elif (endpoint := fleet.endpoint(server)) is not None:
+                        await endpoint.close()
     except Exception as exc:  # noqa: BLE001 — boundary: the fleet may be code of another party
         _log.warning("a fleet could not be closed: %s", describe_error(exc))
     return ledger
-
-
-async def _close_server(fleet: ServerFleet, server: str) -> None:
-    try:
-        if isinstance(fleet, StoppableFleet):
-            await fleet.stop(server)
-        elif (endpoint := fleet.endpoint(server)) is not None:
-            await endpoint.close()
-    except ProtocolFault:
-        return  # an unknown server: its tools are retired all the same
 
 
 def bridge_capability_card(capability: BridgeCapability) -> CapabilityCard:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.supervision import Supervision
+    from indusagi.interop.protocol_bridge.client.start.policy import Supervision
     from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
     from induscode.deck.mcp.capability import BridgeCapability

@@ -142,7 +142,10 @@ def _keyword(name: str, value: JsonValue, form: Form, depth: int) -> JsonValue:
             key: _sort(one) if isinstance(one, list) else _schema(one, form, depth + 1) for key, one in value.items()
         }
     if name == "default" and isinstance(value, str):
-        return _sort_value_list(value)
+        # A comma-separated list of names is sorted; other values stay as they are.
+        items = [item.strip() for item in value.split(",")]
+        is_list = len(items) > 1 and all(len(item.split()) == 1 for item in items)
+        return ",".join(sorted(items)) if is_list else value
     return value if name == "const" else _value(value)
 
 
@@ -170,32 +173,14 @@ def _value(value: JsonValue, depth: int = 0) -> JsonValue:
 
 
 def _text(text: str, form: Form) -> str:
-    return _bag_of_words(text) if form is Form.READING else _with_sorted_lists(text)
+    """Sort the items of every list that is a complete clause; white space becomes one blank.
 
-
-def _with_sorted_lists(text: str) -> str:
-    """Sort the items of every list that is a complete clause; white space becomes one blank."""
-    parts = _CLAUSE_ENDS.split(text)
-    parts[::2] = [_sort_clause(part) for part in parts[::2]]
-    return " ".join(" ".join(parts).split())
-
-
-def _sort_clause(clause: str) -> str:
-    pieces = _ITEM_ENDS.split(clause.strip())
-    items = [" ".join(item.split()) for item in pieces[::3]]
-    if len(items) < 2 or not all(map(_is_item, items)):
-        return clause
-    joints = sorted(joint for joint in (*pieces[1::3], *pieces[2::3]) if joint)
-    return " ".join([", ".join(sorted(items)), *joints])
-
-
-def _is_item(item: str) -> bool:
-    words = [word.strip(_EDGES).lower() for word in item.split()]
-    return 0 < len(words) <= _LONGEST_ITEM and _NEVER_IN_ITEMS.isdisjoint(words)
-
-
-def _bag_of_words(text: str) -> str:
-    """Sort the words of a text and its punctuation; steering words are listed with the word after them."""
+    For reading, sort all words and the punctuation; steering words are listed with the word after them.
+    """
+    if form is not Form.READING:
+        parts = _CLAUSE_ENDS.split(text)
+        parts[::2] = [_sort_clause(part) for part in parts[::2]]
+        return " ".join(" ".join(parts).split())
     stripped = (word.strip(_EDGES) for word in _WORD_ENDS.split(text))
     words = [word for word in stripped if word]
     steered = [
@@ -207,9 +192,12 @@ def _bag_of_words(text: str) -> str:
     return "\n".join([*sorted(words), marks, *sorted(steered)])
 
 
-def _sort_value_list(text: str) -> str:
-    """Sort a value that is a comma-separated list of names; other values stay as they are."""
-    items = [item.strip() for item in text.split(",")]
-    if len(items) < 2 or any(len(item.split()) != 1 for item in items):
-        return text
-    return ",".join(sorted(items))
+def _sort_clause(clause: str) -> str:
+    pieces = _ITEM_ENDS.split(clause.strip())
+    items = [" ".join(item.split()) for item in pieces[::3]]
+    for item in items:
+        words = [word.strip(_EDGES).lower() for word in item.split()]
+        if not 0 < len(words) <= _LONGEST_ITEM or not _NEVER_IN_ITEMS.isdisjoint(words):
+            return clause
+    joints = sorted(joint for joint in (*pieces[1::3], *pieces[2::3]) if joint)
+    return " ".join([", ".join(sorted(items)), *joints]) if len(items) > 1 else clause

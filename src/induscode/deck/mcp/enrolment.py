@@ -18,10 +18,9 @@ from typing import Literal, Protocol, TypeAlias
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.json import JsonObject, NotJson
 from indusagi.core.notes import Note
-from indusagi.interop.protocol_bridge.bridge import MountedTool
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, is_usable_phase
-from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
+from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, ServerFleetImpl
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, differ_in_order_alone, grade_drift
@@ -243,9 +242,13 @@ class Enrolment:
             self._drifts[ref] = drift
             self._record_drift(drift)
         live = self._ledger.find(ref)
-        if live is not None and not self._has_current_name(live[1], remote):
-            self._enroll(server, remote, None)
-            return
+        if live is not None:
+            shares = spells_longer_server(ref, self._list_servers())
+            name = self._name_tool(remote).descriptor.name
+            if (live[1].name, live[1].shares_name) != (name, shares):
+                # The present configuration gives it another name.
+                self._enroll(server, remote, None)
+                return
         if live is not None and ref in self._mounted:
             if self._represents(ref, live[1].raw, remote.raw):
                 return
@@ -304,7 +307,7 @@ class Enrolment:
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._name_tool(remote)
         shares = spells_longer_server(remote.ref, self._list_servers())
-        # Its server may start because of a call, or have come back with other tools: each call checks that first.
+
         # The check runs once the server is up: it may start because of this call, or have returned with other tools.
         mounted = MountedTool(self.fleet, named, None if self._pins is None else self._find_refusal)
         capability = BridgeCapability.from_definition(
@@ -325,12 +328,6 @@ class Enrolment:
                 server=ref.server,
             )
         return None
-
-    def _has_current_name(self, enrolled: BridgeCapability, remote: RemoteTool) -> bool:
-        """Tell whether a tool is enrolled under the name that the present configuration gives it."""
-        shares = spells_longer_server(remote.ref, self._list_servers())
-        name = self._name_tool(remote).descriptor.name
-        return (enrolled.name, enrolled.shares_name) == (name, shares)
 
     def set_configured_servers(self, servers: Iterable[str]) -> None:
         """Set the ids of the configured servers; tools are renamed where needed."""

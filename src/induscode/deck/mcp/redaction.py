@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
@@ -54,7 +54,8 @@ class Redaction:
             if len(value) < _SHORTEST:
                 continue
             values.add(value)
-            if _is_secret(name, value):
+            is_random = len(value) >= _LONG and "/" not in value and not any(map(str.isspace, value))
+            if is_random or _SECRET_NAME.search(name):
                 # As it is, and as JSON encodes it.
                 self._secrets |= {value, json.dumps(value, ensure_ascii=False)[1:-1]}
         # The longest first: one value may be a part of another.
@@ -76,49 +77,35 @@ def hide_shapes(text: str) -> str:
     return _SHAPES.sub(REDACTED, text)
 
 
-def _is_secret(name: str, value: str) -> bool:
-    if _SECRET_NAME.search(name):
-        return True
-    return len(value) >= _LONG and "/" not in value and not any(map(str.isspace, value))
-
-
 def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
     """Yield the values of a configuration, each with its name."""
     if isinstance(config, StdioServerConfig):
         yield from config.env.items()
-        yield from _values_of_args(config.args)
+        # The arguments whose option names a secret: `--token=x` and `--token x`.
+        flag = ""
+        for arg in config.args:
+            name, _, value = arg.partition("=")
+            if _SECRET_NAME.search(name) and name.startswith("-"):
+                flag = "" if value else name
+                yield name, value
+            elif flag:
+                yield flag, arg
+                flag = ""
         return
     for name, value in config.headers.items():
         yield name, value
         # "Bearer abc": the second word is the secret, and may occur alone.
         yield name, value.rpartition(" ")[2]
     for url in filter(None, (config.url, config.proxy)):
-        yield from _values_of_url(url)
-
-
-def _values_of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the arguments whose option names a secret: `--token=x` and `--token x`."""
-    flag = ""
-    for arg in args:
-        name, _, value = arg.partition("=")
-        if _SECRET_NAME.search(name) and name.startswith("-"):
-            flag = "" if value else name
-            yield name, value
-        elif flag:
-            yield flag, arg
-            flag = ""
-
-
-def _values_of_url(url: str) -> Iterator[tuple[str, str]]:
-    try:
-        parts = urlsplit(url)
-        pairs = parse_qsl(parts.query)
-    except ValueError:  # an invalid URL: nothing was ever sent to it
-        return
-    for piece in parts.netloc.rpartition("@")[0].split(":"):
-        yield "password", piece
-        yield "password", unquote(piece)
-    yield from pairs
+        try:
+            parts = urlsplit(url)
+            pairs = parse_qsl(parts.query)
+        except ValueError:  # an invalid URL: nothing was ever sent to it
+            continue
+        for piece in parts.netloc.rpartition("@")[0].split(":"):
+            yield "password", piece
+            yield "password", unquote(piece)
+        yield from pairs
 
 
 def _strip_url(match: re.Match[str]) -> str:

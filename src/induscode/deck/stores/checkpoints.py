@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from indusagi.capabilities.ports import Fs
-    from indusagi.core.json import JsonObject
 
 Action: TypeAlias = Literal["write", "delete", "none"]
 
@@ -92,7 +91,11 @@ class FileCheckpoints:
             log = self._open_log()
             if (self.node, path) in self._seen:
                 return
-            digest = None if previous is None else self._store_content(previous)
+            digest = None
+            if previous is not None:
+                digest = _digest(previous)
+                if not os.path.exists(self._blob(digest)):
+                    replace_private_file(self._blob(digest), previous)
             log.append({"op": "before", "node": self.node, "path": path, "digest": digest})
             self._seen.add((self.node, path))
 
@@ -134,14 +137,6 @@ class FileCheckpoints:
                     self.node = str(row["node"])
         return self._log
 
-    def _store_content(self, content: bytes) -> str:
-        """Store a content under its digest, unless it is stored already."""
-        digest = _digest(content)
-        path = self._blob(digest)
-        if not os.path.exists(path):
-            replace_private_file(path, content)
-        return digest
-
     def _blob(self, digest: str) -> str:
         return os.path.join(self._directory, "blobs", digest)
 
@@ -180,12 +175,17 @@ class FileCheckpoints:
         changes = await to_thread.run_sync(self._changes_since, node)
         steps = [await _plan_step(path, change, fs) for path, change in changes.items()]
         safety = f"safety-{new_ulid()}"
-        await self._record_present(safety, [step for step in steps if step.action != "none"], fs)
+        await to_thread.run_sync(self.begin, safety)
+        changing = [step for step in steps if step.action != "none"]
+        for step in changing:
+            try:
+                present = await _read_present(step.path, fs)
+            except OSError:
+                continue  # unreadable, so it will not be written either: the result reports it
+            await to_thread.run_sync(self.record, step.path, present)
         done: list[str] = []
         left: list[tuple[str, str]] = []
-        for step in steps:
-            if step.action == "none":
-                continue
+        for step in changing:
             if step.conflict and step.path not in insist:
                 left.append((step.path, "another program has changed it since"))
                 continue
@@ -196,15 +196,6 @@ class FileCheckpoints:
             else:
                 done.append(step.path)
         return RestoreResult(safety, tuple(done), tuple(left))
-
-    async def _record_present(self, safety: str, steps: Sequence[RestoreStep], fs: Fs) -> None:
-        await to_thread.run_sync(self.begin, safety)
-        for step in steps:
-            try:
-                present = await _read_present(step.path, fs)
-            except OSError:
-                continue  # unreadable, so it will not be written either: the result reports it
-            await to_thread.run_sync(self.record, step.path, present)
 
     async def _restore_file(self, path: str, change: _Change, fs: Fs) -> None:
         if change.before is None:
@@ -224,21 +215,15 @@ class FileCheckpoints:
         reached = False
         for row in rows:
             reached = reached or row.get("node") == node
-            if not reached:
+            if not reached or row["op"] == "node":
                 continue
-            self._fold(changes, row)
+            path, digest = str(row["path"]), row["digest"]
+            value = digest if isinstance(digest, str) else None
+            if row["op"] == "before":
+                changes.setdefault(path, _Change(value, None))
+            elif path in changes:
+                changes[path].after = value
         return changes
-
-    @staticmethod
-    def _fold(changes: dict[str, _Change], row: JsonObject) -> None:
-        if row["op"] == "node":
-            return
-        path, digest = str(row["path"]), row["digest"]
-        value = digest if isinstance(digest, str) else None
-        if row["op"] == "before":
-            changes.setdefault(path, _Change(value, None))
-        elif path in changes:
-            changes[path].after = value
 
 
 async def _plan_step(path: str, change: _Change, fs: Fs) -> RestoreStep:

@@ -62,7 +62,9 @@ class LineLog:
         os.close(self._handle)
 
     def _recover(self, path: str) -> None:
-        data = _read_all(self._handle)
+        data = b""
+        while chunk := os.pread(self._handle, 1024 * 1024, len(data)):
+            data += chunk
         start = 0
         while start < len(data):
             end = data.find(b"\n", start)
@@ -93,12 +95,3 @@ def decode_line(line: bytes) -> JsonObject | None:
         return None
     row = cast("JsonValue", json.loads(body))
     return row if is_json_object(row) else None
-
-
-def _read_all(handle: int) -> bytes:
-    chunks: list[bytes] = []
-    offset = 0
-    while chunk := os.pread(handle, 1024 * 1024, offset):
-        chunks.append(chunk)
-        offset += len(chunk)
-    return b"".join(chunks)

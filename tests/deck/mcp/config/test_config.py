@@ -432,6 +432,7 @@ def read(tmp_path: Path, name: str, content: object) -> dict[str, object]:
             startup_timeout_ms = 2500
             tool_timeout_sec = 30
             enabled_tools = ["t"]
+            disabled_tools = ["u"]
             [mcp_servers.r]
             url = "https://r"
             bearer_token_env_var = "T"
@@ -503,7 +504,8 @@ def test_a_foreign_configuration_is_read_as_its_owner_reads_it(
         config = found["x"]
         assert isinstance(config, StdioServerConfig)
         assert (config.limits.connect_s, config.limits.call_idle_s) == (2.5, 30.0)
-        assert (config.include_tools, dict(config.env)) == (("t",), {"K": "v"})
+        assert (config.include_tools, config.exclude_tools) == (("t",), ("u",))
+        assert dict(config.env) == {"K": "v"}
         wanted = {**wanted, "x": config}
     assert found == wanted
 

@@ -104,16 +104,12 @@ def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[str, bool]:
 
 
 def _find_value(rule: Expansion, match: re.Match[str], context: ExpansionContext) -> str:
-    if rule == "editor":
-        return _find_editor_value(match[1], match[2], context)
     if rule == "braces":
         return context.variable(match[2]) if match[1] == "env" else context.file(match[2].strip())
-    name, _ = parse_reference(rule, match)
-    return context.variable(name, match[2])
-
-
-def _find_editor_value(kind: str, name: str | None, context: ExpansionContext) -> str:
-    """Find a variable of VS Code: https://code.visualstudio.com/docs/reference/variables-reference."""
+    if rule != "editor":
+        return context.variable(parse_reference(rule, match)[0], match[2])
+    # A variable of VS Code: https://code.visualstudio.com/docs/reference/variables-reference
+    kind, name = match[1], match[2]
     if kind == "env" and name:
         return context.variable(name)
     if kind == "input" and name:

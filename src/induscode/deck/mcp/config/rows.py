@@ -19,7 +19,7 @@ from induscode.deck.mcp.config.expansion import ExpansionContext, expand
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.deck.mcp.config.expansion import Expansion
 
@@ -122,7 +122,7 @@ _CAMEL = {
     "enabledTools": "include_tools",
     "disabledTools": "exclude_tools",
     "enabled_tools": "include_tools",
-    "read_disabled_tools": "exclude_tools",
+    "disabled_tools": "exclude_tools",
     "environment": "env",
     "http_headers": "headers",
 }
@@ -226,6 +226,7 @@ class _RowParser:
         return texts
 
     def _texts(self, name: str) -> dict[str, str]:
+        """Read variables or headers; numbers and booleans become their JSON."""
         value = self.row.get(name)
         if value is None:
             return {}
@@ -234,11 +235,12 @@ class _RowParser:
             return {}
         texts: dict[str, str] = {}
         for key, member in value.items():
-            text = _to_text(member)
-            if text is None:
-                self.remarks.append(f"{key} of its {name} is not text, and was left out")
+            if isinstance(member, str):
+                texts[key] = member
+            elif isinstance(member, (bool, int, float)):
+                texts[key] = compact_json(member)
             else:
-                texts[key] = text
+                self.remarks.append(f"{key} of its {name} is not text, and was left out")
         return texts
 
     def _limits(self) -> ServerLimits:
@@ -275,12 +277,3 @@ class _RowParser:
         if value is not None:
             self.remarks.append("its start is neither eager nor lazy, and was not considered")
         return None
-
-
-def _to_text(value: JsonValue) -> str | None:
-    """Convert the value of a variable or a header: numbers and booleans become their JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (bool, int, float)):
-        return compact_json(value)
-    return None

@@ -191,23 +191,19 @@ def _warnings(row: ServerRow) -> tuple[str, ...]:
     if not isinstance(config, StdioServerConfig):
         encrypted = config.url.lower().startswith("https://")
         return (*disclosed, *([] if encrypted else ["The address is not encrypted."]))
-    warnings = [*disclosed, *_code_warnings(config)]
-    if os.sep in config.command and not os.path.isabs(config.command):
-        warnings.append("The command is a file of the project itself.")
-    return tuple(warnings)
-
-
-def _code_warnings(config: StdioServerConfig) -> list[str]:
-    warnings = [
+    code = [
         f"The variable {name} can change which code runs."
         for name in config.env
         if name.upper().startswith(_CODE_PREFIXES) or name.upper() in _CODE_VARIABLES
     ]
+    warnings = [*disclosed, *code]
     launcher = os.path.basename(config.command)
     flags = [flag for flag in _CODE_FLAGS.get(launcher, ()) if flag in config.args]
     if flags:
         warnings.append(f"{launcher} {flags[0]} runs whatever its arguments say.")
-    return warnings
+    if os.sep in config.command and not os.path.isabs(config.command):
+        warnings.append("The command is a file of the project itself.")
+    return tuple(warnings)
 
 
 # -- the file ---------------------------------------------------------------------------------

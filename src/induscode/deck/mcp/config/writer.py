@@ -151,19 +151,14 @@ def _document(path: str) -> tuple[JsonObject, str]:
         raise BridgeFault(f"{path}: {parsed.trouble}: correct it first")
     if parsed.repeated:
         raise BridgeFault(f"{path}: the key {parsed.repeated[0]!r} occurs twice: remove one")
-    if not _is_plain(text):
-        raise BridgeFault(f"{path} has comments or trailing commas, which would be lost: change it by hand")
-    if not is_json_object(parsed.document):
-        raise BridgeFault(f"{path} is not a JSON object: correct it first")
-    return parsed.document, text
-
-
-def _is_plain(text: str) -> bool:
     try:
         json.loads(text)
     except ValueError:
-        return False
-    return True
+        message = f"{path} has comments or trailing commas, which would be lost: change it by hand"
+        raise BridgeFault(message) from None
+    if not is_json_object(parsed.document):
+        raise BridgeFault(f"{path} is not a JSON object: correct it first")
+    return parsed.document, text
 
 
 def _format(document: JsonObject, before: str) -> str:
@@ -200,7 +195,7 @@ def change_row(path: str, name: str, change: Callable[[JsonObject], JsonObject],
     """Change one row of a file, and tell whether there was such a row.
 
     Raises:
-        BridgeFault: As for `changing`.
+        BridgeFault: As for `edit_own_config`.
         OSError: It cannot be written.
     """
     with edit_own_config(path, private=private) as config:
