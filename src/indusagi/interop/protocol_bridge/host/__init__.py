@@ -21,7 +21,7 @@ from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSe
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
-from indusagi.interop.protocol_bridge.rpc.codec import decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
 
 
 @record

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject
+from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ToolBox, ToolDescriptor
 
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]

@@ -1,8 +1,8 @@
 """Requests of a host to its clients: for input, for a sample of a model, for roots.
 
 Up to protocol revision 2025-11-25 the client is sent a JSON-RPC request while its own request is open
-(`OutgoingRequests`, `LegacyCaller`). From 2026-07-28 on its request is answered with the questions and comes again
-with the answers, while the call is suspended (`SuspendedCalls`).
+(`OutgoingRequests` of the dispatcher, `LegacyCaller` of the session). From 2026-07-28 on its request is answered with
+the questions and comes again with the answers, while the call is suspended (`SuspendedCalls`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,16 @@ import secrets
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
-from indusagi.interop.protocol_bridge.rpc.errors import (
-    INVALID_PARAMS,
-    ConnectionClosedError,
-    InvalidResponseError,
-    RequestTimeoutError,
-    RpcError,
-)
+from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     RunCall: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
@@ -51,23 +44,6 @@ def read_hops(meta: JsonObject) -> int:
     if hops > MAX_HOPS:
         raise RpcError(INVALID_PARAMS, f"the call came through {hops} gateways: one of them serves itself; remove it")
     return max(hops, 0)
-
-
-class LegacyCaller:
-    """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
-
-    def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
-        self.client = client
-        self.capabilities = capabilities
-        self.hops = hops
-        self._request = request
-
-    async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request to the client, and wait for the result."""
-        try:
-            return await self._request.send_request(method, params, within_s=ANSWER_S)
-        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
-            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 
 
 class SuspendedCall:

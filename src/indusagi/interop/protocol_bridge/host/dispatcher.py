@@ -17,7 +17,6 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject, decode_frame
 from indusagi.interop.protocol_bridge.rpc.errors import (
     INTERNAL_ERROR,
     PARSE_ERROR,
@@ -26,7 +25,7 @@ from indusagi.interop.protocol_bridge.rpc.errors import (
     RequestTimeoutError,
     RpcError,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
+from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, RequestId, TransportEnd, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Generator

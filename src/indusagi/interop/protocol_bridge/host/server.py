@@ -14,11 +14,10 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.memory import MemoryTransport
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, ServerSession
 from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport, standard_streams
-from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from indusagi.interop.protocol_bridge.rpc.transport import MemoryTransport, TransportEnd
 
 
 class ServerTransport(Protocol):

@@ -11,14 +11,23 @@ import logging
 import math
 from typing import TYPE_CHECKING, TypeAlias
 
+from indusagi.core.faults import describe_error
 from indusagi.core.json import NotJson, compact_json
-from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, current_caller
+from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, UNKNOWN_CALLER, current_caller
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
-from indusagi.interop.protocol_bridge.content import to_blocks
+from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
-from indusagi.interop.protocol_bridge.host.client_requests import LegacyCaller, SuspendedCall, SuspendedCalls, read_hops
+from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
-from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, RpcError
+from indusagi.interop.protocol_bridge.rpc.errors import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    UNSUPPORTED_VERSION,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -40,6 +49,23 @@ SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 _NEED_TOOLS = frozenset({"tools/list", "tools/call"})
+
+
+class LegacyCaller:
+    """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
+
+    def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
+        self.client = client
+        self.capabilities = capabilities
+        self.hops = hops
+        self._request = request
+
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        """Send a request to the client, and wait for the result."""
+        try:
+            return await self._request.send_request(method, params, within_s=ANSWER_S)
+        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
+            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 
 
 class HostSession:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.process.pipes import PipeReader, PipeWriter
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
-from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.http.auth import LEAST_TOKEN, is_loopback, load_token
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
-from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim
+from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.auth import StoredToken
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, NewSession
 
 
@@ -46,9 +46,21 @@ async def open_http(
     chosen = settings or HttpSettings()
     async with AsyncExitStack() as stack:
         try:
-            tokens, stored = await asyncio.to_thread(_find_tokens, chosen)
-            server = await asyncio.to_thread(_load_server)
-            opening = server.serve_app(new_session, find_schema, read, chosen, tokens)
+            stored, tokens = None, tuple(chosen.tokens or ())
+            if chosen.without_token:
+                tokens = ()
+                if not is_loopback(chosen.host):
+                    raise ValueError("without a token only a loopback address is allowed")
+            elif chosen.tokens is None:
+                stored = await asyncio.to_thread(load_token)
+                tokens = (stored.token,)
+            elif not tokens or any(len(token) < LEAST_TOKEN for token in tokens):
+                raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
+            # In a thread and late: h11 and the server take longer to load than all the rest.
+            await asyncio.to_thread(import_module, f"{__name__}.server")
+            from indusagi.interop.protocol_bridge.host.http.server import serve_app  # noqa: PLC0415 — as above
+
+            opening = serve_app(new_session, find_schema, read, chosen, tokens)
             port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
             message = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
@@ -59,23 +71,3 @@ async def open_http(
         if stored is not None:
             host = replace(host, token=stored.token, token_path=stored.path, token_is_new=stored.is_new)
         yield host
-
-
-def _find_tokens(settings: HttpSettings) -> tuple[tuple[str, ...], StoredToken | None]:
-    if settings.without_token:
-        if not is_loopback(settings.host):
-            raise ValueError("without a token only a loopback address is allowed")
-        return (), None
-    if settings.tokens is None:
-        stored = load_token()
-        return (stored.token,), stored
-    if not settings.tokens or any(len(token) < LEAST_TOKEN for token in settings.tokens):
-        raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
-    return tuple(settings.tokens), None
-
-
-def _load_server():
-    # In a thread and late: h11 and the server take longer to load than all the rest.
-    from indusagi.interop.protocol_bridge.host.http import server  # noqa: PLC0415 — only HTTP pays for it
-
-    return server

@@ -2,13 +2,18 @@
 
 All protocol revisions share one path. A request that names a revision up to 2025-11-25, or none, belongs to a
 session; any other is self-contained, and its headers must agree with its body. A client that disconnects cancels its
-request.
+request. A session belongs to the token that opened it: a request with another token does not find it.
+https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
 """
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import logging
 import math
+import secrets
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
@@ -18,7 +23,7 @@ import anyio
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
-from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, authorize
+from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
     VERSION_HEADER,
@@ -34,7 +39,6 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     HttpResponse,
     NoResponse,
 )
-from indusagi.interop.protocol_bridge.host.http.sessions import HttpSessions, Quota
 from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
@@ -44,7 +48,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
     from indusagi.interop.protocol_bridge.host.http.auth import AccessPolicy
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
-    from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
@@ -52,6 +55,156 @@ _log = logging.getLogger(__name__)
 
 _SESSION = "mcp-session-id"
 _UNACCEPTABLE = "the response is application/json or text/event-stream: accept one of them"
+
+
+@dataclass(slots=True, eq=False)
+class HttpSession:
+    """One client, identified by the Mcp-Session-Id header."""
+
+    owner: bytes
+    client: ServerSession
+    used_at: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    busy: int = 0
+    """Requests that are being answered."""
+    stream: HttpResponse | None = None
+    """The response to the client's GET, open for messages that belong to no request."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request and no stream is open."""
+        return not self.busy and self.stream is None
+
+
+class HttpSessions:
+    """A limited number of sessions; idle ones expire, or make place for a new one."""
+
+    def __init__(self, new_session: NewSession, settings: HttpSettings) -> None:
+        self._new_session = new_session
+        self._settings = settings
+        self._open: dict[str, HttpSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def admit(self, owner: bytes) -> HttpSession | None:
+        """Open a session; None if the limit is reached and no session is idle long enough to end."""
+        now = asyncio.get_running_loop().time()
+        spare = None
+        if len(self._open) >= self._settings.sessions:
+            before = now - self._settings.spare_s
+            idle = [session for session in self._open.values() if session.idle and session.used_at <= before]
+            spare = min(idle, key=lambda session: session.used_at, default=None)
+            if spare is None:
+                return None
+            del self._open[spare.id]
+        session = HttpSession(owner, self._new_session(owner), now)
+        self._open[session.id] = session
+        if spare is not None:
+            # The new session counts already: another client may ask for one while the old one ends.
+            session.busy += 1
+            try:
+                await self._end(spare, "another client needs its place")
+            finally:
+                self.release(session)
+        return session
+
+    def release(self, session: HttpSession) -> None:
+        """Note that a request of a session has ended."""
+        session.busy -= 1
+        session.used_at = asyncio.get_running_loop().time()
+
+    def find(self, session_id: str, owner: bytes) -> HttpSession | None:
+        """Find a session of this owner."""
+        session = self._open.get(session_id)
+        if session is None or session.owner != owner:
+            return None
+        session.used_at = asyncio.get_running_loop().time()
+        return session
+
+    async def drop(self, session: HttpSession, reason: str) -> None:
+        """End a session and cancel its requests."""
+        if self._open.pop(session.id, None) is not None:
+            await self._end(session, reason)
+
+    async def _end(self, session: HttpSession, reason: str) -> None:
+        if session.stream is not None:
+            session.stream.end()
+        await session.client.close(reason)
+
+    async def watch(self) -> None:
+        """End sessions that are idle for longer than `idle_s`; runs until cancelled."""
+        while True:
+            await anyio.sleep(min(60.0, self._settings.idle_s / 2))
+            before = asyncio.get_running_loop().time() - self._settings.idle_s
+            for session in [*self._open.values()]:
+                if session.idle and session.used_at < before:
+                    await self.drop(session, "it was idle for too long")
+
+    async def wait_idle(self) -> None:
+        """Wait until every request of every session is answered."""
+        for session in [*self._open.values()]:
+            await session.client.dispatcher.wait_idle(self._settings.stop_s)
+
+    async def close(self, reason: str) -> None:
+        """End all sessions at the same time."""
+        async with anyio.create_task_group() as tasks:
+            for session in [*self._open.values()]:
+                tasks.start_soon(self.drop, session, reason)
+
+
+class Quota:
+    """Limits running requests, in all and per owner, and open streams."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self.running = 0
+        self.streams = 0
+        self._settings = settings
+        self._per_owner: dict[bytes, int] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request runs."""
+        await self._idle.wait()
+
+    def take(self, owner: bytes) -> None:
+        """Count a request until `give`.
+
+        Raises:
+            HttpRefusal: The limit is reached.
+        """
+        running = self._per_owner.get(owner, 0)
+        if self.running >= self._settings.requests:
+            raise HttpRefusal(503, "there are too many requests at once")
+        if running >= self._settings.requests_each:
+            raise HttpRefusal(429, "this client has too many requests at once")
+        self.running += 1
+        self._per_owner[owner] = running + 1
+        self._idle.clear()
+
+    def give(self, owner: bytes) -> None:
+        """Count a request no longer."""
+        self.running -= 1
+        self._per_owner[owner] -= 1
+        if not self._per_owner[owner]:
+            del self._per_owner[owner]
+        if not self.running:
+            self._idle.set()
+
+    def take_stream(self) -> None:
+        """Count a stream until `give_stream`.
+
+        Raises:
+            HttpRefusal: The limit is reached.
+        """
+        if self.streams >= self._settings.streams:
+            raise HttpRefusal(503, "there are too many streams")
+        self.streams += 1
+
+    def give_stream(self) -> None:
+        """Count a stream no longer."""
+        self.streams -= 1
 
 
 class HostApp:
@@ -82,12 +235,33 @@ class HostApp:
         """Sessions of one request each, for self-contained requests."""
 
     def accept(self, request: HttpRequest) -> None:
-        """Check the head of a request before its body is read.
+        """Check `Host`, `Origin`, path and token of a request before its body is read, and set its owner.
 
         Raises:
             HttpRefusal: The access policy refuses it, or the host is stopping.
         """
-        authorize(request, self._policy)
+        policy = self._policy
+        hosts = [value for name, value in request.lines if name == "host"]
+        if len(hosts) != 1 or hosts[0].lower() not in policy.hosts:
+            # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.20
+            raise HttpRefusal(421, "this host is not known under that name")
+        if "origin" in request.headers and any(
+            value.lower() not in policy.origins for name, value in request.lines if name == "origin"
+        ):
+            raise HttpRefusal(403, "requests from that origin are not allowed")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        presented = token.strip().encode("utf-8", "replace")
+        is_bearer = scheme.lower() == "bearer"
+        for expected in policy.tokens:  # all of them, in constant time each: the time tells nothing about a wrong token
+            if hmac.compare_digest(expected, presented) and is_bearer:
+                request.owner = expected
+        if request.path not in policy.paths:
+            # Before the token: a client that gets 401 for a discovery path would start to sign in there.
+            raise HttpRefusal(404, "there is nothing at this path")
+        if policy.tokens and not request.owner:
+            # https://www.rfc-editor.org/rfc/rfc6750#section-3
+            headers = [(b"www-authenticate", b"Bearer")]
+            raise HttpRefusal(401, "a token is needed: Authorization: Bearer ...", headers=headers)
         if self._is_stopping:
             raise HttpRefusal(503, "the host is stopping", close=True)
 
@@ -120,7 +294,12 @@ class HostApp:
             self._start(partial(self._open_old_stream, request), request)
         else:
             self._require_method(request, "POST")
-            self._post_old_message(request)
+            session_id = parse_qs(request.query).get("session_id", [""])[0]
+            session = self.sessions.find(session_id, request.owner)
+            if session is None or session.stream is None:
+                raise HttpRefusal(404, "there is no such session")
+            session.client.dispatcher.receive(self._read_message(request), session.stream)
+            request.respond(202)
 
     @staticmethod
     def _require_method(request: HttpRequest, method: str, allowed: str | None = None) -> None:
@@ -267,10 +446,7 @@ class HostApp:
             problem = RequestProblem(METHOD_NOT_FOUND, "this version of the protocol has no handshake")
         if problem is not None:
             request.respond(problem.status, problem.to_response(message["id"]))
-        else:
-            self._dispatch_single(request, message)
-
-    def _dispatch_single(self, request: HttpRequest, message: JsonObject) -> None:
+            return
         accepts_events = request.accepts(EVENTS)
         is_subscription = message["method"] == "subscriptions/listen"
         if is_subscription and not accepts_events:
@@ -279,27 +455,18 @@ class HostApp:
             self._quota.take_stream()
         else:
             self._quota.take(request.owner)
+        give = self._quota.give_stream if is_subscription else partial(self._quota.give, request.owner)
         client = self._new_session(request.owner)
         self._single_sessions.add(client)
 
         def finish() -> None:
-            if is_subscription:
-                self._quota.give_stream()
-            else:
-                self._quota.give(request.owner)
-            if client.dispatcher.is_idle:
-                self._single_sessions.discard(client)
-            else:
-                self._start(partial(self._close_single, client))
+            give()
+            self._single_sessions.discard(client)
+            if not client.dispatcher.is_idle:
+                self._start(partial(client.close, CLIENT_GONE))
 
         request.when_finished(finish)
         self._send(request, client, message, partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES))
-
-    async def _close_single(self, client: ServerSession) -> None:
-        try:
-            await client.close(CLIENT_GONE)
-        finally:
-            self._single_sessions.discard(client)
 
     # -- the HTTP+SSE transport of revision 2024-11-05 ------------------------------------------
     # https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse
@@ -323,15 +490,6 @@ class HostApp:
         response = HttpResponse(request, self._settings.ping_s)
         response.start_stream(b"endpoint", f"{OLD_MESSAGES}?session_id={session.id}".encode())
         session.stream = session.client.notification_channel = response
-
-    def _post_old_message(self, request: HttpRequest) -> None:
-        session_id = parse_qs(request.query).get("session_id", [""])[0]
-        session = self.sessions.find(session_id, request.owner)
-        if session is None or session.stream is None:
-            raise HttpRefusal(404, "there is no such session")
-        message = self._read_message(request)
-        session.client.dispatcher.receive(message, session.stream)
-        request.respond(202)
 
     # -- tasks and the end ----------------------------------------------------------------------
 

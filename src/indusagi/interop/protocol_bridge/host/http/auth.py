@@ -1,26 +1,23 @@
-"""The access policy of a host behind HTTP: bearer token, `Host` and `Origin`.
+"""The access policy of a host behind HTTP (bearer token, `Host` and `Origin`), and the token file of the user.
 
-`Host` and `Origin` are checked whatever address the host listens on, so that a web page cannot reach it through the
-browser of its user (DNS rebinding):
+`HostApp.accept` applies the policy. `Host` and `Origin` are checked whatever address the host listens on, so that a
+web page cannot reach it through the browser of its user (DNS rebinding):
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#security-warning.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from ipaddress import IPv4Address, IPv6Address
 
-    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 
 
@@ -104,45 +101,14 @@ def load_token() -> StoredToken:
     try:
         handle = create_private_file(path)
     except FileExistsError:
-        return StoredToken(_read_token(path), path, is_new=False)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(token + "\n")
-    return StoredToken(token, path, is_new=True)
-
-
-def _read_token(path: str) -> str:
+        handle = None
+    if handle is not None:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+        return StoredToken(token, path, is_new=True)
     if os.lstat(path).st_mode & 0o077:
         raise PermissionError(f"other users may read {path!r}: remove it, and a new one is created")
     token = read_small_file(path, _MOST_TOKEN, follow=False).decode("ascii", "replace").strip()
     if len(token) < LEAST_TOKEN:
         raise ValueError(f"there is no token in {path!r}: remove it, and a new one is created")
-    return token
-
-
-def authorize(request: HttpRequest, policy: AccessPolicy) -> None:
-    """Check `Host`, `Origin`, path and token of a request, and set its owner.
-
-    Raises:
-        HttpRefusal: One of them is not allowed.
-    """
-    hosts = [value for name, value in request.lines if name == "host"]
-    if len(hosts) != 1 or hosts[0].lower() not in policy.hosts:
-        # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.20
-        raise HttpRefusal(421, "this host is not known under that name")
-    if "origin" in request.headers and any(
-        value.lower() not in policy.origins for name, value in request.lines if name == "origin"
-    ):
-        raise HttpRefusal(403, "requests from that origin are not allowed")
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    presented = token.strip().encode("utf-8", "replace")
-    is_bearer = scheme.lower() == "bearer"
-    for expected in policy.tokens:  # all of them, in constant time each: the time tells nothing about a wrong token
-        if hmac.compare_digest(expected, presented) and is_bearer:
-            request.owner = expected
-    if request.path not in policy.paths:
-        # Before the token: a client that gets 401 for a discovery path would start to sign in there.
-        raise HttpRefusal(404, "there is nothing at this path")
-    if policy.tokens and not request.owner:
-        # https://www.rfc-editor.org/rfc/rfc6750#section-3
-        headers = [(b"www-authenticate", b"Bearer")]
-        raise HttpRefusal(401, "a token is needed: Authorization: Bearer ...", headers=headers)
+    return StoredToken(token, path, is_new=False)

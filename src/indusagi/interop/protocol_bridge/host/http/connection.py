@@ -230,7 +230,8 @@ class HttpConnection(asyncio.Protocol):
         self._on_due: Callable[[], None] = self.abort
         self._timer: asyncio.TimerHandle | None = None
         self._progress_timer: asyncio.TimerHandle | None = None
-        self._unread = self._checks_in_vain = 0
+        self._unread: float = 0
+        self._checks_in_vain = 0
 
     # -- events of the transport ----------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         # Any unsent byte pauses the writer: `writable` then tells exactly whether the client has read everything.
         self.transport.set_write_buffer_limits(high=0)
         self._tracker.add(self)
-        self.set_deadline(self._settings.head_s, self._end_late_head)
+        self.set_deadline(self._settings.head_s, self._end_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request that is being answered."""
@@ -272,8 +273,8 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Begin to check whether the client reads what is written."""
         self.writable.clear()
-        self._unread, self._checks_in_vain = self.transport.get_write_buffer_size(), 0
-        self._check_progress_later()
+        self._unread = math.inf
+        self._check_progress()
 
     def resume_writing(self) -> None:
         """Go on: the client has taken everything."""
@@ -281,10 +282,6 @@ class HttpConnection(asyncio.Protocol):
         self.writable.set()
         if self._request is not None and self._request.is_answered:
             self._finish_exchange()
-
-    def _check_progress_later(self) -> None:
-        interval_s = self._settings.unread_s / _PROGRESS_CHECKS
-        self._progress_timer = self._loop.call_later(interval_s, self._check_progress)
 
     def _check_progress(self) -> None:
         unread = self.transport.get_write_buffer_size()
@@ -294,7 +291,8 @@ class HttpConnection(asyncio.Protocol):
             self._tracker.dropped["unread"] += 1
             self.abort()
         else:
-            self._check_progress_later()
+            interval_s = self._settings.unread_s / _PROGRESS_CHECKS
+            self._progress_timer = self._loop.call_later(interval_s, self._check_progress)
 
     def _stop_progress_checks(self) -> None:
         if self._progress_timer is not None:
@@ -331,65 +329,57 @@ class HttpConnection(asyncio.Protocol):
         self._due = math.inf
         self._on_due()
 
-    def _end_late_head(self) -> None:
-        if self._parser.trailing_data[0]:
+    def _end_late(self) -> None:
+        if self._request is not None:
+            self._refuse_request(self._request, HttpRefusal(408, "the request took too long to arrive"))
+        elif self._parser.trailing_data[0]:
             self.refuse("late", 408, "the request took too long to arrive")
         else:
             # Nothing was requested, so there is nothing to answer.
             self._tracker.dropped["late"] += 1
             self.abort()
 
-    def _end_late_body(self) -> None:
-        if self._request is not None:
-            self._refuse_request(self._request, HttpRefusal(408, "the request took too long to arrive"))
-
     # -- requests -------------------------------------------------------------------------------
 
-    def _read_events(self) -> None:
+    def _read_events(self) -> None:  # noqa: C901 — one case for each event of the parser
+        """Handle the events of the parser until more bytes have to come."""
         if self._is_reading:  # answered while being read: the loop below goes on
             return
         self._is_reading = True
-        try:
-            while not self._is_closing and self._read_event():
-                pass
-        finally:
-            self._is_reading = False
-
-    def _read_event(self) -> bool:  # noqa: C901 — one case for each event of the parser
-        """Handle the next event of the parser; False if more bytes have to come first."""
         parser = self._parser
-        if parser.their_state is h11.IDLE:
-            received = parser.trailing_data[0]
-            if not received:
-                return False
-            self._received = len(received)
-            fault = check_head(received, self._settings.body_bytes)
-            if fault is not None:
-                self.refuse("garbled", fault.status, fault.message)
-                return False
-            if not self._awaits_head:
-                self._awaits_head = True
-                self.set_deadline(self._settings.head_s, self._end_late_head)
         try:
-            event = parser.next_event()
+            while not self._is_closing:
+                if parser.their_state is h11.IDLE:
+                    received = parser.trailing_data[0]
+                    if not received:
+                        return
+                    self._received = len(received)
+                    fault = check_head(received, self._settings.body_bytes)
+                    if fault is not None:
+                        self.refuse("garbled", fault.status, fault.message)
+                        return
+                    if not self._awaits_head:
+                        self._awaits_head = True
+                        self.set_deadline(self._settings.head_s, self._end_late)
+                event = parser.next_event()
+                if isinstance(event, h11.Request):
+                    self._begin_request(event)
+                elif isinstance(event, h11.Data):
+                    self._parts.append(event.data)
+                    self._body_bytes += len(event.data)
+                    self._check_body(is_parsed=False)
+                elif isinstance(event, h11.EndOfMessage):
+                    self._end_request()
+                else:
+                    if event is h11.PAUSED:
+                        self.transport.pause_reading()
+                    elif parser.their_state is h11.SEND_BODY:
+                        self._check_body(is_parsed=True)
+                    return
         except h11.RemoteProtocolError as exc:
             self.refuse("garbled", exc.error_status_hint, f"the request cannot be read: {exc}")
-            return False
-        if isinstance(event, h11.Request):
-            self._begin_request(event)
-        elif isinstance(event, h11.Data):
-            self._parts.append(event.data)
-            self._body_bytes += len(event.data)
-            self._check_body(is_parsed=False)
-        elif isinstance(event, h11.EndOfMessage):
-            self._end_request()
-        else:
-            if event is h11.PAUSED:
-                self.transport.pause_reading()
-            elif parser.their_state is h11.SEND_BODY:
-                self._check_body(is_parsed=True)
-            return False
-        return True
+        finally:
+            self._is_reading = False
 
     def _begin_request(self, event: h11.Request) -> None:
         self._awaits_head = False
@@ -405,7 +395,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._tracker.on_authenticated(self)
         if request.has_unread_body:
-            self.set_deadline(self._settings.body_s, self._end_late_body)
+            self.set_deadline(self._settings.body_s, self._end_late)
             if self._parser.they_are_waiting_for_100_continue:
                 # https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
                 self.transport.write(self._parser.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")

@@ -105,9 +105,12 @@ def check_headers(
     lines: Sequence[tuple[str, str]], frame: JsonObject, find_schema: FindSchema
 ) -> RequestProblem | None:
     """Compare the header lines of a request, with names in lower case, with its message."""
-    duplicate = _find_duplicate(lines)
-    if duplicate is not None:
-        return RequestProblem(MISMATCH, f"the header {duplicate} appears more than once")
+    names: set[str] = set()
+    for name, _ in lines:
+        if name in names:  # one reader would use its first value, another its last
+            return RequestProblem(MISMATCH, f"the header {name} appears more than once")
+        if name in _ROUTING or name.startswith(_ARGUMENT_HEADER):
+            names.add(name)
     params = frame.get("params")
     meta = params.get("_meta") if is_json_object(params) else None
     if not is_json_object(params) or not is_json_object(meta):
@@ -115,12 +118,19 @@ def check_headers(
     missing = [key for key in (VERSION, CAPABILITIES) if key not in meta]
     if missing:
         return RequestProblem(INVALID_PARAMS, f"params._meta has no {' and no '.join(missing)}")
-    headers = dict(lines)
-    version = meta[VERSION]
-    mismatch = _find_mismatch(headers, frame, params, version)
+    headers, version, method = dict(lines), meta[VERSION], frame["method"]
+    name_key = _NAMED_BY.get(str(method))
+    target = None if name_key is None else params.get(name_key)
+    mismatch = None
+    if version is None or headers.get(VERSION_HEADER) != version:
+        mismatch = VERSION_HEADER
+    elif headers.get(_METHOD_HEADER) != method:
+        mismatch = _METHOD_HEADER
+    elif target is not None and decode_header_value(headers.get(_NAME_HEADER)) != target:
+        mismatch = _NAME_HEADER
     if mismatch is not None:
         return RequestProblem(MISMATCH, f"the header {mismatch} does not say what the body says")
-    return check_version(str(version)) or _check_arguments(headers, frame["method"], params, find_schema)
+    return check_version(str(version)) or _check_arguments(headers, method, params, find_schema)
 
 
 def check_version(version: str) -> RequestProblem | None:
@@ -129,31 +139,6 @@ def check_version(version: str) -> RequestProblem | None:
         return None
     data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
     return RequestProblem(UNSUPPORTED_VERSION, "this version of the protocol is not supported", data)
-
-
-def _find_duplicate(lines: Sequence[tuple[str, str]]) -> str | None:
-    """Find a repeated header: one reader would use its first value, another its last."""
-    names: set[str] = set()
-    for name, _ in lines:
-        if name in names:
-            return name
-        if name in _ROUTING or name.startswith(_ARGUMENT_HEADER):
-            names.add(name)
-    return None
-
-
-def _find_mismatch(headers: Mapping[str, str], frame: JsonObject, params: JsonObject, version: JsonValue) -> str | None:
-    """Find a routing header that differs from the message."""
-    if version is None or headers.get(VERSION_HEADER) != version:
-        return VERSION_HEADER
-    method = frame["method"]
-    if headers.get(_METHOD_HEADER) != method:
-        return _METHOD_HEADER
-    key = _NAMED_BY.get(str(method))
-    name = None if key is None else params.get(key)
-    if name is not None and decode_header_value(headers.get(_NAME_HEADER)) != name:
-        return _NAME_HEADER
-    return None
 
 
 def decode_header_value(value: str | None) -> str | None:
@@ -185,7 +170,16 @@ def _check_arguments(
         present: JsonValue = arguments
         for step in argument.path:
             present = present.get(step) if is_json_object(present) else None
-        why = _compare_argument(argument, headers.get(argument.header), present)
+        header = headers.get(argument.header)
+        text = decode_header_value(header)
+        if present is None or isinstance(present, (list, dict)):
+            why = None if header is None else "has a value without"
+        elif header is None:
+            why = "is missing, and must repeat"
+        elif text is None:
+            why = "is invalid base64, and must repeat"
+        else:
+            why = None if _is_equal(argument.kind, text, present) else "does not repeat"
         if why is not None:
             path = ".".join(argument.path)
             return RequestProblem(MISMATCH, f"the header {argument.header} {why} the argument {path!r}")
@@ -204,7 +198,11 @@ def _find_header_arguments(schema: JsonObject) -> Sequence[_HeaderArgument]:
         header = _ARGUMENT_HEADER + token.lower()
         if _TOKEN.fullmatch(token) is None or kind not in _HEADER_TYPES or header in marked:
             return ()
-        marked[header] = _HeaderArgument(_flatten_path(path), header, kind)
+        names: list[str] = []
+        while path:
+            path, name = cast("tuple[_Path, str]", path)
+            names.append(name)
+        marked[header] = _HeaderArgument(tuple(reversed(names)), header, kind)
     return [*marked.values()]
 
 
@@ -229,26 +227,6 @@ def _iterate_levels(schema: JsonObject) -> Iterator[tuple[_Path | None, JsonObje
                 waiting += [(None, inner) for inner in value]
             elif key in _HOLD_NAMED and is_json_object(value):
                 waiting += [(None, inner) for inner in value.values()]
-
-
-def _flatten_path(path: _Path) -> tuple[str, ...]:
-    names: list[str] = []
-    while path:
-        path, name = cast("tuple[_Path, str]", path)
-        names.append(name)
-    return tuple(reversed(names))
-
-
-def _compare_argument(argument: _HeaderArgument, header: str | None, value: JsonValue) -> str | None:
-    """Return how a header differs from its argument; None if it does not."""
-    if value is None or isinstance(value, (list, dict)):
-        return None if header is None else "has a value without"
-    if header is None:
-        return "is missing, and must repeat"
-    text = decode_header_value(header)
-    if text is None:
-        return "is invalid base64, and must repeat"
-    return None if _is_equal(argument.kind, text, value) else "does not repeat"
 
 
 def _is_equal(kind: str, text: str, value: JsonScalar) -> bool:

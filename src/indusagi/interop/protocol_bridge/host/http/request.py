@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, INVALID_REQUEST
-from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
 if TYPE_CHECKING:
     import asyncio

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from indusagi.interop import HttpSettings
+from indusagi.interop.protocol_bridge.host.http.app import HttpSession, HttpSessions
 from indusagi.interop.protocol_bridge.host.http.request import HttpResponse
-from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession, HttpSessions
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
@@ -72,9 +72,10 @@ async def test_a_session_gives_way_some_time_after_its_last_use_and_the_oldest_f
 async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_the_end_on() -> None:
     sessions = sessions_of(sessions=1)
     session = await opened(sessions)
-    with sessions.using(session):
-        left_alone(session, 2 * SPARE_S)
-        assert await sessions.admit(b"") is None
+    session.busy += 1
+    left_alone(session, 2 * SPARE_S)
+    assert await sessions.admit(b"") is None
+    sessions.release(session)
     assert await sessions.admit(b"") is None
     left_alone(session)
     session.stream = cast("HttpResponse", object())
