@@ -19,7 +19,7 @@ from induscode.session.permissions.shell.arguments import find_problem
 from induscode.session.permissions.shell.launchers import base_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from induscode.session.permissions.shell.arguments import Problem
@@ -70,7 +70,9 @@ def may_be_command(specifier: str, command: Command) -> PatternMatch:
     if not pattern:
         return PatternMatch.YES
     name, *rest = command.words
-    first = _match_name(base_name(pattern[0]), name)
+    first = PatternMatch.MAYBE if name.hole or name.glob else PatternMatch.NO
+    if any(_match_program(base_name(pattern[0]), base_name(guess), glob=name.glob) for guess in name.guesses):
+        first = PatternMatch.YES
     if first is PatternMatch.NO:
         return PatternMatch.NO
     if first is PatternMatch.MAYBE and not name.single:
@@ -85,11 +87,14 @@ def may_be_program(specifier: str, word: Word) -> bool:
     pattern, _ = split_command_pattern(specifier)
     program = base_name(pattern[0])
     names = [part for guess in word.guesses for part in re.split(r"[\s=:]+", guess) if part]
-    return any(
-        _match_word(program, base_name(name), fold=True)
-        or (word.glob and _compile_shell_glob(base_name(name)).fullmatch(program) is not None)
-        for name in names
-    )
+    return any(_match_program(program, base_name(name), glob=word.glob) for name in names)
+
+
+def _match_program(pattern: str, name: str, *, glob: bool) -> bool:
+    """Compare the name of a program with a pattern; the shell may expand a name with a `glob` to it."""
+    if _match_word(pattern, name, fold=True):
+        return True
+    return glob and _compile_shell_glob(name).fullmatch(pattern) is not None
 
 
 def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
@@ -110,16 +115,6 @@ def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
     return len(text) - position >= len(others[-1]) and text.endswith(others[-1])
 
 
-def _match_name(pattern: str, word: Word) -> PatternMatch:
-    for guess in word.guesses:
-        name = base_name(guess)
-        if _match_word(pattern, name, fold=True):
-            return PatternMatch.YES
-        if word.glob and _compile_shell_glob(name).fullmatch(pattern):
-            return PatternMatch.YES
-    return PatternMatch.MAYBE if word.hole or word.glob else PatternMatch.NO
-
-
 @lru_cache(maxsize=256)
 def _compile_shell_glob(name: str) -> re.Pattern[str]:
     from fnmatch import translate  # noqa: PLC0415 — for a name with a glob only
@@ -136,7 +131,10 @@ def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatc
     result = PatternMatch.YES
     for option in options:
         if option.startswith("--"):
-            is_given = any(_match_long_option(option, text) for text in texts)
+            # Programs accept unambiguous abbreviations of long options: getopt_long(3).
+            names = [text.partition("=")[0] for text in texts]
+            is_named = any(name == option or (len(name) > 3 and option.startswith(name)) for name in names)
+            is_given = is_named or any(_match_word(option, text) for text in texts)
             may_be_same = option[2:3].casefold() in {letter.casefold() for letter in letters}
         else:
             is_given = option in texts or set(option[1:]) <= letters
@@ -148,12 +146,6 @@ def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatc
             return PatternMatch.NO
         result = PatternMatch.MAYBE
     return result
-
-
-def _match_long_option(option: str, text: str) -> bool:
-    # Programs accept unambiguous abbreviations of long options: getopt_long(3).
-    name = text.partition("=")[0]
-    return _match_word(option, text) or name == option or (len(name) > 3 and option.startswith(name))
 
 
 def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch:
@@ -304,32 +296,21 @@ def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) 
     if pattern == "*" or _WILDCARD.search(pattern) is None:
         return pattern in {"*", name}
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
-    return any(
-        _match_server(server, ref.server)
-        and match_glob(tool, ref.name)
-        and (not shared or QUALIFIER not in fixed[len(server) + 1 :])
-        for server, tool in _split_tool_pattern(pattern)
-    )
+    index = pattern.find(QUALIFIER, 1)
+    while index > 0:
+        server, tool = pattern[:index], pattern[index + len(QUALIFIER) :]
+        is_server = server == ref.server
+        if _WILDCARD.search(server) is not None:
+            if QUALIFIER in server:
+                return False
+            is_server = QUALIFIER not in ref.server and match_glob(server, ref.server)
+        is_unshared = not shared or QUALIFIER not in fixed[len(server) + 1 :]
+        if is_server and is_unshared and tool and match_glob(tool, ref.name):
+            return True
+        index = pattern.find(QUALIFIER, index + 1)
+    return False
 
 
 def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
     """Tell whether a pattern may be meant to name a tool of a server: enough to deny or ask."""
     return match_glob(pattern, name) or match_glob(pattern, qualify_tool_name(ref))
-
-
-def _match_server(pattern: str, server: str) -> bool:
-    if _WILDCARD.search(pattern) is None:
-        return pattern == server
-    return QUALIFIER not in server and match_glob(pattern, server)
-
-
-def _split_tool_pattern(pattern: str) -> Iterator[tuple[str, str]]:
-    """Give the ways to split a pattern into a server's part and a tool's part."""
-    index = pattern.find(QUALIFIER, 1)
-    while index > 0:
-        server, tool = pattern[:index], pattern[index + len(QUALIFIER) :]
-        if _WILDCARD.search(server) and QUALIFIER in server:
-            return
-        if tool:
-            yield server, tool
-        index = pattern.find(QUALIFIER, index + 1)

@@ -110,8 +110,17 @@ class ChatStream(StreamedResponse):
         if isinstance(answer_id := chunk.get("id"), str) and answer_id:
             self.provider_response_id = answer_id
         if is_json_object(usage := chunk.get("usage")):
-            # Some servers send it with every chunk: the last one is the total.
-            self._usage = _read_usage(usage)
+            details = usage.get("prompt_tokens_details")
+            cached = details if is_json_object(details) else {}
+            cost = usage.get("cost")  # OpenRouter sends it
+            # Some servers send the usage with every chunk: the last one is the total.
+            self._usage = RequestUsage(
+                input_tokens=_read_count(usage, "prompt_tokens"),
+                output_tokens=_read_count(usage, "completion_tokens"),
+                cache_read_tokens=_read_count(cached, "cached_tokens"),
+                cache_write_tokens=_read_count(cached, "cache_write_tokens"),
+                cost=Decimal(str(cost)) if isinstance(cost, int | float) else None,
+            )
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not is_json_object(choice):
@@ -132,21 +141,18 @@ class ChatStream(StreamedResponse):
                 break
         # A refusal replaces the text and gives the reason.
         if text := _join_text(delta.get("content") or delta.get("refusal")):
-            yield from self._take_text(text)
+            for event in self._parts_manager.handle_text_delta(
+                vendor_part_id=("text", self.segment), content=text, thinking_tags=THINKING_TAGS
+            ):
+                if isinstance(event, PartStartEvent):
+                    self.open_text = isinstance(event.part, TextPart)
+                    if isinstance(event.part, ThinkingPart):
+                        event.part.id, event.part.provider_name = "content", self.system
+                yield event
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else []:
             if is_json_object(call):
                 yield from self._take_call(call)
-
-    def _take_text(self, text: str) -> Iterator[ModelResponseStreamEvent]:
-        for event in self._parts_manager.handle_text_delta(
-            vendor_part_id=("text", self.segment), content=text, thinking_tags=THINKING_TAGS
-        ):
-            if isinstance(event, PartStartEvent):
-                self.open_text = isinstance(event.part, TextPart)
-                if isinstance(event.part, ThinkingPart):
-                    event.part.id, event.part.provider_name = "content", self.system
-            yield event
 
     def _take_call(self, call: JsonObject) -> Iterator[ModelResponseStreamEvent]:
         self._end_text()
@@ -240,20 +246,6 @@ def _join_text(content: object) -> str:
     parts = cast("list[object]", content) if isinstance(content, list) else []
     texts = [part.get("text") for part in parts if is_json_object(part)]
     return "".join(text for text in texts if isinstance(text, str))
-
-
-def _read_usage(usage: JsonObject) -> RequestUsage:
-    """Read the token counts, and the cost that OpenRouter sends."""
-    details = usage.get("prompt_tokens_details")
-    cached = details if is_json_object(details) else {}
-    cost = usage.get("cost")
-    return RequestUsage(
-        input_tokens=_read_count(usage, "prompt_tokens"),
-        output_tokens=_read_count(usage, "completion_tokens"),
-        cache_read_tokens=_read_count(cached, "cached_tokens"),
-        cache_write_tokens=_read_count(cached, "cache_write_tokens"),
-        cost=Decimal(str(cost)) if isinstance(cost, int | float) else None,
-    )
 
 
 def _read_count(counts: JsonObject, key: str) -> int:
@@ -373,8 +365,10 @@ class ChatModel(Model[httpx2.AsyncClient]):
                 delay = None
             else:
                 delay = _find_delay(response)
-                if last or not _is_transient(response) or (delay or 0) > _LONGEST_DELAY_S:
-                    status, headers = response.status_code, dict(response.headers)
+                status, headers = response.status_code, dict(response.headers)
+                advice = response.headers.get("x-should-retry")
+                may_succeed = advice == "true" if advice else status in _RETRIED or status >= 500
+                if last or not may_succeed or (delay or 0) > _LONGEST_DELAY_S:
                     raise build_status_error(self._name, status, refusal, headers)
             if delay is None:
                 delay = _FIRST_DELAY_S * 2**attempt * random.uniform(0.75, 1.0)
@@ -390,13 +384,6 @@ def _choose_tls(base_url: str) -> ssl.SSLContext | bool:
     if base_url.startswith("http://") and not getproxies():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no authority
     return True
-
-
-def _is_transient(response: httpx2.Response) -> bool:
-    """Tell whether the same request may succeed later."""
-    if retry := response.headers.get("x-should-retry"):
-        return retry == "true"
-    return response.status_code in _RETRIED or response.status_code >= 500
 
 
 def _find_delay(response: httpx2.Response) -> float | None:

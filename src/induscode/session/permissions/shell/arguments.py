@@ -143,8 +143,16 @@ class _ArgumentReader:
             return _check_test(self)
         index = self._find_module()
         if index is not None:
+            shown = f"{self.name} -m {self.words[index].shown}"
+            module = MODULES.get(self.words[index].text or "")
             before = _ArgumentReader(self.name, program, self.words[: index - 1], self.named)
-            return before._read_words() or _check_module(self, self.words[index], index)
+            problem = before._read_words()
+            if problem is None and module is not None:
+                named = frozenset(position - index for position in self.named if position >= index)
+                return _ArgumentReader(shown, module, self.words[index:], named).check()
+            if problem is None and index not in self.named:
+                return Problem(f"{shown} may be given text as code", acts=True)
+            return problem
         problem = self._read_words()
         if problem is not None:
             return problem
@@ -238,15 +246,9 @@ class _ArgumentReader:
                 self.operands.append(word)
                 return None
             return Problem(f"only the shell knows whether {word.shown} is an option of {self.name}")
-        if word.text is None:
-            return self._read_variable(word, texts)
-        return self._read_text(word, word.text, is_named=is_named)
-
-    def _read_variable(self, word: Word, texts: Sequence[str]) -> Problem | None:
-        """Read a word with known values, which may be empty or absent at run time.
-
-        The words behind it must have the same meaning in every case.
-        """
+        if word.text is not None:
+            return self._read_text(word, word.text, is_named=is_named)
+        # A variable with known values may be empty at run time: the words behind it must mean the same in every case.
         first = self.program.options_first or self._has_commands() or self.program.old_style
         if any(text.startswith("-") for text in texts) or (first and not word.single):
             return Problem(f"only the shell knows what {word.shown} is to {self.name}")
@@ -324,21 +326,17 @@ class _ArgumentReader:
         texts = _get_texts(word)
         if word.glob or (texts is None and not word.single):
             return Problem(f"only the shell knows what it makes of {word.shown} behind {option}")
-        if texts is None and self._may_name_more(option, word.prefix):
+        # A value with an unknown end may be `host:archive` or `@file`.
+        is_archive = self.program.check == "tar" and option in {"-f", "--file"}
+        is_data = self.name == "curl" and option in _CURL_DATA
+        may_name_more = (is_archive and "/" not in word.prefix) or (is_data and not word.prefix)
+        if texts is None and (may_name_more or option in self.program.value_patterns):
             return Problem(f"only the shell knows what {word.shown} is to {self.name} {option}")
         for text in texts or [word.prefix]:
             problem = self._check_value(option, text)
             if problem is not None:
                 return problem
         return None
-
-    def _may_name_more(self, option: str, prefix: str) -> bool:
-        """Tell whether a value with this prefix may be `host:archive` or `@file`."""
-        if option in self.program.value_patterns:
-            return True
-        if self.program.check == "tar" and option in {"-f", "--file"}:
-            return "/" not in prefix
-        return self.name == "curl" and option in _CURL_DATA and not prefix
 
     def _check_value(self, option: str, text: str, *, is_joined: bool = False) -> Problem | None:
         if not is_joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
@@ -392,35 +390,18 @@ def _check_script(reader: _ArgumentReader) -> Problem | None:
     return None
 
 
-def _check_module(reader: _ArgumentReader, module: Word, index: int) -> Problem | None:
-    named = frozenset(position - index for position in reader.named if position >= index)
-    program = MODULES.get(module.text or "")
-    if program is not None:
-        shown = f"{reader.name} -m {module.shown}"
-        return _ArgumentReader(shown, program, reader.words[index:], named).check()
-    if index in reader.named:
-        return None
-    return Problem(f"{reader.name} -m {module.shown} may be given text as code", acts=True)
-
-
 def _check_sed(reader: _ArgumentReader) -> Problem | None:
     scripts = reader.scripts or reader.operands[:1]
     if not scripts:
         return Problem("sed is given no program that can be read")
     for word in scripts:
-        if word.text is None or word.glob or not _is_harmless_sed(word.text):
+        text = "" if word.text is None or word.glob else word.text
+        index = 0
+        while text[index:].strip("; \t\n") and (match := _SED_COMMAND.match(text, index)) is not None:
+            index = match.end()
+        if index == 0 or text[index:].strip("; \t\n"):
             return Problem("sed is given a program that may write or run something", acts=True)
     return None
-
-
-def _is_harmless_sed(text: str) -> bool:
-    index = 0
-    while text[index:].strip("; \t\n"):
-        match = _SED_COMMAND.match(text, index)
-        if match is None:
-            return False
-        index = match.end()
-    return index > 0
 
 
 def _check_awk(reader: _ArgumentReader) -> Problem | None:

@@ -145,12 +145,17 @@ def unwrap_command(words: Sequence[Word]) -> Sequence[Word] | None:
             return None
         if not text.startswith("-"):
             break
-        step = _count_option_words(wrapper, text)
-        if step is None:
-            return None
-        index += step
+        index += 1
         if text == "--":
             break
+        letters = text[1:]
+        is_number = wrapper.numeric and letters.isdigit()
+        if is_number or (letters and all(letter in wrapper.flags for letter in letters)):
+            continue
+        if not letters or letters[0] not in wrapper.values:
+            return None
+        if len(letters) == 1:
+            index += 1  # the next word is its value
     index += wrapper.operands
     rest = words[index:]
     if not rest or wrapper is WRAPPERS["env"]:
@@ -161,17 +166,3 @@ def unwrap_command(words: Sequence[Word]) -> Sequence[Word] | None:
 def is_lookup(words: Sequence[Word]) -> bool:
     """Tell whether this is `command -v name`, which looks up a name and runs nothing."""
     return len(words) > 1 and words[0].text == "command" and words[1].text in {"-v", "-V"}
-
-
-def _count_option_words(wrapper: _Wrapper, text: str) -> int | None:
-    """Count the words of an option; None for an unknown one."""
-    letters = text[1:]
-    if text == "--":
-        return 1
-    if wrapper.numeric and letters.isdigit():
-        return 1
-    if letters and all(letter in wrapper.flags for letter in letters):
-        return 1
-    if letters[:1] and letters[0] in wrapper.values:
-        return 2 if len(letters) == 1 else 1
-    return None

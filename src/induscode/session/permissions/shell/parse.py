@@ -373,23 +373,20 @@ class _CommandReader:
         if not words:
             return
         if words[1:]:
-            self._read_trailing_words(node, words[1:])
+            # The words behind a redirection belong to the command.
+            self.flaws.append("arguments stand behind a redirection")
+            extra = [read_word(word, self.variables) for word in words[1:]]
+            body = node.parent.child_by_field_name("body") if node.parent is not None else None
+            inside = [child for child in iter_nodes(body) if child.type == "command"] if body else []
+            before = self._read_words(inside[-1]) if inside else []
+            self._append_command(self.suspects, [*before, *extra])
+            self._append_command(self.suspects, extra)
         target = read_word(words[0], self.variables)
         if target.glob:
             target = UNKNOWN
         if operator in {">&", "<&"} and (target.text or "").rstrip("-").isdigit():
             return
         self.redirects.append(Redirect(target, operator not in {"<", "<&"}))
-
-    def _read_trailing_words(self, node: Node, words: Sequence[Node]) -> None:
-        """Read the words behind a redirection, which belong to the command."""
-        self.flaws.append("arguments stand behind a redirection")
-        extra = [read_word(word, self.variables) for word in words]
-        body = node.parent.child_by_field_name("body") if node.parent is not None else None
-        inside = [child for child in iter_nodes(body) if child.type == "command"] if body else []
-        before = self._read_words(inside[-1]) if inside else []
-        self._append_command(self.suspects, [*before, *extra])
-        self._append_command(self.suspects, extra)
 
     def _read_input_text(self, node: Node) -> None:
         for child in node.children:
@@ -421,7 +418,13 @@ class _CommandReader:
                 self._append_command(self.commands, words)
                 self._suspect_arguments(words[1:])
                 return
-            inner = self._strip_assignments(words[0], inner)
+            while words[0].text == "env" and inner and "=" in inner[0].shown:
+                name, _, value = inner[0].shown.partition("=")
+                self._check_environment(name)
+                if name in {"BASH_ENV", "ENV"}:
+                    self.opaque.append(f"the shell runs the file that {name} names")
+                self._consider_text(value)
+                inner = inner[1:]
             if not inner:
                 if not words[1:]:
                     return
@@ -435,19 +438,6 @@ class _CommandReader:
             self.fed = True
         self._classify_command(words, fed=fed)
 
-    def _strip_assignments(self, wrapper: Word, words: Sequence[Word]) -> Sequence[Word]:
-        if wrapper.text != "env":
-            return words
-        index = 0
-        while index < len(words) and "=" in words[index].shown:
-            name, _, value = words[index].shown.partition("=")
-            self._check_environment(name)
-            if name in {"BASH_ENV", "ENV"}:
-                self.opaque.append(f"the shell runs the file that {name} names")
-            self._consider_text(value)
-            index += 1
-        return words[index:]
-
     def _classify_command(self, words: Sequence[Word], *, fed: bool) -> None:
         reason = find_runner(words)
         name = base_name(words[0].shown)
@@ -459,14 +449,22 @@ class _CommandReader:
         if name in RUNNERS or name in SHELLS or name in WRAPPERS or (name == "find" and problem is not None):
             self._suspect_arguments(words[1:])
         elif problem is not None or reason is not None or starts_commands(name):
-            self._consider_arguments(words[1:])
+            # Arguments, and values joined to an option, may be commands.
+            for index, word in enumerate(words[1:], 1):
+                self._append_command(self.possible, words[index : index + _COMPARED_WORDS])
+                for guess in word.guesses:
+                    self._consider_text(guess)
+                    self._consider_text(guess[2:] if guess.startswith("-") else "")
         if name in COPIERS or reason is not None:
             self.copied += words[1:]
         self._note_opaque(name, words, problem)
         self.fed = self.fed or runs_input(words)
         self.maybe_fed = self.maybe_fed or (problem is not None and fed and name not in RUNNERS)
-        if any(word.text is None for word in words):
-            self._suspect_guesses(words)
+        for index, word in enumerate(words):
+            # The values of variables and braces may be several words.
+            for guess in [guess for guess in word.guesses if word.text is None and " " in guess]:
+                spread = [literal_word(part) for part in guess.split()]
+                self._append_command(self.suspects, [*words[:index], *spread, *words[index + 1 :]])
         # The output of one command may be the input of the next one.
         self.texts.extend(guess for word in words[1:] for guess in word.guesses)
 
@@ -521,14 +519,6 @@ class _CommandReader:
         for index in range(len(words)):
             self._append_command(where, words[index : index + _COMPARED_WORDS])
 
-    def _suspect_guesses(self, words: Sequence[Word]) -> None:
-        """Add the commands that the values of variables and braces give."""
-        for index, word in enumerate(words):
-            for guess in word.guesses:
-                if word.text is None and " " in guess:
-                    spread = [literal_word(part) for part in guess.split()]
-                    self._append_command(self.suspects, [*words[:index], *spread, *words[index + 1 :]])
-
     def _suspect_text(self, text: str) -> None:
         """Read a text that probably runs as a command."""
         inner = self._read_nested(text)
@@ -545,15 +535,6 @@ class _CommandReader:
                 self._append_command(self.possible, command.words)
             if _ALL_SEPARATORS.search(text):
                 self._append_words(self.possible, _ALL_SEPARATORS, text)
-
-    def _consider_arguments(self, words: Sequence[Word]) -> None:
-        """Consider arguments, and values joined to an option, as commands."""
-        for index, word in enumerate(words):
-            self._append_command(self.possible, words[index : index + _COMPARED_WORDS])
-            for guess in word.guesses:
-                self._consider_text(guess)
-                if guess.startswith("-"):
-                    self._consider_text(guess[2:])
 
     def _read_nested(self, text: str) -> _CommandReader | None:
         """Read a nested text, and take over what may run in it."""

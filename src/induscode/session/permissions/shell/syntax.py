@@ -367,7 +367,13 @@ def _expand_word(pieces: list[str]) -> list[str]:
     if commas:
         alternatives = [pieces[left + 1 : right] for left, right in pairwise([start, *commas, end])]
     else:
-        alternatives = [[item] for item in _expand_range("".join(pieces[start + 1 : end]))]
+        match = _RANGE.fullmatch("".join(pieces[start + 1 : end]))
+        assert match is not None, "braces without a comma are a range"
+        is_numeric = match[1] is not None
+        first, last = (int(match[1]), int(match[2])) if is_numeric else (ord(match[3]), ord(match[4]))
+        step = 1 if first <= last else -1
+        numbers = islice(range(first, last + step, step), _MOST_WORDS + 1)
+        alternatives = [[str(number) if is_numeric else chr(number)] for number in numbers]
     results: list[str] = []
     for alternative in alternatives:
         results += _expand_word([*pieces[:start], *alternative, *pieces[end + 1 :]])
@@ -394,15 +400,3 @@ def _find_brace(pieces: list[str]) -> tuple[int, list[int], int] | None:
                     return start, commas, index
                 break
     return None
-
-
-def _expand_range(text: str) -> list[str]:
-    match = _RANGE.fullmatch(text)
-    assert match is not None, "`_find_brace` returns ranges only"
-    if match[1] is not None:
-        first, last = int(match[1]), int(match[2])
-        step = 1 if first <= last else -1
-        return [str(number) for number in islice(range(first, last + step, step), _MOST_WORDS + 1)]
-    first, last = ord(match[3]), ord(match[4])
-    step = 1 if first <= last else -1
-    return [chr(number) for number in range(first, last + step, step)]
