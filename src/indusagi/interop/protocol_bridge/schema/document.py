@@ -114,8 +114,19 @@ class SchemaDocument:
             return Fitness.UNFIT
         key = keyword, id(value)
         if key not in self._fitness:
-            schemas = _iterate_objects(_subschemas({keyword: value}), _subschemas)
-            self._fitness[key] = value, max(map(_assess_level, schemas), default=Fitness.PLAIN)
+            fitness = Fitness.PLAIN
+            for schema in _iterate_objects(_subschemas({keyword: value}), _subschemas):
+                kind = find_type(schema)
+                if not REFERENCES.isdisjoint(schema):
+                    fitness = Fitness.HAS_REFERENCES
+                    break
+                if (
+                    (kind is None and "type" in schema)
+                    or (kind == "array" and "items" not in schema)
+                    or is_list(schema.get("items"))
+                ):
+                    fitness = Fitness.UNUSUAL
+            self._fitness[key] = value, fitness
         return self._fitness[key][1]
 
     def resolve(self, reference: object) -> AnyObject | bool | None:
@@ -131,7 +142,12 @@ class SchemaDocument:
         target: object = self.root
         if reference.startswith("#/"):
             for step in unquote(reference[2:]).split("/"):
-                target = _follow_step(target, step)
+                if is_dict(target):
+                    target = target.get(step.replace("~1", "/").replace("~0", "~"))  # RFC 6901 §4
+                elif is_list(target) and step.isdecimal() and step.isascii() and len(step) < 9:
+                    target = target[int(step)] if int(step) < len(target) else None
+                else:
+                    return None
         elif reference != "#":
             target = self._anchors.get(reference[1:])
         return target if isinstance(target, bool) or is_dict(target) else None
@@ -177,21 +193,3 @@ def _subschemas(schema: object) -> Iterator[object]:
             yield from value if is_list(value) else [value]
         elif key in _HOLD_MAPS:
             yield from _children(value)
-
-
-def _assess_level(schema: AnyObject) -> Fitness:
-    if not REFERENCES.isdisjoint(schema):
-        return Fitness.HAS_REFERENCES
-    kind = find_type(schema)
-    if (kind is None and "type" in schema) or (kind == "array" and "items" not in schema):
-        return Fitness.UNUSUAL
-    return Fitness.UNUSUAL if is_list(schema.get("items")) else Fitness.PLAIN
-
-
-def _follow_step(value: object, step: str) -> object:
-    """Follow one step of a JSON pointer, with the escapes of RFC 6901 §4; None if there is nothing."""
-    if is_dict(value):
-        return value.get(step.replace("~1", "/").replace("~0", "~"))
-    if is_list(value) and step.isdecimal() and step.isascii() and len(step) < 9:
-        return value[int(step)] if int(step) < len(value) else None
-    return None

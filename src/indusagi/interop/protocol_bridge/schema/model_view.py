@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
@@ -165,14 +165,26 @@ class SchemaLevel:
         """Write a keyword that holds schemas, or names them."""
         value = level[key]
         if key == "required":
-            self._write_required(value, level.get("properties"))
+            properties, listed = level.get("properties"), value if is_list(value) else []
+            declared = properties if is_dict(properties) else {}
+            names = [name for name in listed if isinstance(name, str)]
+            if self._kind == "object":
+                names = [name for name in names if declared.get(name, False) is not False]
+            if names:
+                self.schema[key] = cast("JsonValue", names)
         elif key in {"items", "additionalProperties"}:
             if isinstance(value, bool):
                 self.schema[key] = value
             elif is_dict(value):
                 self._add_slot(self.schema, key, value, "[]" if key == "items" else ".*")
         elif key in {"properties", "patternProperties"}:
-            self._write_map(key, value)
+            holder: JsonObject = {}
+            self.schema[key] = holder
+            for name, source in value.items() if is_dict(value) else ():
+                # A property that must not occur is left out.
+                if isinstance(name, str) and (source is not False or key != "properties"):
+                    is_plain = name.isidentifier() and name.isascii()
+                    self._add_slot(holder, name, source, f".{name}" if is_plain else f"[{_quote(name)}]")
         else:
             self._write_list(key, cast("list[object]", value))
 
@@ -182,23 +194,6 @@ class SchemaLevel:
             self.schema.setdefault("properties", {})
         elif self._kind == "array" and "unevaluatedItems" not in self.schema:
             self.schema.setdefault("items", {})
-
-    def _write_required(self, value: object, properties: object) -> None:
-        names = [name for name in value if isinstance(name, str)] if is_list(value) else []
-        if self._kind == "object":
-            declared = properties if is_dict(properties) else {}
-            names = [name for name in names if declared.get(name, False) is not False]
-        if names:
-            self.schema["required"] = cast("JsonValue", names)
-
-    def _write_map(self, key: str, schemas: object) -> None:
-        """Write a map of schemas; a property that must not occur is left out."""
-        holder: JsonObject = {}
-        self.schema[key] = holder
-        for name, source in schemas.items() if is_dict(schemas) else ():
-            if isinstance(name, str) and (source is not False or key != "properties"):
-                is_plain = name.isidentifier() and name.isascii()
-                self._add_slot(holder, name, source, f".{name}" if is_plain else f"[{_quote(name)}]")
 
     def _write_list(self, key: str, schemas: Iterable[object]) -> None:
         """Write a list of schemas, without the booleans that change nothing in it."""
@@ -240,7 +235,20 @@ class _ViewBuilder:
         self._bytes_left -= _MINIMAL_SIZES["object"]
         waiting = deque([SchemaSlot(self._document.root, holder, "$")])
         while waiting:
-            waiting.extend(self._visit(waiting.popleft()))
+            slot = waiting.popleft()
+            if slot.depth == MAX_DEPTH:
+                self._note(slot, f"deeper than {MAX_DEPTH} levels")
+                continue
+            if self._too_large < _MAX_TOO_LARGE:
+                level = self._view_level(slot)
+                cost = _measure(level.schema) - _MINIMAL_SIZES[find_type(slot.schema)] if level else 0
+                if level and cost <= self._bytes_left:
+                    self._bytes_left -= cost
+                    slot.put(level.schema)
+                    waiting.extend(level.slots)
+                    continue
+                self._too_large += 1
+            self._note(slot, f"past {MAX_BYTES // 1024} KiB in all")
         notes = [*self._notes]
         if len(notes) > _MAX_NOTES:
             notes = [*notes[:_MAX_NOTES], f"and {len(notes) - _MAX_NOTES:,} more"]
@@ -249,29 +257,21 @@ class _ViewBuilder:
     def _note(self, slot: SchemaSlot, reason: str) -> None:
         self._notes[f"{slot.place}: {reason}"] = None
 
-    def _visit(self, slot: SchemaSlot) -> list[SchemaSlot]:
-        """Write a level into its slot if it fits; return the slots of the levels below."""
-        if slot.depth == MAX_DEPTH:
-            self._note(slot, f"deeper than {MAX_DEPTH} levels")
-            return []
-        if self._too_large < _MAX_TOO_LARGE:
-            level = self._view_level(slot)
-            cost = _measure(level.schema) - _MINIMAL_SIZES[find_type(slot.schema)] if level else 0
-            if level and cost <= self._bytes_left:
-                self._bytes_left -= cost
-                slot.put(level.schema)
-                return level.slots
-            self._too_large += 1
-        self._note(slot, f"past {MAX_BYTES // 1024} KiB in all")
-        return []
-
     def _view_level(self, slot: SchemaSlot) -> SchemaLevel | None:
         """Build the view of a level; None if it cannot fit."""
-        if slot.depth and _is_simple(slot.source):
-            return SchemaLevel(slot, None, cast("JsonObject", {**slot.source}))
+        source = slot.source
+        if slot.depth and is_dict(source) and find_type(source) not in _NOT_SIMPLE_TYPES:
+            # Most levels are their own view: a scalar type with a title and a description.
+            texts = [value for key, value in source.items() if key in _SIMPLE_KEYWORDS]
+            if len(texts) == len(source) and all(isinstance(text, str) and len(text) <= MAX_BYTES for text in texts):
+                return SchemaLevel(slot, None, cast("JsonObject", {**source}))
         slot = self._inline_references(slot)
         level = cast("AnyObject", slot.source)
-        if _minimum_size(level) > self._bytes_left:
+        # How many bytes the view takes at least, without a look at what the level holds.
+        counted = [value for key, value in level.items() if key in _COUNTED]
+        members = sum(len(value) for value in counted if is_dict(value))
+        elements = sum(len(value) for value in counted if is_list(value)) + len(level)
+        if _MIN_MEMBER * members + _MIN_ELEMENT * elements > self._bytes_left:
             return None
         level = self._rewrite_level(level, slot) if slot.depth else self._rewrite_root(level, slot)
         kind = find_type(level)
@@ -312,8 +312,10 @@ class _ViewBuilder:
                     level = with_part(rest, {"$ref": level["$ref"]})
                     continue
             else:
-                part = _find_only_part(rest)
-                if part is None or _contains(trail, part) or len(trail) >= _MAX_TRAIL:
+                parts = rest.get("allOf")
+                is_alone = rest.keys() <= ANNOTATIONS | {"allOf"}
+                part = parts[0] if is_list(parts) and len(parts) == 1 and is_alone else None
+                if not is_dict(part) or _contains(trail, part) or len(trail) >= _MAX_TRAIL:
                     return replace(slot, source=level, trail=trail)
                 target = part
                 del rest["allOf"]
@@ -382,22 +384,19 @@ class _ViewBuilder:
             branches = level.get(keyword)
             if not is_list(branches):
                 continue
-            shapes = self._summarize_branches(branches, slot)
+            shapes: list[ObjectShape | None] = []
+            for branch in branches:
+                if self._branch_budget < 0 or len(slot.trail) > _BRANCH_DEPTH:
+                    shapes.append(ANY_SHAPE)
+                    break
+                inlined = self._inline_references(replace(slot, source=branch)) if branch is not False else None
+                shapes.append(self._summarize(inlined) if inlined else None)
             possible = [branch for branch in shapes if branch is not None]
             if not possible or (keyword == "allOf" and len(possible) < len(shapes)):
                 return None
             for other in possible if keyword == "allOf" else [unite_shapes(possible, self._document.encode)]:
                 shape = intersect_shapes(shape, other)
         return shape
-
-    def _summarize_branches(self, branches: list[object], slot: SchemaSlot) -> list[ObjectShape | None]:
-        shapes: list[ObjectShape | None] = []
-        for branch in branches:
-            if self._branch_budget < 0 or len(slot.trail) > _BRANCH_DEPTH:
-                return [*shapes, ANY_SHAPE]
-            inlined = self._inline_references(replace(slot, source=branch)) if branch is not False else None
-            shapes.append(self._summarize(inlined) if inlined else None)
-        return shapes
 
     # -- step 3: keywords -----------------------------------------------------------------------
 
@@ -428,22 +427,6 @@ class _ViewBuilder:
         return dropped
 
 
-def _is_simple(source: object) -> TypeGuard[AnyObject]:
-    """Tell whether a level is its own view, as most are: a scalar type with a title and a description."""
-    if not is_dict(source) or find_type(source) in _NOT_SIMPLE_TYPES:
-        return False
-    texts = [value for key, value in source.items() if key in _SIMPLE_KEYWORDS]
-    return len(texts) == len(source) and all(isinstance(text, str) and len(text) <= MAX_BYTES for text in texts)
-
-
-def _find_only_part(level: AnyObject) -> AnyObject | None:
-    """Return the part of an `allOf` with one part, if the level has only annotations beside it."""
-    parts = level.get("allOf")
-    if not is_list(parts) or len(parts) != 1 or not level.keys() <= ANNOTATIONS | {"allOf"}:
-        return None
-    return parts[0] if is_dict(parts[0]) else None
-
-
 def _contains(trail: tuple[AnyObject, ...], level: AnyObject) -> bool:
     return any(level is other for other in trail)
 
@@ -455,11 +438,3 @@ def _measure(value: JsonValue) -> int:
 
 _MINIMAL_SIZES = {kind: _measure(minimal_schema({"type": kind})) for kind in (None, *KNOWN_TYPES)}
 """The size of the minimal schema in a slot, by type."""
-
-
-def _minimum_size(level: AnyObject) -> int:
-    """Return how many bytes the view of a level takes at least, without a look at what it holds."""
-    values = [value for key, value in level.items() if key in _COUNTED]
-    members = sum(_MIN_MEMBER * len(value) for value in values if is_dict(value))
-    elements = sum(_MIN_ELEMENT * len(value) for value in values if is_list(value))
-    return members + elements + _MIN_ELEMENT * len(level)

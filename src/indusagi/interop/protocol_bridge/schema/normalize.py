@@ -8,7 +8,7 @@ something else than the original; what a model receives is built by `model_schem
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeAlias, TypeGuard, cast
 
 from indusagi.core.json import JsonObject, JsonValue, NotJson
@@ -104,13 +104,29 @@ _Task: TypeAlias = tuple[object, JsonObject | None, str]
 
 
 def _convert_level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonObject:
-    """Convert one level, and add those directly below it to `pending`."""
+    """Convert one level, and add the levels directly below it to `pending`."""
     out: JsonObject = {}
-    for key, value in source.items():
-        if not isinstance(key, str) or key in STRIPPED:
-            continue
-        if convert := _CONVERTERS.get((kind, key)):
-            convert(source, out, pending)
+    for key in [key for key in source if isinstance(key, str) and key not in STRIPPED]:
+        value = source[key]
+        if (kind, key) == ("object", "properties"):
+            declared = value if is_dict(value) else {}
+            children: JsonObject = {name: None for name in declared if isinstance(name, str)}
+            out[key] = children
+            pending.extend((declared[name], children, name) for name in children)
+        elif (kind, key) == ("object", "required"):
+            declared, names = source.get("properties"), value if is_list(value) else []
+            known = declared if is_dict(declared) else {}
+            required: list[JsonValue] = [name for name in names if isinstance(name, str) and name in known]
+            if required:
+                out[key] = required
+        elif (kind, key) in {("object", "additionalProperties"), ("array", "items")}:
+            # A tuple of no schemas says nothing about any element, and so does an array without items.
+            child = next(iter(value), None) if key == "items" and is_list(value) else value
+            if isinstance(child, bool):
+                out[key] = child
+            elif is_dict(child):
+                out[key] = None
+                pending.append((child, out, key))
         else:
             try:
                 out[key] = copy_json(value)
@@ -119,53 +135,6 @@ def _convert_level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonOb
     if kind == "object":
         out.setdefault("properties", {})
     return out
-
-
-def _convert_properties(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
-    children: JsonObject = {}
-    declared = source["properties"]
-    for name, child in declared.items() if is_dict(declared) else ():
-        if isinstance(name, str):
-            children[name] = None
-            pending.append((child, children, name))
-    out["properties"] = children
-
-
-def _convert_required(source: AnyObject, out: JsonObject, _pending: list[_Task]) -> None:
-    names, declared = source["required"], source.get("properties")
-    if is_list(names) and is_dict(declared):
-        required: list[JsonValue] = [name for name in names if isinstance(name, str) and name in declared]
-        if required:
-            out["required"] = required
-
-
-def _convert_additional(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
-    _convert_one("additionalProperties", source["additionalProperties"], out, pending)
-
-
-def _convert_items(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
-    items = source["items"]
-    if is_list(items):
-        # A tuple of no schemas says nothing about any element, and so does an array without items.
-        items = items[0] if items else None
-    _convert_one("items", items, out, pending)
-
-
-def _convert_one(key: str, value: object, out: JsonObject, pending: list[_Task]) -> None:
-    """Copy a boolean, convert a schema, and drop anything else."""
-    if isinstance(value, bool):
-        out[key] = value
-    elif is_dict(value):
-        out[key] = None
-        pending.append((value, out, key))
-
-
-_CONVERTERS: dict[tuple[str, str], Callable[[AnyObject, JsonObject, list[_Task]], None]] = {
-    ("object", "properties"): _convert_properties,
-    ("object", "required"): _convert_required,
-    ("object", "additionalProperties"): _convert_additional,
-    ("array", "items"): _convert_items,
-}
 
 
 def copy_json(root: object) -> JsonValue:

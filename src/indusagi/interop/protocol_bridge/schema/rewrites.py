@@ -46,6 +46,7 @@ _OWN: dict[str, frozenset[str]] = {
     "object": _OF_OBJECTS,
 }
 """Keywords that apply to values of one type only."""
+_TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _OWNED = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
 
 
@@ -63,10 +64,24 @@ def with_one_type(level: AnyObject) -> AnyObject:
     other types. A list of types becomes `anyOf`, because one large provider accepts no lists; each branch gets the
     keywords of its type, because an array must have its `items` beside it.
     """
-    level = _convert_tuple(level)
+    tuple_items = level.get("items")
+    if is_list(tuple_items):
+        # A list of `items` is written as `prefixItems`:
+        # https://json-schema.org/draft/2020-12/json-schema-core#section-10.3.1.
+        rest = {k: v for k, v in level.items() if k not in {"items", "additionalItems"}}
+        if tuple_items and "prefixItems" not in rest:
+            rest["prefixItems"] = tuple_items
+        if "additionalItems" in level and "prefixItems" not in level:
+            rest["items"] = level["additionalItems"]
+        level = rest
     types = find_types(level)
-    if len(types) != 1 and (implied := _find_constant_type(level)):
-        types = (implied,)
+    if len(types) != 1:
+        constants = [level["const"]] if "const" in level else level.get("enum")
+        implied = {_TYPE_OF.get(type(constant)) for constant in constants} if is_list(constants) else {None}
+        if implied == {"integer", "number"}:
+            types = ("number",)
+        elif len(implied) == 1 and (name := implied.pop()) is not None:
+            types = (name,)
     if len(types) == 1:
         return {**level, "type": types[0]} if "type" in level else {"type": types[0], **level}
     if not types or KNOWN_TYPES - {"integer"} <= set(types):
@@ -89,35 +104,6 @@ def with_part(level: AnyObject, part: AnyObject) -> AnyObject:
     """Add a schema to `allOf`."""
     others = level.get("allOf")
     return {**level, "allOf": [*(others if is_list(others) else ()), part]}
-
-
-def _convert_tuple(level: AnyObject) -> AnyObject:
-    """Write a list of `items` as `prefixItems`: https://json-schema.org/draft/2020-12/json-schema-core#section-10.3.1."""
-    tuple_items = level.get("items")
-    if not is_list(tuple_items):
-        return level
-    out = {k: v for k, v in level.items() if k not in {"items", "additionalItems"}}
-    if "prefixItems" in out:
-        return out
-    if tuple_items:
-        out["prefixItems"] = tuple_items
-    if "additionalItems" in level:
-        out["items"] = level["additionalItems"]
-    return out
-
-
-_TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-
-
-def _find_constant_type(level: AnyObject) -> str | None:
-    """Return the type that all allowed constants have."""
-    constants = [level["const"]] if "const" in level else level.get("enum")
-    if not is_list(constants):
-        return None
-    types = {_TYPE_OF.get(type(constant)) for constant in constants}
-    if types == {"integer", "number"}:
-        return "number"
-    return types.pop() if len(types) == 1 else None
 
 
 @record
@@ -174,7 +160,9 @@ def unite_shapes(shapes: Sequence[ObjectShape], encode: Callable[[object], str |
     for name in dict.fromkeys(name for shape in shapes for name in shape.properties):
         choices = [shape.properties[name] for shape in shapes if name in shape.properties]
         if any(name not in s.properties and s.allowed is None for s in shapes):
-            properties[name] = _find_annotations(choices)
+            annotated = [choice for choice in choices if is_dict(choice) and not ANNOTATIONS.isdisjoint(choice)]
+            annotations = annotated[0].items() if annotated else ()
+            properties[name] = {key: value for key, value in annotations if key in ANNOTATIONS}
         else:
             properties[name] = _union(choices, encode)
     required = tuple(n for n in shapes[0].required if all(n in s.required for s in shapes))
@@ -183,27 +171,17 @@ def unite_shapes(shapes: Sequence[ObjectShape], encode: Callable[[object], str |
     return ObjectShape(properties, required, allowed)
 
 
-def _find_annotations(choices: Sequence[object]) -> AnyObject:
-    for choice in choices:
-        if is_dict(choice) and not ANNOTATIONS.isdisjoint(choice):
-            return {key: value for key, value in choice.items() if key in ANNOTATIONS}
-    return {}
-
-
 def _union(choices: Sequence[object], encode: Callable[[object], str | None]) -> object:
     distinct = list({encode(choice) or id(choice): choice for choice in choices}.values())
     if len(distinct) == 1:
         return distinct[0]
-    constants = [_find_constants(choice) for choice in distinct]
-    if all(constants):
-        flat = [constant for group in constants for constant in group]
-        return {"enum": list({encode(constant) or id(constant): constant for constant in flat}.values())}
-    return {"anyOf": distinct}
-
-
-def _find_constants(choice: object) -> list[object]:
-    """Return the constants of a level that only lists them, such as the tag of a union."""
-    if not is_dict(choice) or not choice.keys() <= {"const", "enum", "type", *ANNOTATIONS}:
-        return []
-    listed = [choice["const"]] if "const" in choice else choice.get("enum")
-    return listed if is_list(listed) else []
+    constants: list[object] = []
+    for choice in distinct:
+        # A level that only lists its constants, such as the tag of a union.
+        if not is_dict(choice) or not choice.keys() <= {"const", "enum", "type", *ANNOTATIONS}:
+            return {"anyOf": distinct}
+        listed = [choice["const"]] if "const" in choice else choice.get("enum")
+        if not is_list(listed) or not listed:
+            return {"anyOf": distinct}
+        constants += listed
+    return {"enum": list({encode(constant) or id(constant): constant for constant in constants}.values())}
