@@ -15,7 +15,7 @@ import asyncio
 import concurrent.futures
 import queue
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -118,7 +118,7 @@ class ThreadedStore:
         self._jobs: queue.SimpleQueue[Callable[[], Batch] | _Query | None] = queue.SimpleQueue()
         self._path = path
         # A daemon: a session that forgets to close its store can still end.
-        self._thread = threading.Thread(target=self._work, name="ledger store", daemon=True)
+        self._thread = threading.Thread(target=self._serve_jobs, name="ledger store", daemon=True)
         self._closed = False
         self._late = False
         self._ended = threading.Event()
@@ -216,31 +216,26 @@ class ThreadedStore:
 
     # -- in the thread ----------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _serve_jobs(self) -> None:
+        query: _Query | None = None
         failure: BaseException | None = None
         try:
-            self._serve_jobs()
+            from induscode.deck.mcp.store.fallback import FallbackStore  # noqa: PLC0415 — it takes as long as a start
+
+            self._store = FallbackStore(self._path)
+            with closing(self._store) as store:
+                more = True
+                while more:
+                    writes, query, more = self._next_jobs()
+                    if writes:
+                        _append(store, writes)
+                    if query is not None:
+                        _answer(query, store)
         except BaseException as exc:  # noqa: BLE001 — boundary: a waiting caller must be told
             failure = exc
+        if query is not None:
+            query.fail()  # changes nothing if it was answered
         self._end(failure)
-
-    def _serve_jobs(self) -> None:
-        from induscode.deck.mcp.store.fallback import FallbackStore  # noqa: PLC0415 — its imports take as long as a start
-
-        store = self._store = FallbackStore(self._path)
-        query: _Query | None = None
-        more = True
-        try:
-            while more:
-                writes, query, more = self._next_jobs()
-                if writes:
-                    _append(store, writes)
-                if query is not None:
-                    _answer(query, store)
-        finally:
-            if query is not None:
-                query.fail()  # changes nothing if it was answered
-            store.close()
 
     def _end(self, failure: BaseException | None) -> None:
         """Answer everything that waits for the thread, which takes no further jobs."""

@@ -126,7 +126,10 @@ class FallbackStore:
 
     def _replace(self, path: str, failure: BaseException) -> LedgerDb:
         """Return the database that replaces a failed file: the recovered file, once, or memory with the pins."""
-        damaged = _is_damage(failure)
+        code: int | None = getattr(failure, "sqlite_errorcode", None)
+        # Without a code Python itself could not read what the database holds.
+        is_inside = code is None or code & 0xFF not in _OUTSIDE_CODES
+        damaged = is_inside and not isinstance(failure, ForeignStoreError | OSError)
         reason = f"{failure}" or type(failure).__name__
         if damaged and not self._recovered:
             self._recovered = True
@@ -155,23 +158,20 @@ class FallbackStore:
             except FileNotFoundError:
                 replaced = True
             if not replaced:
-                self._swap(path, reason)
+                backup = self._read_backup(path)
+                fresh = f"{path}.{new_ulid()}.fresh"
+                try:
+                    found = salvage(path)
+                    write_recovered(fresh, found, backup.pins, reason)
+                    aside = set_aside(path, self._identity, fresh)
+                finally:
+                    remove_database(fresh)
+                kept, total = len(found.rows), len(found.rows) + found.lost_rows
+                message = f"it is damaged ({reason}); {kept:,} of its {total:,} rows were kept."
+                if kept < total:
+                    message = f"{message} {_describe_pins(backup)}"
+                self.add_note(Note(f"the ledger {path!r}", message, f"the damaged file is {aside}"))
         return self._open_file(path)
-
-    def _swap(self, path: str, reason: str) -> None:
-        backup = self._read_backup(path)
-        fresh = f"{path}.{new_ulid()}.fresh"
-        try:
-            found = salvage(path)
-            write_recovered(fresh, found, backup.pins, reason)
-            aside = set_aside(path, self._identity, fresh)
-        finally:
-            remove_database(fresh)
-        kept, total = len(found.rows), len(found.rows) + found.lost_rows
-        message = f"it is damaged ({reason}); {kept:,} of its {total:,} rows were kept."
-        if kept < total:
-            message = f"{message} {_describe_pins(backup)}"
-        self.add_note(Note(f"the ledger {path!r}", message, f"the damaged file is {aside}"))
 
     def _read_backup(self, path: str) -> PinsBackup:
         try:
@@ -304,11 +304,3 @@ def _describe_pins(backup: PinsBackup) -> str:
         return "The definitions of tools that were approved are not known: every tool is taken as it is now"
     kept = f"The definitions of {len(backup.pins):,} tools that were approved are kept"
     return f"{kept}, {backup.damaged:,} are lost" if backup.damaged else kept
-
-
-def _is_damage(failure: BaseException) -> bool:
-    if isinstance(failure, ForeignStoreError | OSError):
-        return False
-    code: int | None = getattr(failure, "sqlite_errorcode", None)
-    # Without a code Python itself could not read what the database holds.
-    return code is None or code & 0xFF not in _OUTSIDE_CODES

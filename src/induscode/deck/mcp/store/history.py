@@ -72,16 +72,11 @@ async def deck_at(store: LedgerStore, run: str, *, turn: int | None = None, at: 
     live = BridgeLedger.from_log(entries).live_capabilities()
     if not turns:
         return DeckRecord(run, 0, rows[-1].at, "", None, (), live, notes)
-    return await _read_turn(store, rows[turns[-1]], rows[-1].at, live, notes)
-
-
-async def _read_turn(
-    store: LedgerStore, row: Row, at: str, live: Sequence[BridgeCapability], notes: Sequence[Note]
-) -> DeckRecord:
-    number, digest = row.facts.get("turn"), row.facts.get("deck")
+    facts, end = rows[turns[-1]].facts, rows[-1].at
+    number, digest = facts.get("turn"), facts.get("deck")
     assert isinstance(number, int)
     assert isinstance(digest, str)
-    manifest = str(row.facts.get("manifest"))
+    manifest = str(facts.get("manifest"))
     listing = (await store.documents([manifest])).get(manifest)
     addresses = filter_texts(json.loads(listing)) if listing is not None else []
     documents = await store.documents(addresses)
@@ -89,10 +84,10 @@ async def _read_turn(
     text = join_json_array(texts)
     if content_address(text) == digest:
         shown = tuple(map(parse_descriptor, texts))
-        return DeckRecord(row.run, number, at, digest, text, shown, live, notes)
+        return DeckRecord(run, number, end, digest, text, shown, live, notes)
     message = f"{len(addresses) - len(texts)} of the {len(addresses)} tools it showed were not kept, or are damaged"
-    notes = (*notes, Note(f"turn {number} of the run {row.run}", message))
-    return DeckRecord(row.run, number, at, digest, None, (), live, notes)
+    notes = (*notes, Note(f"turn {number} of the run {run}", message))
+    return DeckRecord(run, number, end, digest, None, (), live, notes)
 
 
 async def _read_entries(store: LedgerStore, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:

@@ -175,7 +175,21 @@ class Journal:
 
     def _build_entries(self, entries: Sequence[BridgeEntry]) -> Batch:
         documents = DocumentBatch(self._redaction)
-        events = [Event(self.run, entry.at, entry.op.value, _entry_facts(entry, documents)) for entry in entries]
+        events: list[Event] = []
+        for entry in entries:
+            facts: JsonObject = {"entry": entry.seq, "key": entry.key, "server": entry.server}
+            capability = entry.capability
+            if capability is not None:
+                facts["of"], facts["tool"] = capability.ref.server, capability.ref.name
+                facts["name"] = capability.name
+                facts["supersedes"] = entry.supersedes
+                try:
+                    facts["definition"] = documents.add(compact_json(capability.raw))
+                    facts["descriptor"] = documents.add(descriptor_text(capability.descriptor))
+                except NotJson as exc:
+                    facts["unwritable"] = str(exc)
+                documents.record_withheld(facts)
+            events.append(Event(self.run, entry.at, entry.op.value, facts))
         return Batch(events, documents.stored)
 
     def _build_pin(self, at: str, subject: str, facts: JsonObject, raw: JsonObject) -> Batch:
@@ -220,20 +234,3 @@ class DocumentBatch:
         """Name the withheld documents in the facts of a row."""
         if self._withheld:
             facts["withheld"], self._withheld = self._withheld, []
-
-
-def _entry_facts(entry: BridgeEntry, documents: DocumentBatch) -> JsonObject:
-    facts: JsonObject = {"entry": entry.seq, "key": entry.key, "server": entry.server}
-    capability = entry.capability
-    if capability is None:
-        return facts
-    facts["of"], facts["tool"] = capability.ref.server, capability.ref.name
-    facts["name"] = capability.name
-    facts["supersedes"] = entry.supersedes
-    try:
-        facts["definition"] = documents.add(compact_json(capability.raw))
-        facts["descriptor"] = documents.add(descriptor_text(capability.descriptor))
-    except NotJson as exc:
-        facts["unwritable"] = str(exc)
-    documents.record_withheld(facts)
-    return facts

@@ -107,7 +107,12 @@ class StorePins:
         pin = definition_pin(raw)
         forms = self._forms.get((ref.server, ref.name))
         if forms is None:
-            drift = self._compare_with_lock(ref, raw)
+            drift = None
+            locked = self._locked.get(ref)
+            if locked is not None and canonical_digest(locked) != canonical_digest(raw):
+                drift = closest_drift(ref, [locked], raw)
+            elif locked is None and any(other.server == ref.server for other in self._locked):
+                drift = Drift(ref, DriftGrade.ROUTING, None, raw)
             if self._journal is not None and (drift is None or not drift.disables):
                 self._add_form(ref, pin, raw)
             return drift
@@ -116,15 +121,6 @@ class StorePins:
             return None
         definitions = [definition for form in forms if (definition := form.definition) is not None]
         return closest_drift(ref, definitions, raw)
-
-    def _compare_with_lock(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        locked = self._locked.get(ref)
-        if locked is None:
-            is_named = any(other.server == ref.server for other in self._locked)
-            return Drift(ref, DriftGrade.ROUTING, None, raw) if is_named else None
-        if canonical_digest(locked) == canonical_digest(raw):
-            return None
-        return closest_drift(ref, [locked], raw)
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
         """Approve this definition too; those approved earlier stay approved."""
@@ -194,11 +190,19 @@ async def read_disabled_tools(
 ) -> Mapping[str, Sequence[DisabledTool]]:
     """Read, for each server seen before, which of its tools were disabled then."""
     configs = {config.id: config for config in servers}
+    grades = {str(grade): grade for grade in DriftGrade}
     disabled: dict[str, Sequence[DisabledTool]] = {}
     for server, row in await _read_listings(store, configs, build_identities(configs.values())):
-        tools = row.facts.get("disabled")
-        parsed = [_parse_disabled(server, facts) for facts in tools] if isinstance(tools, list) else []
-        disabled[server] = [tool for tool in parsed if tool is not None]
+        rows = row.facts.get("disabled")
+        tools: list[DisabledTool] = []
+        for facts in filter(is_json_object, rows if isinstance(rows, list) else ()):
+            tool, name = facts.get("tool"), facts.get("name")
+            if isinstance(tool, str):
+                ref = RemoteToolRef(server, tool)
+                shown = name if isinstance(name, str) else model_name(ref)
+                grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
+                tools.append(DisabledTool(ref, shown, grade, tuple(filter_texts(facts.get("fields")))))
+        disabled[server] = tools
     return disabled
 
 
@@ -212,19 +216,6 @@ async def _read_listings(
         if (server := _find_server(row, identities)) is not None
         and row.facts.get("filter") == build_tool_filter(configs[server])
     ]
-
-
-def _parse_disabled(server: str, facts: JsonValue) -> DisabledTool | None:
-    tool = facts.get("tool") if is_json_object(facts) else None
-    if not is_json_object(facts) or not isinstance(tool, str):
-        return None
-    ref = RemoteToolRef(server, tool)
-    grades = {str(grade): grade for grade in DriftGrade}
-    grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
-    name = facts.get("name")
-    return DisabledTool(
-        ref, name if isinstance(name, str) else model_name(ref), grade, tuple(filter_texts(facts.get("fields")))
-    )
 
 
 def _find_server(row: Row, identities: Mapping[str, str]) -> str | None:

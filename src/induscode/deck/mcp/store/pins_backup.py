@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from dataclasses import field
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, cast
 
 from indusagi.core.app_dirs import read_small_file, replace_private_file
 from indusagi.core.json import is_json_object
@@ -136,15 +136,11 @@ def _parse_line(line: bytes) -> Pin | None:
     if not is_json_object(value):
         return None
     subject, facts, documents = (value.get(name) for name in ("subject", "facts", "documents"))
-    if not isinstance(subject, str) or not is_json_object(facts) or not _are_documents(documents):
+    if not isinstance(subject, str) or not is_json_object(facts) or not is_json_object(documents):
         return None
-    return Pin(subject, facts, documents) if value.get("sum") == _checksum([subject, facts, documents]) else None
-
-
-def _are_documents(value: JsonValue) -> TypeGuard[dict[str, str]]:
-    return is_json_object(value) and all(
-        isinstance(text, str) and content_address(text) == address for address, text in value.items()
-    )
+    texts = {name: text for name, text in documents.items() if isinstance(text, str) and content_address(text) == name}
+    is_whole = len(texts) == len(documents) and value.get("sum") == _checksum([subject, facts, documents])
+    return Pin(subject, facts, texts) if is_whole else None
 
 
 def _checksum(content: object) -> str:

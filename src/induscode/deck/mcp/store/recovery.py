@@ -117,10 +117,19 @@ def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], reason:
     os.close(create_private_file(fresh))
     db = LedgerDb(fresh)
     try:
-        latest = _write_rows(db, found)
-        restored = [
-            pin for subject, pin in {**found.tail_pins, **pins}.items() if latest.get((PIN, subject)) != pin.facts
-        ]
+        latest: dict[tuple[str, str], tuple[int, str]] = {}
+        for position, _, _, _, op, subject, text, _ in found.rows:
+            if subject:
+                latest[op, subject] = position, text
+        with transaction(db.connection):  # the rows and documents, unchanged
+            db.connection.executemany("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", found.rows)
+            db.connection.executemany("INSERT INTO documents VALUES (?,?)", found.documents.items())
+            index = [(*key, position) for key, (position, _) in latest.items()]
+            db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", index)
+            db.set_end("base", found.base)
+            db.set_end("head", ChainEnd(found.rows[-1][0], found.rows[-1][7]) if found.rows else found.base)
+        kept = {subject: parse_facts(text, position) for (op, subject), (position, text) in latest.items() if op == PIN}
+        restored = [pin for subject, pin in {**found.tail_pins, **pins}.items() if kept.get(subject) != pin.facts]
         facts: JsonObject = {
             "kept": len(found.rows),
             "base": found.base.position,
@@ -142,23 +151,6 @@ def build_recovery_batch(restored: Sequence[Pin], facts: JsonObject, missing: It
     rows = [Event(run, at, "recover", {**facts, "pins": len(restored), "missing": [*absent]})]
     rows += [Event(run, at, PIN, pin.facts, pin.subject) for pin in restored]
     return Batch(rows, documents)
-
-
-def _write_rows(db: LedgerDb, found: Salvage) -> dict[tuple[str, str], JsonObject]:
-    """Write rows and documents unchanged; return the latest facts of each subject."""
-    latest: dict[tuple[str, str], tuple[int, str]] = {}
-    for position, _, _, _, op, subject, facts, _ in found.rows:
-        if subject:
-            latest[op, subject] = position, facts
-    end = ChainEnd(found.rows[-1][0], found.rows[-1][7]) if found.rows else found.base
-    index = [(*key, position) for key, (position, _) in latest.items()]
-    with transaction(db.connection):
-        db.connection.executemany("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", found.rows)
-        db.connection.executemany("INSERT INTO documents VALUES (?,?)", found.documents.items())
-        db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", index)
-        db.set_end("base", found.base)
-        db.set_end("head", end)
-    return {key: parse_facts(facts, position) for key, (position, facts) in latest.items()}
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -189,8 +181,15 @@ def _copy_with_new_schema(path: str, copy: str) -> None:
 
 def _read(copy: str) -> Salvage:
     connection = sqlite3.connect(copy, isolation_level=None)
+    # Any bytes are read as text, so that one damaged cell does not end the reading of all.
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    rows: list[_Cells] = []
     try:
-        found = _find_longest_prefix(connection, _read_rows(connection))
+        # Rows in their order, also invalid ones. An unreadable page ends it: nothing leads to what follows.
+        with suppress(Exception):
+            for cells in connection.execute(_ROWS):
+                rows.append(cells)  # noqa: PERF402 — those before a failure are kept
+        found = _find_longest_prefix(connection, rows)
         head = _read_end(connection, "head")
         found.head = 0 if head is None else head.position
         found.documents.update(_read_documents(connection, found))
@@ -201,18 +200,6 @@ def _read(copy: str) -> Salvage:
         return found
     finally:
         connection.close()
-
-
-def _read_rows(connection: sqlite3.Connection) -> list[_Cells]:
-    """Read rows in their order, also invalid ones."""
-    # Any bytes are read as text, so that one damaged cell does not end the reading of all.
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-    rows: list[_Cells] = []
-    # An unreadable page ends it: nothing leads to what follows.
-    with suppress(Exception):
-        for cells in connection.execute(_ROWS):
-            rows.append(cells)  # noqa: PERF402 — those before a failure are kept
-    return rows
 
 
 def _find_longest_prefix(connection: sqlite3.Connection, rows: list[_Cells]) -> Salvage:

@@ -22,7 +22,6 @@ from induscode.deck.mcp.store.events import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.database import LedgerDb
 
 _MOST = 20
@@ -121,7 +120,11 @@ class _Verification:
         if base.position and base != self._pruned and base.position not in self._recovered_bases:
             self._problems.append(f"rows 1 to {base.position} are missing, and no row says why")
         self._check_documents()
-        self._check_index()
+        index_rows = self._db.connection.execute("SELECT * FROM latest")
+        index: dict[tuple[str, str], int] = {(op, subject): position for op, subject, position in index_rows}
+        for op, subject in self._latest.keys() | index.keys():
+            if self._latest.get((op, subject)) != index.get((op, subject)):
+                self._problems.append(f"the index of {op} is wrong about {subject}")
         problem = _compare_ends(self._db)
         return self._problems if problem is None else [*self._problems, problem]
 
@@ -140,9 +143,6 @@ class _Verification:
             self._latest[str(op), str(subject)] = position
         for address in document_addresses(str(op), facts):
             self._needed.setdefault(address, position)
-        self._note_op(position, str(op), facts)
-
-    def _note_op(self, position: int, op: str, facts: JsonObject) -> None:
         manifest = facts.get("manifest")
         if op == "turn" and isinstance(manifest, str):
             self._manifests.setdefault(manifest, (position, find_withheld(facts)))
@@ -167,10 +167,3 @@ class _Verification:
         for address, position in self._needed.items():
             if address not in stored and address not in self._lost:
                 self._problems.append(f"row {position} needs the document {address[:12]}: missing")
-
-    def _check_index(self) -> None:
-        rows = self._db.connection.execute("SELECT * FROM latest")
-        index: dict[tuple[str, str], int] = {(op, subject): position for op, subject, position in rows}
-        for op, subject in self._latest.keys() | index.keys():
-            if self._latest.get((op, subject)) != index.get((op, subject)):
-                self._problems.append(f"the index of {op} is wrong about {subject}")
