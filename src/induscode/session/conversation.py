@@ -1,0 +1,304 @@
+"""A conversation with everything open: deck, servers, model, transcript and permissions, for any number of turns.
+
+`indus -p` runs one turn of it, the interactive session many. The model loop is imported in a thread while the servers
+start, and its model is opened by the first turn.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.tasks import BackgroundTask
+from indusagi.core.text import clean_text, cut_text, format_count
+from induscode.boot.runners import check_named_configs
+from induscode.boot.session import open_session
+from induscode.deck.contract import DeckFramework
+from induscode.deck.stores import FileCheckpoints, FileMemory
+from induscode.deck.stores.memory_file import MEMORY_NAME
+from induscode.session.contract import RequestBudget, RunPlan, Usage
+from induscode.session.delegate import ParentSession, SubSessions
+from induscode.session.models import choose_model
+from induscode.session.permissions import load_permissions
+from induscode.session.plan_mode import PlanMode
+from induscode.session.prompt import SystemPrompt, read_project_instructions
+from induscode.session.transcript import ConversationReadState, Transcript, open_transcript
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.boot.session import Session
+    from induscode.deck.mcp.boot import BootOptions
+    from induscode.launch.invocation import Invocation
+    from induscode.session.contract import EventSink, RunResult
+    from induscode.session.model_loop import ModelLoop
+    from induscode.session.models import ModelChoice
+    from induscode.session.permissions import PermissionSetup
+
+SMALL_WINDOW = 16_384
+"""Context window in tokens up to which a model is shown only the native tools below."""
+SMALL_WINDOW_TOOLS = ("read", "ls", "grep", "find", "write", "edit", "bash")
+_SHOWN_COMMAND = 60
+
+
+# -- resources ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResources:
+    """Stores that the session gives to the cards of its deck."""
+
+    memory: FileMemory
+    checkpoints: FileCheckpoints
+    """Closed by the caller of `build_resources`."""
+    delegate: SubSessions
+    read_state: ConversationReadState
+
+
+def build_resources(cwd: str, transcript: Transcript) -> SessionResources:
+    """Build the resources of a session in `cwd`; files are opened at first use."""
+    return SessionResources(
+        FileMemory(os.path.join(cwd, MEMORY_NAME)),
+        FileCheckpoints(os.path.join(transcript.directory, "checkpoints")),
+        SubSessions(os.path.join(transcript.directory, "tasks"), cwd),
+        ConversationReadState(transcript),
+    )
+
+
+def list_leftover_jobs() -> list[str]:
+    """Describe the jobs that still run after a crash, with the command that ends them. It blocks."""
+    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
+
+    try:
+        jobs = find_leftover_jobs()
+    except OSError:  # the ledger store reports an unusable state directory
+        return []
+    if not jobs:
+        return []
+    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _SHOWN_COMMAND)
+    count = format_count(len(jobs), "job of a run that crashed runs", "jobs of runs that crashed run")
+    return [f"{count} on, such as {command!r}: `indus mcp doctor --end-leftovers` ends it"]
+
+
+# -- the conversation ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Conversation:
+    """An open conversation. Its turns run one after the other, in the task that opened it."""
+
+    invocation: Invocation
+    session: Session
+    choice: ModelChoice
+    transcript: Transcript
+    resources: SessionResources
+    permissions: PermissionSetup
+    plan_mode: PlanMode
+    system_prompt: SystemPrompt
+    notes: list[str]
+    """Warnings so far; more are added while the conversation goes on."""
+    stack: AsyncExitStack
+    """Closes what a turn opens for those after it."""
+    loading: BackgroundTask
+    """Imports the model loop."""
+    loop: ModelLoop | None = field(default=None, init=False)
+
+    @property
+    def usage(self) -> Usage:
+        """Requests, tokens and cost of all turns so far."""
+        return Usage(cost_usd=0.0) if self.loop is None else self.loop.usage
+
+    async def run_turn(self, prompt: str, *, sink: EventSink, cancel: CancelToken) -> RunResult:
+        """Have the model answer a prompt; failures and cancellation are results too.
+
+        Raises:
+            OSError: The sink failed: its reader is gone.
+            ConversationError: The history is invalid.
+        """
+        loop = await self._open_loop()
+        budget = RequestBudget(self.invocation.max_requests)
+        session, system_prompt = self.session, self.system_prompt
+        node = new_ulid()
+        try:
+            await to_thread.run_sync(self.resources.checkpoints.begin, node)
+        except OSError as exc:
+            self.notes.append(f"what files held before is not kept: {exc}")
+        turns = TurnRecorder(session, self.transcript, node)
+        self.resources.delegate.attach(
+            ParentSession(loop, session.deck, self.map_servers, system_prompt, budget, sink, turns.record)
+        )
+        plan = RunPlan(
+            toolbox=session.box,
+            system_prompt=lambda: system_prompt.render(
+                [card.name for card in session.deck().tools()], self.map_servers()
+            ),
+            cancel=cancel,
+            budget=budget,
+            history=self.transcript.messages(),
+            sink=sink,
+            on_turn=turns.record,
+            on_message=partial(to_thread.run_sync, self.resources.read_state.save_message),
+        )
+        return await loop.run(prompt, plan)
+
+    async def _open_loop(self) -> ModelLoop:
+        if self.loop is None:
+            from induscode.session.model_loop import ModelLoop, open_model  # noqa: PLC0415 — imported by `loading`
+
+            await self.loading.wait()
+            model = await to_thread.run_sync(open_model, self.choice)
+            self.loop = await self.stack.enter_async_context(ModelLoop(model))
+        return self.loop
+
+    def map_servers(self) -> dict[str, str]:
+        """Map the names of remote tools to their servers."""
+        return {card.name: card.ref.server for card in self.session.mcp.capabilities}
+
+    def list_notes(self) -> list[str]:
+        """List the notes about the model, the deck and the servers as they are now."""
+        notes = [self.choice.note] if self.choice.note else []
+        notes.extend(str(note) for note in (*self.session.notes, *self.session.mcp.enrolment.notes))
+        for name, status in self.session.mcp.status().items():
+            if status.fault is not None:
+                fault = str(status.fault)
+                notes.append(fault if repr(name) in fault else f"server {name!r}: {fault}")
+        return list(dict.fromkeys(notes))
+
+
+class TurnRecorder:
+    """Records the deck of each turn, in the ledger and in the conversation."""
+
+    def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
+        self._journal = session.mcp.journal
+        self._transcript, self._node = transcript, node
+
+    async def record(self, descriptors: Sequence[ToolDescriptor]) -> None:
+        """Record the tools that the model is shown next."""
+        digest = self._journal.record_turn(descriptors)
+        mark = partial(
+            self._transcript.mark, "turn", node=self._node, run=self._journal.run, turn=self._journal.turns, deck=digest
+        )
+        await to_thread.run_sync(mark)
+
+
+# -- opening ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_conversation(
+    invocation: Invocation,
+    permissions: PermissionSetup | None = None,
+    *,
+    notes: Sequence[str] = (),
+    options: BootOptions | None = None,
+) -> AsyncGenerator[Conversation]:
+    """Open the conversation of an invocation inside the block. Servers start in the background.
+
+    `permissions` replaces those that the invocation asks for; `options` say how servers are started.
+
+    Raises:
+        NoModelError: There is no model.
+        InvalidAddressError: The address of its server is invalid.
+        InvalidRuleError: A rule on the command line is invalid.
+        ConversationError: The conversation is absent, or open in another process.
+        ConfigPathError: A path of `--mcp` is absent or has no usable server.
+        UnknownCapability: A tool of `--tools` is unknown.
+        BackendFault: A tool of `--tools` lacks its backend.
+        OSError: A stored conversation cannot be opened.
+    """
+    warnings = [*notes]
+    async with AsyncExitStack() as stack:
+        await to_thread.run_sync(check_named_configs, invocation)
+        choice = await choose_model(invocation, os.environ)
+        window = choice.context_window
+        if window is not None and window <= SMALL_WINDOW and not invocation.tools and not invocation.no_tools:
+            invocation = replace(invocation, tools=SMALL_WINDOW_TOOLS)
+            warnings.append(
+                f"{choice.label} reads {window:,} tokens, so of the native tools only "
+                f"{', '.join(SMALL_WINDOW_TOOLS)} are shown; --tools names others"
+            )
+        mode = PlanMode(approves=invocation.approval != "ask")
+        permissions = permissions or await to_thread.run_sync(load_permissions, invocation, mode)
+        warnings.extend(map(str, permissions.notes))
+        warnings.extend(await to_thread.run_sync(list_leftover_jobs))
+        transcript = await stack.enter_async_context(_open_stored(invocation, warnings))
+        mode.folder = transcript.directory
+        resources = build_resources(invocation.cwd, transcript)
+        stack.callback(resources.checkpoints.close)
+        framework = DeckFramework(
+            read_state=resources.read_state,
+            checkpoint=resources.checkpoints,
+            delegate=resources.delegate,
+            memory=resources.memory,
+        )
+        loading = await stack.enter_async_context(_preload())
+        session = await stack.enter_async_context(
+            open_session(
+                invocation, framework=framework, wrap=permissions.wrap, plan_mode=True, wait=False, options=options
+            )
+        )
+        instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
+        system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
+        yield Conversation(
+            invocation,
+            session,
+            choice,
+            transcript,
+            resources,
+            permissions,
+            mode,
+            system_prompt,
+            warnings,
+            stack,
+            loading,
+        )
+
+
+@asynccontextmanager
+async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerator[Transcript]:
+    """Open the transcript; a new one that cannot be stored is held in a temporary directory."""
+    async with AsyncExitStack() as stack:
+        open_stored = partial(open_transcript, invocation.cwd, resume=invocation.resume, last=invocation.continue_last)
+        try:
+            transcript = await to_thread.run_sync(open_stored)
+        except OSError as exc:
+            if invocation.resume is not None or invocation.continue_last:
+                raise
+            notes.append(f"this conversation cannot be kept: {exc}")
+            folder = await to_thread.run_sync(partial(mkdtemp, prefix="indus-"))
+            stack.push_async_callback(to_thread.run_sync, partial(rmtree, folder))
+            path = os.path.join(folder, new_ulid())
+            transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)
+        stack.callback(transcript.close)
+        yield transcript
+
+
+@asynccontextmanager
+async def _preload() -> AsyncGenerator[BackgroundTask]:
+    """Import the model loop in a thread while servers start: it takes longer than they do."""
+    loading = BackgroundTask("loading of the model loop")
+
+    def load() -> None:
+        import_module("induscode.session.model_loop")
+        if not gc.isenabled():  # the large imports are done: collect garbage from here on
+            gc.freeze()
+            gc.enable()
+
+    loading.start(to_thread.run_sync(load, abandon_on_cancel=True))
+    try:
+        yield loading
+    finally:
+        loading.cancel()
+        await loading.join()
