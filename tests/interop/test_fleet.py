@@ -25,8 +25,8 @@ from indusagi.interop import (
     Supervision,
     start_server_fleet,
 )
-from indusagi.interop.protocol_bridge.bridge import MountedTool
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
+from indusagi.interop.protocol_bridge.fleet import MountedTool
 from indusagi.runtime.contract import ToolDescriptor
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HttpSettings, create_relay_host, linked_pair
-from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

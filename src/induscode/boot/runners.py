@@ -12,7 +12,7 @@ from dataclasses import replace
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
-from indusagi.interop.protocol_bridge.client.supervision import Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault, UnknownCapability

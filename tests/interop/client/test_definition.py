@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.client.tools import (
     clean_definition,
     read_tools,
 )
-from indusagi.interop.protocol_bridge.content import parse_call_result, to_tool_result
+from indusagi.interop.protocol_bridge.contract import parse_call_result, to_tool_result
 from indusagi.interop.protocol_bridge.host.catalog import build_listing
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import ToolCall

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.host_tools import Bench
 
 from indusagi.interop.protocol_bridge.host.catalog import Catalog, EncodedObject, build_listing, build_tool_row
-from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 from indusagi.runtime.contract import ToolDescriptor
 
 INFO: dict[str, Any] = {"name": "host", "version": "1"}

@@ -28,7 +28,7 @@ from indusagi.interop import (
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO
 from indusagi.interop.protocol_bridge.host.session import CAPABILITIES, SUBSCRIPTION, VERSION
-from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress, ToolResult
 
 if TYPE_CHECKING:

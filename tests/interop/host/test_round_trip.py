@@ -26,7 +26,7 @@ from indusagi.interop import (
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.content import to_blocks
+from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_tool_row
 from indusagi.runtime.contract import ToolCall
 

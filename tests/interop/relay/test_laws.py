@@ -17,7 +17,7 @@ from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.relay.session import RelaySession
 from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
-from indusagi.interop.protocol_bridge.rpc.codec import (
+from indusagi.interop.protocol_bridge.rpc.transport import (
     EncodedObject,
     EncodeError,
     decode_frame,

@@ -1,16 +1,14 @@
 """The public names of the MCP bridge; `__init__.py` loads each from the module named here."""
 
 from indusagi.interop.protocol_bridge.bridge import MountedProtocolBridge as MountedProtocolBridge
-from indusagi.interop.protocol_bridge.bridge import MountedTool as MountedTool
 from indusagi.interop.protocol_bridge.bridge import mount_protocol_bridge as mount_protocol_bridge
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
 from indusagi.interop.protocol_bridge.client.handlers import Handlers as Handlers
-from indusagi.interop.protocol_bridge.client.memory import linked_pair as linked_pair
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory as StartHistory
 from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy as StartPolicy
-from indusagi.interop.protocol_bridge.client.supervision import Supervision as Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import Supervision as Supervision
 from indusagi.interop.protocol_bridge.contract import FAULT_KINDS as FAULT_KINDS
 from indusagi.interop.protocol_bridge.contract import QUALIFIER as QUALIFIER
 from indusagi.interop.protocol_bridge.contract import BridgeConfig as BridgeConfig
@@ -43,6 +41,7 @@ from indusagi.interop.protocol_bridge.contract import qualify_tool_name as quali
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl as ServerEndpointImpl
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint as create_server_endpoint
 from indusagi.interop.protocol_bridge.fleet import FleetEvent as FleetEvent
+from indusagi.interop.protocol_bridge.fleet import MountedTool as MountedTool
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl as ServerFleetImpl
 from indusagi.interop.protocol_bridge.fleet import start_server_fleet as start_server_fleet
 from indusagi.interop.protocol_bridge.host import ProviderHost as ProviderHost
@@ -54,5 +53,6 @@ from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings as 
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.relay import RelayHost as RelayHost
 from indusagi.interop.protocol_bridge.relay import create_relay_host as create_relay_host
+from indusagi.interop.protocol_bridge.rpc.transport import linked_pair as linked_pair
 from indusagi.interop.protocol_bridge.schema.model_view import model_schema as model_schema
 from indusagi.interop.protocol_bridge.schema.normalize import normalize_schema as normalize_schema

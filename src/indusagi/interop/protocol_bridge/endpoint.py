@@ -30,7 +30,6 @@ from indusagi.interop.protocol_bridge.client.session import ClientSession, Serve
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from indusagi.interop.protocol_bridge.content import parse_call_result
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     EndpointStatus,
@@ -41,6 +40,7 @@ from indusagi.interop.protocol_bridge.contract import (
     ServerConfig,
     SlowStart,
     is_terminal_phase,
+    parse_call_result,
 )
 from indusagi.interop.protocol_bridge.rpc.connection import RequestOptions
 from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError, RequestTimeoutError

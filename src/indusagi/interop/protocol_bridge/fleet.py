@@ -1,4 +1,4 @@
-"""Server fleet: several servers started together, each failing alone, and restarted when they fail.
+"""Server fleet: several servers started together, each failing alone and restarted when it fails, and their tools.
 
 Every endpoint is registered before the first one connects, so the status covers servers that never come up. Behind each
 id a supervisor runs in a background task: it opens an endpoint, lists its tools, waits for its end, and opens the next
@@ -11,16 +11,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPacer, StartPolicy
-from indusagi.interop.protocol_bridge.client.supervision import RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import (
+    PROCESS_HISTORY,
+    RestartRecord,
+    StartHistory,
+    StartPacer,
+    StartPolicy,
+    Supervision,
+)
+from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, find_output_mismatch
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
@@ -28,16 +38,23 @@ from indusagi.interop.protocol_bridge.contract import (
     FaultDetail,
     FleetStatus,
     ProtocolFault,
+    RemoteTool,
+    RemoteToolRef,
     ServerConfig,
     find_config_problem,
     is_usable_phase,
+    to_tool_result,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)
 
 Waiting: TypeAlias = Literal["asleep", "untrusted"]
 """Why a server is not started: it starts at its first call, or it needs consent."""
+
+CallCheck: TypeAlias = Callable[[RemoteToolRef], ToolResult | None]
+"""Runs before each call, when its server is up; a result that it returns replaces the call."""
 
 
 @record
@@ -368,3 +385,81 @@ async def _close_all(supervisors: Sequence[_ServerSupervisor]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for supervisor in supervisors:
             tasks.create_task(supervisor.close())
+
+
+class MountedTool:
+    """A remote tool that can be called like any other.
+
+    It carries its reference (server, tool). Each call looks up the endpoint that the fleet has for that server at the
+    moment, so the tool works again after its server was restarted.
+    """
+
+    def __init__(self, fleet: ServerFleetImpl, remote: RemoteTool, check: CallCheck | None = None) -> None:
+        self.remote = remote
+        self._fleet = fleet
+        self._check = check
+        # A definition that models see as it came has no other spelling.
+        is_verbatim = remote.descriptor.definition is remote.raw
+        self._spelling = None if is_verbatim else ArgumentSpelling(remote.raw.get("inputSchema"))
+
+    @property
+    def ref(self) -> RemoteToolRef:
+        """The server's id and the tool's own name."""
+        return self.remote.ref
+
+    @cached_property
+    def tool(self) -> DefinedTool:
+        """The tool for a registry."""
+        descriptor = self.remote.descriptor
+        spec = ToolSpec(
+            descriptor.name,
+            descriptor.description,
+            descriptor.parameters,
+            self.run,
+            title=descriptor.title,
+            annotations=descriptor.annotations or {},
+            output_schema=descriptor.output_schema,
+            # The server checks them against its own schema; the model has seen a wider view.
+            check_arguments=False,
+            foreign=True,
+            definition=descriptor.definition,
+        )
+        return define_tool(spec)
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        """Call the tool on its server, which is started first if it is asleep; a failure is an error result."""
+        prepared = arguments if is_json_object(arguments) else await self.tool.prepare_call(arguments)
+        if isinstance(prepared, ToolResult):
+            return prepared
+        ref, fleet = self.remote.ref, self._fleet
+        with ctx.cancel.guard():
+            try:
+                endpoint = fleet.endpoint(ref.server)
+                if endpoint is not None and endpoint.known_tools is None:
+                    # The one place that starts a sleeping server for a call, or waits while it starts.
+                    await fleet.wake(ref.server)
+                    endpoint = fleet.endpoint(ref.server)
+                if endpoint is None:
+                    return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+                if self._check is not None and (refusal := self._check(ref)) is not None:
+                    return refusal
+                sent = prepared if self._spelling is None else self._spelling.restore(prepared)
+                result = await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+            except ProtocolFault as fault:
+                detail = fault.detail
+                return ToolResult.error(
+                    str(fault),
+                    code=fault.kind,
+                    server=detail.server,
+                    reason=detail.reason,
+                    httpStatus=detail.http_status,
+                    rpcCode=detail.rpc_code,
+                )
+            schema = self.remote.raw.get("outputSchema")
+            if is_json_object(schema) and not result.is_error:
+                problem = await find_output_mismatch(schema, result.structured)
+                if problem is not None:
+                    note = Note(f"server {ref.server!r}, tool {ref.name!r}", problem)
+                    result = replace(result, notes=(*result.notes, note))
+            return to_tool_result(result)
+        return ToolResult.error(f"{self.remote.descriptor.name} was stopped: {ctx.cancel.reason}", code="cancelled")

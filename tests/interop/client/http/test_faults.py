@@ -38,7 +38,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.http import guard as _http
 from indusagi.interop.protocol_bridge.client.http import guard as guard_module
-from indusagi.interop.protocol_bridge.client.supervision import Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,

@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.memory import is_transport, transport_session
-from indusagi.interop.protocol_bridge.client.session import ClientSession, Era
+from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, transport_session
 from indusagi.interop.protocol_bridge.client.start.policy import start_digest
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError
-from indusagi.interop.protocol_bridge.rpc.transport import Transport
+from indusagi.interop.protocol_bridge.rpc.transport import Transport, is_transport
 
 SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 """Yields what carries the session: a connected SDK `ClientSession`, a `(read, write)` pair of streams, a low-level

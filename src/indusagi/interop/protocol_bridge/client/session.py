@@ -3,7 +3,8 @@
 The legacy protocol has a handshake (`initialize`) and lets a server send requests; the modern one (2026-07-28) has no
 handshake, repeats version and capabilities in the `_meta` of every request, and returns `input_required` instead of
 sending requests. A `ClientSession` finds out which of the two its server speaks and hides the difference. Results are
-plain dicts, as they came.
+plain dicts, as they came. A legacy server sends a request without saying which call it belongs to: `PendingCalls` finds
+the caller, and refuses to guess between two.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
+    CAPABILITIES,
+    HOPS,
+    Caller,
     Handlers,
-    PendingCall,
-    PendingCalls,
-    add_caller_meta,
     current_caller,
 )
-from indusagi.interop.protocol_bridge.contract import ServerLimits
-from indusagi.interop.protocol_bridge.rpc.codec import EncodeError
+from indusagi.interop.protocol_bridge.contract import ServerConfig, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection, OnProgress, RequestOptions
 from indusagi.interop.protocol_bridge.rpc.errors import (
     INVALID_PARAMS,
@@ -41,7 +41,7 @@ from indusagi.interop.protocol_bridge.rpc.errors import (
     is_final,
     requires_modern,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import Transport
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, Transport
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
@@ -54,6 +54,7 @@ _EMPTY_ROUND_PAUSE_S = 0.1
 _NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
 _META = "io.modelcontextprotocol/"
+_ABANDONED_CALLS = 1_000
 _listen_ids = itertools.count(1)
 
 
@@ -89,6 +90,74 @@ class ServerFacts:
         if feature is None:
             return isinstance(capability, dict)
         return isinstance(capability, dict) and capability.get(feature) is True
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A call that has no response yet."""
+
+    caller: Caller | None
+    request_id: RequestId
+    """Of the request that carries it at the moment."""
+
+
+@dataclass(slots=True)
+class AbandonedCall:
+    """A call whose caller has stopped waiting and which its server may still run."""
+
+    client: object | None
+    until: float
+
+
+class PendingCalls:
+    """The calls of one server that have no response, with the abandoned ones of the last `abandoned_s` seconds."""
+
+    def __init__(self, abandoned_s: float = ABANDONED_S) -> None:
+        self._abandoned_s = abandoned_s
+        self._calls: dict[PendingCall, None] = {}
+        self._abandoned: dict[RequestId, AbandonedCall] = {}
+        self._ambiguous_until = 0.0
+
+    def add(self, call: PendingCall) -> None:
+        """Count a call until it is removed."""
+        self._calls[call] = None
+
+    def remove(self, call: PendingCall) -> None:
+        """Forget a call."""
+        del self._calls[call]
+
+    def abandon(self, call: PendingCall) -> None:
+        """Keep a call that its caller no longer waits for: its server may go on with it."""
+        now = asyncio.get_running_loop().time()
+        self._abandoned = {key: abandoned for key, abandoned in self._abandoned.items() if abandoned.until > now}
+        if len(self._abandoned) >= _ABANDONED_CALLS:
+            # Too many to keep: until they expire, any request may belong to one of them.
+            self._abandoned.clear()
+            self._ambiguous_until = now + self._abandoned_s
+        client = None if call.caller is None else call.caller.client
+        self._abandoned[call.request_id] = AbandonedCall(client, now + self._abandoned_s)
+
+    def on_unmatched(self, identity: JsonValue, kind: Literal["response", "progress"]) -> None:
+        """Update an abandoned call: the server has responded to it, or is still working on it."""
+        if not isinstance(identity, (int, str)):
+            return
+        if kind == "response":
+            self._abandoned.pop(identity, None)
+        elif identity in self._abandoned:
+            self._abandoned[identity].until = asyncio.get_running_loop().time() + self._abandoned_s
+
+    def find_caller(self) -> Caller | None:
+        """Find the caller that a request of the server belongs to; `None` if it may belong to several clients."""
+        callers = [call.caller for call in self._calls]
+        if not callers or callers[-1] is None:
+            return None
+        newest, now = callers[-1], asyncio.get_running_loop().time()
+        others = [None if caller is None else caller.client for caller in callers[:-1]]
+        others += [abandoned.client for abandoned in self._abandoned.values() if abandoned.until > now]
+        if now < self._ambiguous_until:
+            others.append(None)
+        is_same = newest.client is not None and all(client is newest.client for client in others)
+        return newest if is_same or not others else None
 
 
 class ClientSession:
@@ -255,8 +324,11 @@ class ClientSession:
         """
         limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
         if call.caller is not None:
-            is_modern = self.facts is not None and self.facts.era == "modern"
-            params = add_caller_meta(call.caller, params, self._handlers.capabilities() if is_modern else None)
+            meta: JsonObject = {HOPS: call.caller.hops + 1}
+            if self.facts is not None and self.facts.era == "modern":
+                offered, declared = self._handlers.capabilities(), call.caller.capabilities
+                meta[CAPABILITIES] = {key: value for key, value in declared.items() if key in offered}
+            params = {**params, "_meta": meta}
         options = RequestOptions(limits.call_idle_s, limits.call_hard_s, on_progress, call.request_id)
         self._calls.add(call)
         try:
@@ -341,6 +413,22 @@ class ClientSession:
         meta = (params or {}).get("_meta")
         own = meta if isinstance(meta, dict) else {}
         return {**(params or {}), "_meta": {**self._build_meta(self.facts.version), **own}}
+
+
+@asynccontextmanager
+async def transport_session(
+    transport: Transport, config: ServerConfig, handlers: Handlers, client_info: JsonObject
+) -> AsyncGenerator[ClientSession]:
+    """Open a session over a transport, and end both when the block is left."""
+    session = ClientSession(transport, config.limits, handlers, client_info)
+    try:
+        await session.connect()
+        yield session
+    finally:
+        await session.connection.close()
+        finish = getattr(transport, "finish", None)
+        if callable(finish):
+            finish()
 
 
 @asynccontextmanager

@@ -21,8 +21,7 @@ from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.environment import child_environment
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
-from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport
+from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, encode_frame
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from indusagi.interop.protocol_bridge.client.supervision import Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http import open_http

@@ -20,10 +20,10 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import open_transport
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
-from indusagi.interop.protocol_bridge.client.supervision import RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
-from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, estimate_size, find_response_id
 from indusagi.interop.protocol_bridge.rpc.errors import INTERNAL_ERROR, ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, find_response_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -18,12 +18,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.rpc.codec import (
-    add_progress_token,
-    decode_frame,
-    find_response_id,
-    find_responses,
-)
 from indusagi.interop.protocol_bridge.rpc.errors import (
     INTERNAL_ERROR,
     METHOD_NOT_FOUND,
@@ -32,7 +26,14 @@ from indusagi.interop.protocol_bridge.rpc.errors import (
     RequestTimeoutError,
     RpcError,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import RequestId, Transport, TransportEnd
+from indusagi.interop.protocol_bridge.rpc.transport import (
+    RequestId,
+    Transport,
+    TransportEnd,
+    decode_frame,
+    find_response_id,
+    find_responses,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +161,10 @@ class JsonRpcConnection:
         identity = next(self.ids) if options.request_id is None else options.request_id
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if options.hard_s is not None:
-            frame["params"] = add_progress_token(params, identity)
+            # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
+            meta = (params or {}).get("_meta")
+            own = meta if isinstance(meta, dict) else {}
+            frame["params"] = {**(params or {}), "_meta": {**own, "progressToken": identity}}
         elif params is not None:
             frame["params"] = params
         self._pending[identity] = pending

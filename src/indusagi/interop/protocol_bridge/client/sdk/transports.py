@@ -21,16 +21,16 @@ from mcp.shared.memory import create_client_server_memory_streams
 
 from indusagi.interop.protocol_bridge.client.http.guard import open_guarded_client
 from indusagi.interop.protocol_bridge.client.http.sse import sse_transport
-from indusagi.interop.protocol_bridge.client.memory import is_transport, transport_session
 from indusagi.interop.protocol_bridge.client.sdk.session import (
     SdkSessionTransport,
     read_session_facts,
     tap_notifications,
 )
 from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
-from indusagi.interop.protocol_bridge.client.session import ClientSession
+from indusagi.interop.protocol_bridge.client.session import ClientSession, transport_session
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.transport import is_transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

@@ -1,0 +1,175 @@
+"""Facade for MCP: a client for one server, and a server for a tool box.
+
+`MCPClient` holds one endpoint of `indusagi.interop` per connection; `MCPServer` is a provider host. `indusagi.interop`
+has everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self, cast
+
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.registry import ToolRegistry
+from indusagi.capabilities.tool import DefinedTool
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonValue
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.contract import (
+    EndpointStatus,
+    RemoteCallResult,
+    RemoteTool,
+    ServerConfig,
+    is_terminal_phase,
+    is_usable_phase,
+)
+from indusagi.interop.protocol_bridge.endpoint import InjectedTransport, ServerEndpointImpl, create_server_endpoint
+from indusagi.interop.protocol_bridge.host import (
+    ProviderHost,
+    ProviderHostInfo,
+    RunningProviderHost,
+    create_provider_host,
+)
+from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.host.server import HostTransport
+from indusagi.runtime.contract import ProgressSink, ToolBox
+
+__all__ = ["MCPClient", "MCPServer"]
+
+_DEFAULT = ProviderHostInfo()
+
+
+class MCPClient:
+    """A client of one server, which can connect again after its connection has ended.
+
+    Use it in an `async with` block, or call `connect` and `disconnect`.
+    """
+
+    def __init__(
+        self, config: ServerConfig, transport: InjectedTransport | None = None, *, handlers: Handlers | None = None
+    ) -> None:
+        """Take the configuration of the server; a `transport` replaces that of the configuration."""
+        self._config = config
+        self._transport = transport
+        self._handlers = handlers
+        self._endpoint = self._make_endpoint()
+
+    def _make_endpoint(self) -> ServerEndpointImpl:
+        return create_server_endpoint(self._config, self._transport, handlers=self._handlers)
+
+    @property
+    def endpoint(self) -> ServerEndpointImpl:
+        """The endpoint of the present connection."""
+        return self._endpoint
+
+    @property
+    def connected(self) -> bool:
+        """Whether tools can be called."""
+        return is_usable_phase(self._endpoint.phase)
+
+    def status(self) -> EndpointStatus:
+        """Return the state of the connection."""
+        return self._endpoint.status()
+
+    async def connect(self) -> None:
+        """Connect, also after the last connection has ended.
+
+        Raises:
+            ProtocolFault: The server cannot be reached.
+        """
+        if is_terminal_phase(self._endpoint.phase):
+            self._endpoint = self._make_endpoint()
+        await self._endpoint.open()
+
+    async def list_tools(self) -> Sequence[RemoteTool]:
+        """List the tools of the server.
+
+        Raises:
+            ProtocolFault: Not connected, or the listing failed.
+        """
+        return await self._endpoint.list_tools()
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: JsonValue = None,
+        *,
+        cancel: CancelToken | None = None,
+        on_progress: ProgressSink | None = None,
+    ) -> RemoteCallResult:
+        """Call a tool by the server's own name for it.
+
+        Raises:
+            ProtocolFault: Not connected, refused, timed out, cancelled, or the connection was lost.
+        """
+        return await self._endpoint.invoke(name, arguments, cancel=cancel, on_progress=on_progress)
+
+    async def disconnect(self) -> None:
+        """End the connection; safe to call twice."""
+        await self._endpoint.close()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.disconnect()
+
+
+class MCPServer:
+    """Tools that MCP clients can list and call."""
+
+    def __init__(
+        self,
+        tools: ToolBox | Callable[[], ToolBox] | Iterable[DefinedTool],
+        *,
+        name: str = _DEFAULT.name,
+        version: str = _DEFAULT.version,
+        context: ToolContext | None = None,
+    ) -> None:
+        """Serve a tool box, a function that returns the present one, or tools.
+
+        Tools run in `context`. Without one they have no files and no commands of this machine:
+        `make_local_context(directory)` gives them those of a directory.
+        """
+        if callable(tools) or hasattr(tools, "descriptors"):
+            box = cast("ToolBox | Callable[[], ToolBox]", tools)
+        else:
+            registry = ToolRegistry()
+            registry.register_all(cast("Iterable[DefinedTool]", tools))
+            box = registry.to_tool_box(context or make_inert_context())
+        self._host = create_provider_host(box, ProviderHostInfo(name, version))
+
+    @property
+    def host(self) -> ProviderHost:
+        """The provider host that does the work."""
+        return self._host
+
+    async def connect(self, transport: HostTransport) -> RunningProviderHost:
+        """Serve one client over a transport; returns once serving has begun.
+
+        Raises:
+            ProtocolFault: The value is not a transport (kind `transport`).
+        """
+        return await self._host.connect(transport)
+
+    async def serve_stdio(self, stop: CancelToken | None = None) -> None:
+        """Serve the client that started this process, until it disconnects or `stop` is cancelled.
+
+        Raises:
+            ProtocolFault: Standard input or output cannot be used (kind `transport`).
+        """
+        await self._host.serve_stdio(stop)
+
+    def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
+        """Serve clients over HTTP while the block runs."""
+        return self._host.serve_http(settings)
+
+    def notify_changed(self) -> bool:
+        """Read the tool box again, and notify every client if its tools have changed."""
+        return self._host.refresh_tools()
