@@ -7,6 +7,7 @@ import math
 import os
 import select
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import ArgumentChecker, find_similar_name
@@ -36,11 +37,20 @@ def read_arguments(words: Sequence[str], document: JsonObject, schema: JsonSchem
     """
     named: JsonObject = {}
     for word in words:
-        key, raw, text = _split_word(word)
-        value = (
-            _parse_json(text, f"the value of {key!r}") if raw else _parse_value(key, text, _find_property(schema, key))
-        )
-        _add_value(named, key, value, schema)
+        left, equals, text = word.partition("=")
+        key = left.removesuffix(":")
+        if not equals or not key:
+            raise ArgumentError(f"{word!r} is not key=value (or key:=JSON)")
+        if left.endswith(":"):
+            value = _parse_json(text, f"the value of {key!r}")
+        else:
+            value = _parse_value(key, text, _find_property(schema, key))
+        if key in named:  # a repeated key adds to a list, if the tool takes one
+            known = named[key]
+            if "array" not in _list_types(_find_property(schema, key) or {}) or not isinstance(known, list):
+                raise ArgumentError(f"{key!r} is given twice, and is not a list")
+            value = [*known, *(value if isinstance(value, list) else [value])]
+        named[key] = value
     return {**document, **named}
 
 
@@ -72,26 +82,6 @@ def describe_parameters(schema: JsonSchema) -> str:
         types = "|".join(_list_types(about)) if is_json_object(about) else ""
         parts.append(f"{name}{'' if name in needed else '?'}{f': {types}' if types else ''}")
     return ", ".join(parts) or "no arguments"
-
-
-def _split_word(word: str) -> tuple[str, bool, str]:
-    key, equals, text = word.partition("=")
-    raw = key.endswith(":")
-    key = key.removesuffix(":")
-    if not equals or not key:
-        raise ArgumentError(f"{word!r} is not key=value (or key:=JSON)")
-    return key, raw, text
-
-
-def _add_value(named: JsonObject, key: str, value: JsonValue, schema: JsonSchema) -> None:
-    """Add a value; a repeated key adds to a list, if the tool takes one."""
-    if key not in named:
-        named[key] = value
-        return
-    known = named[key]
-    if "array" not in _list_types(_find_property(schema, key) or {}) or not isinstance(known, list):
-        raise ArgumentError(f"{key!r} is given twice, and is not a list")
-    named[key] = [*known, *(value if isinstance(value, list) else [value])]
 
 
 def _find_property(schema: JsonSchema, key: str) -> JsonObject | None:
@@ -130,57 +120,35 @@ def _parse_value(key: str, text: str, schema: JsonObject | None) -> JsonValue:
         return text
     for kind in types:
         try:
-            return _PARSERS[kind](key, text, schema or {})
-        except (KeyError, ValueError):
+            if kind != "array" or text.startswith("["):
+                return _parse_kind(kind, text)
+            item = (schema or {}).get("items")
+            return [_parse_value(key, text, item if is_json_object(item) else None)]
+        except ValueError:
             continue
     raise ArgumentError(f"{key!r} must be {' or '.join(types)}, not {text!r}")
 
 
-def _parse_number(_key: str, text: str, _schema: JsonObject) -> JsonValue:
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("JSON has no such number")
-    return number
+def _parse_kind(kind: str, text: str) -> JsonValue:
+    """Parse a text as a value of one type of JSON schema.
 
-
-def _parse_integer(_key: str, text: str, _schema: JsonObject) -> JsonValue:
-    return int(text)
-
-
-def _parse_boolean(_key: str, text: str, _schema: JsonObject) -> JsonValue:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _parse_null(_key: str, text: str, _schema: JsonObject) -> JsonValue:
-    return {"null": None}[text]
-
-
-def _parse_array(key: str, text: str, schema: JsonObject) -> JsonValue:
-    if text.startswith("["):
-        items: JsonValue = json.loads(text)
-        return items
-    item = schema.get("items")
-    return [_parse_value(key, text, item if is_json_object(item) else None)]
-
-
-def _parse_object(_key: str, text: str, _schema: JsonObject) -> JsonValue:
-    document: JsonValue = json.loads(text)
-    if not is_json_object(document):
-        raise ValueError("not an object")
-    return document
-
-
-_PARSERS = {
-    "integer": _parse_integer,
-    "number": _parse_number,
-    "boolean": _parse_boolean,
-    "null": _parse_null,
-    "array": _parse_array,
-    "object": _parse_object,
-}
+    Raises:
+        ValueError: It is not such a value, or the type is unknown.
+    """
+    if kind in {"integer", "number"}:
+        with suppress(ValueError):
+            return int(text)
+    if kind == "number" and math.isfinite(number := float(text)):
+        return number
+    if kind == "boolean" and text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    if kind == "null" and text == "null":
+        return None
+    if kind in {"array", "object"}:
+        value: JsonValue = json.loads(text)
+        if kind == "array" or is_json_object(value):
+            return value
+    raise ValueError(f"not of type {kind}")
 
 
 # -- the object of --json ---------------------------------------------------------------------
@@ -217,18 +185,16 @@ def _read_stdin() -> bytes:
     if sys.stdin is None:  # started with it closed
         return b""
     data = bytearray()
-    while chunk := _read_chunk(sys.stdin.fileno()):
+    descriptor = sys.stdin.fileno()
+    while len(data) <= _LARGEST_BYTES:
+        # Wait in short steps: a signal that arrives just before a blocking read would not end it.
+        if not select.select([descriptor], [], [], _STEP_S)[0]:
+            continue
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
+            return bytes(data)
         data += chunk
-        if len(data) > _LARGEST_BYTES:
-            raise OSError(f"more than {_LARGEST_BYTES:,} bytes")
-    return bytes(data)
-
-
-def _read_chunk(descriptor: int) -> bytes:
-    """Wait for data in short steps: a signal that arrives just before a blocking read would not end it."""
-    while not select.select([descriptor], [], [], _STEP_S)[0]:
-        continue
-    return os.read(descriptor, _CHUNK_BYTES)
+    raise OSError(f"more than {_LARGEST_BYTES:,} bytes")
 
 
 def _parse_json(text: str, where: str) -> JsonValue:

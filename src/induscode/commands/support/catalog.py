@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from indusagi.core.faults import Note
 from indusagi.core.json import compact_json
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from induscode.boot.runners import attach_servers, select_tools
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
@@ -153,8 +153,14 @@ async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: boo
     states = dict.fromkeys(known, "known")
     faults: list[Note] = []
     if unseen and check:
-        new_states, faults = await _start_servers(plan.narrow(unseen), store)
-        states.update(new_states)
+        mcp = await attach_servers(plan.narrow(unseen), store)
+        try:
+            for server, status in mcp.status().items():
+                states[server] = "asked" if status.fault is None else "faulted"
+                if status.fault is not None:
+                    faults.append(build_fault_note(server, status.fault))
+        finally:
+            await mcp.aclose()
         # Their tools are in the ledger by now.
         known, notes = await read_known_tools(store, plan.configs.values())
     for server in unseen:
@@ -168,21 +174,6 @@ async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: boo
     remembered = await read_disabled_tools(store, plan.configs.values())
     disabled = [tool for server in plan.configs for tool in remembered.get(server, ())]
     return ToolListing(listed, plan, states, (*notes, *faults), disabled)
-
-
-async def _start_servers(plan: ServerPlan, store: LedgerStore) -> tuple[Mapping[str, str], list[Note]]:
-    """Start servers once, so that their tools are in the ledger; return their states and the notes of their faults."""
-    mcp = await attach_servers(plan, store)
-    try:
-        faults = [
-            build_fault_note(server, status.fault)
-            for server, status in mcp.status().items()
-            if status.fault is not None
-        ]
-        states = {server: "faulted" if status.fault is not None else "asked" for server, status in mcp.status().items()}
-    finally:
-        await mcp.aclose()
-    return states, faults
 
 
 def _name_tools(servers: Iterable[Sequence[RemoteTool]], configured: Sequence[str]) -> list[ListedTool]:

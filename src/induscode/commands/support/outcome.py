@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.content import ToolContentBlock
-    from indusagi.runtime.contract import ToolOutcome
+    from indusagi.runtime.contract import ToolContentBlock, ToolOutcome
 
 _LONGEST_LINE = 500
 _MOST_NAMES = 10_000
@@ -111,18 +110,13 @@ def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -
         content = _decode(facts)
         if content is None:
             continue
-        suffix = _find_suffix(facts)
+        mime = facts.get("mimeType")
+        # RFC 9110 §8.3.1: parameters follow a semicolon, and the case does not matter.
+        kind = mime.partition(";")[0].strip().lower() if isinstance(mime, str) else ""
+        unknown = ".txt" if isinstance(facts.get("text"), str) else ".bin"
+        suffix = _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or unknown
         paths.append(_write_new(directory, re.sub(r"[^A-Za-z0-9_-]", "_", tool), suffix, content))
     return paths
-
-
-def _find_suffix(facts: JsonObject) -> str:
-    """Find the suffix for the media type of a block, whatever tables the system has."""
-    mime = facts.get("mimeType")
-    # RFC 9110 §8.3.1: parameters follow a semicolon, and the case does not matter.
-    kind = mime.partition(";")[0].strip().lower() if isinstance(mime, str) else ""
-    suffix = _SUFFIXES.get(kind) or mimetypes.guess_extension(kind)
-    return suffix or (".txt" if isinstance(facts.get("text"), str) else ".bin")
 
 
 def _get_resource(value: JsonValue) -> JsonObject:

@@ -14,8 +14,8 @@ from induscode.terminal import escape_unprintable, print_line, print_status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonLike
-    from indusagi.core.notes import Note
 
 _GAP = "  "
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.notes import Note
+    from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import ProtocolFault
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.store import ThreadedStore
@@ -37,7 +37,7 @@ def run_with_signals(work: Callable[[CancelToken], Awaitable[int]]) -> int:
 
 
 async def _run(work: Callable[[CancelToken], Awaitable[int]]) -> int:
-    from indusagi.core.signals import ending_signals  # noqa: PLC0415 — for commands with servers
+    from indusagi.core.cancel import ending_signals  # noqa: PLC0415 — for commands with servers
     from induscode.session.contract import signal_code  # noqa: PLC0415 — for commands with servers
 
     async with ending_signals() as token:
@@ -96,7 +96,7 @@ async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedS
 
 def build_fault_note(server: str, fault: ProtocolFault) -> Note:
     """Build the note of a server's fault; its remedy is the command that examines the server."""
-    from indusagi.core.notes import Note  # noqa: PLC0415 — loaded with the servers
+    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
 
     owner = f"server {server!r}"
     return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")

@@ -15,7 +15,7 @@ from induscode.terminal import print_status
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import Scope, ServerRow
 
@@ -74,9 +74,14 @@ def build_fields(
     fields: JsonObject = {"command": target[0]}
     if target[1:]:
         fields["args"] = [*target[1:]]
-    if env:
-        fields["env"] = dict(map(_parse_variable, env))
-    return fields
+    variables: JsonObject = {}
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+            # The text is not repeated in the message: it may be the secret itself.
+            raise _build_usage_error("-e takes NAME=VALUE, and a name has letters, digits and '_'")
+        variables[name] = value
+    return {**fields, "env": variables} if variables else fields
 
 
 def _build_remote_fields(
@@ -93,26 +98,14 @@ def _build_remote_fields(
         is_valid = False
     if not is_valid:
         raise _build_usage_error(f"{url!r} is not a valid address of a server")
+    pairs: JsonObject = {}
+    for text in headers:
+        name, colon, value = text.partition(":")
+        if not colon or not _HEADER.fullmatch(name) or not value.strip().isprintable():
+            raise _build_usage_error("-H takes 'NAME: VALUE' in one line")
+        pairs[name] = value.strip()
     fields: JsonObject = {"type": transport or "http", "url": url}
-    if headers:
-        fields["headers"] = dict(map(_parse_header, headers))
-    return fields
-
-
-def _parse_variable(text: str) -> tuple[str, JsonValue]:
-    # The text is not repeated in the message: it may be the secret itself.
-    name, equals, value = text.partition("=")
-    if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
-        raise _build_usage_error("-e takes NAME=VALUE, and a name has letters, digits and '_'")
-    return name, value
-
-
-def _parse_header(text: str) -> tuple[str, JsonValue]:
-    name, colon, value = text.partition(":")
-    value = value.strip()
-    if not colon or not _HEADER.fullmatch(name) or not value.isprintable():
-        raise _build_usage_error("-H takes 'NAME: VALUE' in one line")
-    return name, value
+    return {**fields, "headers": pairs} if pairs else fields
 
 
 def _build_usage_error(message: str) -> click.UsageError:
@@ -130,6 +123,8 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     Raises:
         click.UsageError: Both or neither are given, or it is invalid.
     """
+    import shlex  # noqa: PLC0415 — for `--stdio`
+
     from induscode.deck.mcp.boot import ServerPlan  # noqa: PLC0415 — imports the bridge
     from induscode.deck.mcp.config import resolve_rows  # noqa: PLC0415 — for a server that is started
 
@@ -137,22 +132,15 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
         raise click.UsageError("Give either --stdio COMMAND or --url URL; -H goes with --url", context)
     if context.params.get("mcp"):
         raise click.UsageError("--stdio and --url name the server: --mcp has no effect", context)
-    target = _split_command(context, line) if line is not None else [url or ""]
+    try:
+        target = shlex.split(line) if line is not None else [url or ""]
+    except ValueError as exc:
+        raise click.UsageError(f"--stdio: {exc}", context) from exc
+    if not target:
+        raise click.UsageError("--stdio takes the command that starts the server", context)
     row = parse_server_row(_build_id(target), build_fields(target, headers=headers), os.path.abspath("."), "user")
     configs, notes = resolve_rows([row], os.environ)
     return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
-
-
-def _split_command(context: click.Context, line: str) -> list[str]:
-    import shlex  # noqa: PLC0415 — for `--stdio`
-
-    try:
-        words = shlex.split(line)
-    except ValueError as exc:
-        raise click.UsageError(f"--stdio: {exc}", context) from exc
-    if not words:
-        raise click.UsageError("--stdio takes the command that starts the server", context)
-    return words
 
 
 def _build_id(target: Sequence[str]) -> str:

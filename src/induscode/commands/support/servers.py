@@ -18,7 +18,7 @@ from induscode.deck.mcp.config.rows import is_switched_off
 from induscode.deck.mcp.config.writer import own_config_path, read_own_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ServerConfig
@@ -68,8 +68,15 @@ def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
 
 def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
     """List the rows that are switched off in the files of this run."""
+    files: list[tuple[str, Scope]] = []
+    for name in invocation.mcp if invocation.mcp is not None else (invocation.cwd,):
+        path = os.path.join(invocation.cwd, os.path.expanduser(name))
+        if os.path.isdir(path):
+            files += _list_all_files(path)
+        else:
+            files.append((path, "given"))
     rows: list[DisabledRow] = []
-    for path, scope in _list_files(invocation):
+    for path, scope in files:
         document = read_config_file(path).document if os.path.isfile(path) else None
         dialect = detect_dialect(path, document) if is_json_object(document) else None
         if dialect is not None and is_json_object(document):
@@ -82,19 +89,9 @@ def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
     return rows
 
 
-def _list_files(invocation: Invocation) -> Iterable[tuple[str, Scope]]:
-    folders = [invocation.cwd]
-    if invocation.mcp is not None:
-        folders.clear()
-        for name in invocation.mcp:
-            path = os.path.join(invocation.cwd, os.path.expanduser(name))
-            if not os.path.isdir(path):
-                yield path, "given"
-            else:
-                folders.append(path)
-    for folder in folders:
-        yield from list_config_paths(folder)
-        yield os.path.join(folder, ".mcp.json"), "project"
+def _list_all_files(folder: str) -> list[tuple[str, Scope]]:
+    """List the files that may configure servers in a directory, existing or not."""
+    return [*list_config_paths(folder), (os.path.join(folder, ".mcp.json"), "project")]
 
 
 def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
@@ -117,20 +114,11 @@ def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     context = click.get_current_context(silent=True)
     if having:
         raise click.UsageError(f"{name!r} is in both files: choose one with -s user or -s project", context)
-    other = _find_other_file(cwd, name)
-    if other is not None and scope is None:
-        raise click.UsageError(f"{name!r} is in {other}, which indus does not write: change it there", context)
+    ours = {path for path, _ in places}
+    for path, whose in _list_all_files(cwd) if scope is None else ():
+        if path not in ours and os.path.isfile(path) and any(row.id == name for row in read_rows(path, whose)[0]):
+            raise click.UsageError(f"{name!r} is in {path}, which indus does not write: change it there", context)
     raise build_unknown_server(name, [server for path, _ in places for server in read_own_config(path).rows()])
-
-
-def _find_other_file(cwd: str, name: str) -> str | None:
-    ours = {path for path, _ in list_own_files(cwd, None)}
-    others = [*list_config_paths(cwd), (os.path.join(cwd, ".mcp.json"), "project")]
-    for path, scope in others:
-        if path not in ours and os.path.isfile(path):
-            if any(row.id == name for row in read_rows(path, scope)[0]):  # type: ignore[arg-type]
-                return path
-    return None
 
 
 def name_transport(config: ServerConfig) -> str:
