@@ -125,17 +125,15 @@ def parse_settings(
     Raises:
         click.UsageError: The address is invalid, or `--no-token` stands beside one that other machines can reach.
     """
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — few serve over HTTP
+    # Late: few serve over HTTP.
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — as above
 
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
         raise click.UsageError(f"--http {text!r}: write HOST:PORT, or a port", context)
     host = _parse_host(context, text, match)
-    if no_token:
-        from indusagi.interop.protocol_bridge.host.http.auth import is_loopback  # noqa: PLC0415 — few serve over HTTP
-
-        if not is_loopback(host):
-            raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot", context)
+    if no_token and not is_loopback(host):
+        raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot", context)
     return HttpSettings(
         host=host,
         port=int(match["port"]),

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.interop import HttpSettings, ProtocolFault
-from indusagi.interop.protocol_bridge.host.http.auth import TOKEN_FILE, build_access_policy, is_loopback, load_token
+from indusagi.interop.protocol_bridge.host.http.settings import TOKEN_FILE, build_access_policy, is_loopback, load_token
 from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:

@@ -108,7 +108,14 @@ class RelaySession:
             self._server_requests.clear()
             self._stored = deque(frame for frame in self._stored if "id" not in frame)
             self._stored_bytes = sum(estimate_size(frame) for frame in self._stored)
-            replay = [] if request.method == "initialize" else self._build_replay()
+            replay: list[JsonObject] = []
+            if request.method != "initialize" and self._initialize is not None and self.version is not None:
+                # The handshake and settings that a restarted server has to be sent first.
+                replay = [
+                    {**self._initialize.to_frame(), "id": f"relay-{next(_replay_ids)}"},
+                    {"jsonrpc": "2.0", "method": "notifications/initialized"},
+                    *({**frame, "id": f"relay-{next(_replay_ids)}"} for frame in self._settings.values()),
+                ]
             forwarder.connect(replay).version = self.version
         elif not forwarder.connection.is_writable and len(forwarder.open) >= self._limits.waiting:
             raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
@@ -116,17 +123,6 @@ class RelaySession:
         if request.method == "initialize":
             self._initialize = relayed
         return relayed
-
-    def _build_replay(self) -> list[JsonObject]:
-        """Build the handshake and settings that a restarted server has to be sent first."""
-        if self._initialize is None or self.version is None:
-            return []
-        frames: list[JsonObject] = [
-            {**self._initialize.to_frame(), "id": f"relay-{next(_replay_ids)}"},
-            {"jsonrpc": "2.0", "method": "notifications/initialized"},
-        ]
-        frames.extend({**frame, "id": f"relay-{next(_replay_ids)}"} for frame in self._settings.values())
-        return frames
 
     def _forward_notification(self, method: str, params: JsonObject) -> None:
         if method == CANCELLED:
@@ -149,34 +145,41 @@ class RelaySession:
             self._send_to_client(frame)
             return
         relayed = self._forwarder.find_by_response(frame)
-        if relayed is not None:
-            result = frame.get("result")
-            if isinstance(result, dict):
-                self._learn(relayed.request, result)
-            relayed.resolve(frame)
-
-    def _learn(self, request: HostRequest, result: JsonObject) -> None:
-        method, params = request.method, request.params
+        if relayed is None:
+            return
+        result, method, params = frame.get("result"), relayed.request.method, relayed.request.params
         uri = params.get("uri")
         subject = uri if isinstance(uri, str) else ""  # the log level has one value for all
-        if method == "initialize":
+        if not isinstance(result, dict):
+            pass  # an error changes nothing
+        elif method == "initialize":
             version = result.get("protocolVersion")
             self.version = version if isinstance(version, str) else ""
             if self._forwarder.connection is not None:
                 self._forwarder.connection.version = self.version
         elif method == "tools/list":
             self._schemas.learn(result)
-        elif method in {"logging/setLevel", "resources/subscribe"}:
-            if len(self._settings) < _SETTINGS:
-                self._settings[subject] = {"jsonrpc": "2.0", "method": method, "params": params}
+        elif method in {"logging/setLevel", "resources/subscribe"} and len(self._settings) < _SETTINGS:
+            self._settings[subject] = {"jsonrpc": "2.0", "method": method, "params": params}
         elif method == "resources/unsubscribe":
             self._settings.pop(subject, None)
+        relayed.resolve(frame)
 
     def _send_to_client(self, frame: JsonObject) -> None:
         channel, request_id = self._choose_channel(frame), frame.get("id")
         is_request = isinstance(request_id, (int, str))
         size = estimate_size(frame)
-        if not self._has_capacity(channel, size):
+        if channel is None:
+            has_capacity = len(self._stored) < _STORED and self._stored_bytes + size <= _UNREAD_BYTES
+        elif channel.writable.is_set():
+            self._unread = self._unread_bytes = 0
+            has_capacity = True
+        else:
+            self._unread += 1
+            self._unread_bytes += size
+            has_capacity = self._unread <= _UNREAD and self._unread_bytes <= _UNREAD_BYTES
+        if not has_capacity:
+            _log.debug("a client reads nothing: a message to it is dropped")
             if is_request:
                 error: JsonObject = {"code": UNAVAILABLE, "message": "the client reads nothing at the moment"}
                 self._forwarder.send({"jsonrpc": "2.0", "id": request_id, "error": error})
@@ -191,21 +194,6 @@ class RelaySession:
             self._stored_bytes += size
         else:
             channel.send(frame)
-
-    def _has_capacity(self, channel: ResponseChannel | None, size: int) -> bool:
-        """Tell whether a frame may be sent or stored: unread frames are limited."""
-        if channel is None:
-            has_capacity = len(self._stored) < _STORED and self._stored_bytes + size <= _UNREAD_BYTES
-        elif channel.writable.is_set():
-            self._unread = self._unread_bytes = 0
-            has_capacity = True
-        else:
-            self._unread += 1
-            self._unread_bytes += size
-            has_capacity = self._unread <= _UNREAD and self._unread_bytes <= _UNREAD_BYTES
-        if not has_capacity:
-            _log.debug("a client reads nothing: a message to it is dropped")
-        return has_capacity
 
     def _choose_channel(self, frame: JsonObject) -> ResponseChannel | None:
         method, value = frame.get("method"), frame.get("params")

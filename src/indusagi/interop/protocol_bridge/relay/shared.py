@@ -65,29 +65,22 @@ class SharedUpstream:
     def _receive(self, frame: JsonObject) -> None:
         method, request_id = frame.get("method"), frame.get("id")
         try:
-            if not isinstance(method, str):
-                self._receive_response(frame)
-            elif isinstance(request_id, (int, str)):
+            if isinstance(method, str) and not isinstance(request_id, (int, str)):
+                self._receive_notification(frame, method)
+            elif isinstance(method, str):
                 self._warnings.warn(f"sends a request without naming a client, which is refused: {method}")
                 message = f"{method} cannot be passed on: several clients share this connection"
                 error: JsonObject = {"code": METHOD_NOT_FOUND, "message": message}
                 self._forwarder.send({"jsonrpc": "2.0", "id": request_id, "error": error})
-            else:
-                self._receive_notification(frame, method)
+            elif (relayed := self._forwarder.find_by_response(frame)) is not None:
+                result = frame.get("result")
+                if isinstance(result, dict) and relayed.request.method == "tools/list":
+                    self._schemas.learn(result)
+                if isinstance(result, dict) and relayed.request.is_subscription:
+                    frame = {**frame, "result": _restore_subscription(result, relayed)}
+                relayed.resolve(frame)
         except ValueError:
             self._warnings.warn(f"sends a message that is dropped: {_TOO_LARGE}")
-
-    def _receive_response(self, frame: JsonObject) -> None:
-        relayed = self._forwarder.find_by_response(frame)
-        if relayed is None:
-            return
-        result = frame.get("result")
-        if isinstance(result, dict):
-            if relayed.request.method == "tools/list":
-                self._schemas.learn(result)
-            if relayed.request.is_subscription:
-                frame = {**frame, "result": _restore_subscription(result, relayed)}
-        relayed.resolve(frame)
 
     def _receive_notification(self, frame: JsonObject, method: str) -> None:
         value = frame.get("params")

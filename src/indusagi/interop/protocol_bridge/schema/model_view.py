@@ -281,7 +281,16 @@ class _ViewBuilder:
             for key, value in level.items()
             if isinstance(key, str) and key not in NOT_SHOWN
         }
-        dropped = self._find_dropped(actions, slot)
+        # A keyword that would forbid more without a dropped one is dropped as well.
+        dropped = {key for key, action in actions.items() if action == "drop"}
+        dropped |= {key for key, others in _DEPENDS_ON.items() if key in actions and others & dropped}
+        is_rewritten = any(actions.get(key) == "write" for key in _COMBINATORS)
+        if dropped or is_rewritten:
+            dropped |= _UNEVALUATED & actions.keys()
+        for key in sorted(dropped):
+            self._note(slot, f"without {key}")
+        if is_rewritten:
+            dropped.add("discriminator")  # it names the branches by references
         for key, action in actions.items():
             if action == "copy" and key not in dropped:
                 view.schema[key] = copy_json(level[key])
@@ -412,19 +421,6 @@ class _ViewBuilder:
         if (key in _SCHEMA_LISTS and is_list(value)) or (key == "patternProperties" and is_dict(value)):
             return "copy" if kind is not None and fitness is Fitness.PLAIN else "write"
         return "copy" if fitness < Fitness.HAS_REFERENCES else "drop"
-
-    def _find_dropped(self, actions: dict[str, _Action], slot: SchemaSlot) -> set[str]:
-        """Return the keywords that are dropped, with those that would forbid more without them."""
-        dropped = {key for key, action in actions.items() if action == "drop"}
-        dropped |= {key for key, others in _DEPENDS_ON.items() if key in actions and others & dropped}
-        is_rewritten = any(actions.get(key) == "write" for key in _COMBINATORS)
-        if dropped or is_rewritten:
-            dropped |= _UNEVALUATED & actions.keys()
-        for key in sorted(dropped):
-            self._note(slot, f"without {key}")
-        if is_rewritten:
-            dropped.add("discriminator")  # it names the branches by references
-        return dropped
 
 
 def _contains(trail: tuple[AnyObject, ...], level: AnyObject) -> bool:

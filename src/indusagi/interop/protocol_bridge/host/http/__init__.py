@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from indusagi.interop.protocol_bridge.host.http.auth import LEAST_TOKEN, is_loopback, load_token
-from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.host.http.settings import (
+    LEAST_TOKEN,
+    HttpHost,
+    HttpSettings,
+    is_loopback,
+    load_token,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim
 
 if TYPE_CHECKING:

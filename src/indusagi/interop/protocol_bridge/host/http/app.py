@@ -23,7 +23,6 @@ import anyio
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
-from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
     VERSION_HEADER,
@@ -39,6 +38,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     HttpResponse,
     NoResponse,
 )
+from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, OLD_MESSAGES, OLD_STREAM
 from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
-    from indusagi.interop.protocol_bridge.host.http.auth import AccessPolicy
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
-    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
+    from indusagi.interop.protocol_bridge.host.http.settings import AccessPolicy, FindSchema, HttpSettings, NewSession
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _log = logging.getLogger(__name__)

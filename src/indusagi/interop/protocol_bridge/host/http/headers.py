@@ -24,7 +24,7 @@ from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, PARSE_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonScalar, JsonValue
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema
 
 VERSION_HEADER = "mcp-protocol-version"
@@ -48,7 +48,8 @@ _ROUTING = frozenset({VERSION_HEADER, _METHOD_HEADER, _NAME_HEADER})
 _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=")
 _TOKEN = re.compile(r"[\w!#$%&'*+\-.^`|~]+", re.ASCII)
-_INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
+_INTEGER = re.compile(r"(-?[0-9]{1,640})(?:\.0+)?")
+"""As many digits as Python parses under every limit: `sys.int_info.str_digits_check_threshold`."""
 
 _HEADER_TYPES = frozenset({"string", "integer", "boolean"})
 _HOLD_ONE = frozenset(
@@ -179,7 +180,13 @@ def _check_arguments(
         elif text is None:
             why = "is invalid base64, and must repeat"
         else:
-            why = None if _is_equal(argument.kind, text, present) else "does not repeat"
+            is_whole = isinstance(present, int) or (isinstance(present, float) and present.is_integer())
+            number = _INTEGER.fullmatch(text) if argument.kind == "integer" and is_whole else None
+            if isinstance(present, bool):
+                is_equal = text == ("true" if present else "false")
+            else:
+                is_equal = text == str(present) if number is None else int(number[1]) == present
+            why = None if is_equal else "does not repeat"
         if why is not None:
             path = ".".join(argument.path)
             return RequestProblem(MISMATCH, f"the header {argument.header} {why} the argument {path!r}")
@@ -227,16 +234,3 @@ def _iterate_levels(schema: JsonObject) -> Iterator[tuple[_Path | None, JsonObje
                 waiting += [(None, inner) for inner in value]
             elif key in _HOLD_NAMED and is_json_object(value):
                 waiting += [(None, inner) for inner in value.values()]
-
-
-def _is_equal(kind: str, text: str, value: JsonScalar) -> bool:
-    if isinstance(value, bool):
-        return text == ("true" if value else "false")
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    number = _INTEGER.fullmatch(text) if kind == "integer" and is_whole else None
-    if number is None:
-        return text == str(value)
-    try:
-        return int(number[1]) == value
-    except ValueError:  # more digits than Python parses, in a body as well
-        return False

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
-from indusagi.interop.protocol_bridge.host.http.auth import build_access_policy
 from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
+from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
