@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.clients.places import PROGRAMS, config_places
+from induscode.clients import PROGRAMS, config_places
 from induscode.commands.mcp.import_servers import discover_foreign, read_foreign
 
 if TYPE_CHECKING:

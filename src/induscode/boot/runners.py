@@ -1,20 +1,23 @@
 """The deck of a run: the native cards that were asked for, and the tools of the servers.
 
-A session, a call, a list and a gateway all get their deck here.
+A session, a call, a list and a gateway all get their deck here. On a terminal, slow starts of servers are announced.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef, SlowStart
+from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.deck.contract import BridgeFault, UnknownCapability
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan, boot_bridge
 from induscode.deck.mcp.config import (
@@ -30,6 +33,7 @@ from induscode.deck.mcp.lock import LOCK_NAME, read_lock
 from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.provision import ToolDeck
 from induscode.launch.invocation import Invocation
+from induscode.terminal import print_status
 
 _PROJECT_FILES = (".indusvx/mcp.json", ".mcp.json")
 _NOT_SOON_S = 3_600.0
@@ -177,8 +181,6 @@ async def attach_servers(
     """
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
 
-    from induscode.boot.starting import StartAnnouncer  # noqa: PLC0415 — only commands with servers announce starts
-
     options = options or BootOptions()
     if not plan.rows and not options.reloadable:
         return BootedBridge(store, plan)
@@ -198,3 +200,47 @@ async def attach_servers(
         notes += [note for note in remarks if isinstance(note, DefinitionNote)]
     bridge.notes = tuple(dict.fromkeys(notes))
     return bridge
+
+
+# -- slow starts ------------------------------------------------------------------------------
+
+
+class StartAnnouncer:
+    """Prints which servers start slowly, and when each of them is ready."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+        self._slow: set[str] = set()
+
+    def __call__(self, event: FleetEvent) -> None:
+        """Handle an event of the fleet; print at most one line."""
+        server, status = event.server, event.status
+        if event.event == "slow_start" and status.slow_start is not None:
+            self._slow.add(server)
+            show_slow_start(server, status.slow_start)
+        elif event.event == "phase" and status.phase is EndpointPhase.CONNECTING:
+            self._began[server] = monotonic()
+        elif server in self._slow and status.phase is EndpointPhase.READY:
+            self._slow.discard(server)
+            seconds = monotonic() - self._began.get(server, monotonic())
+            _print_on_terminal(f"server {server!r} is ready after {seconds:.0f} s")
+
+
+def show_slow_start(server: str, slow: SlowStart) -> None:
+    """Print the line of a slow start, if standard error is a terminal."""
+    _print_on_terminal(describe_slow_start(server, slow))
+
+
+def _print_on_terminal(line: str) -> None:
+    if sys.stderr is not None and sys.stderr.isatty():
+        print_status(line)
+
+
+def describe_slow_start(server: str, slow: SlowStart) -> str:
+    """Describe a slow start in one line, with its probable cause."""
+    start = "first start" if slow.first else "start"
+    if slow.package_manager is None:
+        return f"{start} of {server!r}: still waiting for its first answer"
+    if slow.first:
+        return f"{start} of {server!r}: {slow.package_manager} may be downloading it"
+    return f"{start} of {server!r}: waiting for {slow.package_manager}"

@@ -46,7 +46,7 @@ class Client:
 
     title: str
     program: str
-    """Its name in `clients.places`."""
+    """Its name in `clients.PROGRAMS`."""
     place: str
     """Where an entry is pasted by hand."""
     keys: tuple[str, ...]

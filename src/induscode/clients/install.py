@@ -20,9 +20,9 @@ from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from induscode.clients import config_places
 from induscode.clients.entry import Client, Entry, format_toml_table, is_own_row
 from induscode.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
-from induscode.clients.places import config_places
 
 _LARGEST_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"

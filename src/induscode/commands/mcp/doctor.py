@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
-from induscode.boot.starting import show_slow_start
+from induscode.boot.runners import show_slow_start
 from induscode.commands.mcp.remedies import advise
 from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import as_json, print_notes, write_json

@@ -19,7 +19,7 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.records import record
-from induscode.clients.places import PROGRAMS, config_places
+from induscode.clients import PROGRAMS, config_places
 from induscode.commands.mcp.configure import give_consent
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
 from induscode.commands.support.server_rows import is_server_name, parse_server_row

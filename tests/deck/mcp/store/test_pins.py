@@ -17,12 +17,11 @@ from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.store.database import LedgerDb
+from induscode.deck.mcp.store.database import LedgerDb, prune
 from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention, content_address
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import open_pins, read_definitions, read_disabled_tools, read_pins
-from induscode.deck.mcp.store.retention import prune
 
 if TYPE_CHECKING:
     from pathlib import Path

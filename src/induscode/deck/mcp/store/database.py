@@ -12,19 +12,30 @@ import os
 import sqlite3
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
+from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
-from induscode.deck.mcp.store.events import GENESIS, Row, RunFacts, chain_digest, encode_facts
+from induscode.deck.mcp.store.events import (
+    GENESIS,
+    Event,
+    PruneResult,
+    Row,
+    RunFacts,
+    chain_digest,
+    document_addresses,
+    encode_facts,
+    filter_texts,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.store.events import Batch, Event
+    from induscode.deck.mcp.store.events import Batch, Retention, RowOp
 
 APPLICATION_ID = 0x696E6475
 """Marks the file as a ledger: https://www.sqlite.org/pragma.html#pragma_application_id."""
@@ -32,6 +43,7 @@ BUSY_S = 5.0
 """How long to wait for another process that writes."""
 _ADDRESSES_PER_QUERY = 500
 _SIDE_FILES = ("-wal", "-shm")
+_DAY_MS = 86_400_000
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -396,3 +408,74 @@ def parse_facts(text: str, position: int) -> JsonObject:
     if not isinstance(facts, dict):
         raise DamagedStoreError(f"row {position} has no facts")
     return facts  # pyright: ignore[reportUnknownVariableType] — its keys are JSON's
+
+
+# -- retention --------------------------------------------------------------------------------
+
+
+def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms) -> PruneResult | None:
+    """Remove old runs, never the caller's own; None if there is nothing to remove.
+
+    Runs leave in the order in which they began, with all rows before the first row of a run that stays. Rows that are
+    still the latest of their subject (a pin, a listing) are written again at the end first, so pruning removes nothing
+    that applies. A `prune` row then records how many rows were removed and the digest of the last one, from which the
+    chain goes on: `indus ledger verify` can still prove every remaining row.
+    """
+    at_ms = now()
+    with transaction(db.connection):
+        oldest = iso_utc(at_ms - keep.days * _DAY_MS)
+        runs = db.runs()
+        recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
+        stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
+        cut = min(stay, default=db.end("head").position + 1)
+        if cut <= db.end("base").position + 1:
+            return None
+        seqs = dict(db.seqs)
+        result = _remove_rows(db, cut, seqs, own_run, iso_utc(at_ms))
+        _remove_documents(db)
+    db.seqs = seqs
+    return result
+
+
+def _remove_rows(db: LedgerDb, cut: int, seqs: dict[str, int], own_run: str, at: str) -> PruneResult:
+    query = "SELECT count(*), count(DISTINCT run), min(at), max(at) FROM events WHERE position < ?"
+    rows, runs, first_at, last_at = db.connection.execute(query, (cut,)).fetchone()
+    last = next(db.select("WHERE events.position = ?", (cut - 1,)))
+    end = db.end("head")
+    where = "JOIN latest USING (position) WHERE events.position < ? ORDER BY events.position"
+    for row in tuple(db.select(where, (cut,))):
+        end = db.write(Event(own_run, at, cast("RowOp", row.op), row.facts, row.subject), end, seqs)
+    removed = Event(
+        own_run,
+        at,
+        "prune",
+        {
+            "first": db.end("base").position + 1,
+            "last": last.position,
+            "digest": last.digest,
+            "rows": rows,
+            "runs": runs,
+            "from": first_at,
+            "to": last_at,
+        },
+    )
+    end = db.write(removed, end, seqs)
+    db.connection.execute("DELETE FROM events WHERE position < ?", (cut,))
+    db.set_end("base", ChainEnd(last.position, last.digest))
+    db.set_end("head", end)
+    return PruneResult(runs, rows)
+
+
+def _remove_documents(db: LedgerDb) -> None:
+    """Remove the documents that no row needs any more."""
+    needed: set[str] = set()
+    manifests: set[str] = set()
+    for row in db.select("WHERE op IN ('enroll', 'pin', 'turn')"):
+        addresses = document_addresses(row.op, row.facts)
+        needed |= addresses
+        manifests |= addresses if row.op == "turn" else set()
+    for text in db.documents(manifests).values():
+        needed.update(filter_texts(json.loads(text)))
+    stored = [address for (address,) in db.connection.execute("SELECT address FROM documents")]
+    unused = [(address,) for address in stored if address not in needed]
+    db.connection.executemany("DELETE FROM documents WHERE address = ?", unused)

@@ -25,6 +25,7 @@ from induscode.deck.mcp.store.database import (
     file_identity,
     list_set_aside,
     prepare_file,
+    prune,
     remove_database,
     set_aside,
 )
@@ -40,7 +41,6 @@ from induscode.deck.mcp.store.pins_backup import (
     read_backup,
 )
 from induscode.deck.mcp.store.recovery import build_recovery_batch, salvage, write_recovered
-from induscode.deck.mcp.store.retention import prune
 from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_schema_damage
 
 if TYPE_CHECKING:
