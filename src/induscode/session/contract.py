@@ -172,6 +172,8 @@ class RunResult:
     """A warning about a complete answer."""
     fault: ModelFault | None = None
     usage: Usage = field(default_factory=Usage)
+    context_tokens: int = 0
+    """Tokens of the last request and its response; 0 if they are unknown."""
 
 
 class ExitCode(IntEnum):

@@ -21,9 +21,11 @@ from anyio import to_thread
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text, format_count
-from induscode.boot.runners import check_named_configs
+from induscode.boot.config_watch import ConfigFiles, list_config_files
+from induscode.boot.runners import check_named_configs, plan_servers
 from induscode.boot.session import open_session
 from induscode.deck.contract import DeckFramework
+from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.stores import FileCheckpoints, FileMemory
 from induscode.deck.stores.memory_file import MEMORY_NAME
 from induscode.session.contract import RequestBudget, RunPlan, Usage
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
-    from induscode.deck.mcp.boot import BootOptions
     from induscode.launch.invocation import Invocation
     from induscode.session.contract import EventSink, RunResult
     from induscode.session.model_loop import ModelLoop
@@ -95,7 +96,7 @@ def list_leftover_jobs() -> list[str]:
 # -- the conversation ---------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Conversation:
     """An open conversation. Its turns run one after the other, in the task that opened it."""
 
@@ -113,7 +114,13 @@ class Conversation:
     """Closes what a turn opens for those after it."""
     loading: BackgroundTask
     """Imports the model loop."""
+    waking: list[BackgroundTask] = field(default_factory=list[BackgroundTask])
+    """Starts of servers that a changed configuration has added."""
+    config_files: ConfigFiles | None = None
+    """Files whose changes `reload_servers` applies; None if the servers stay as they are."""
     loop: ModelLoop | None = field(default=None, init=False)
+    context_tokens: int = field(default=0, init=False)
+    """Tokens of the last request and its response: what the next request begins with."""
 
     @property
     def usage(self) -> Usage:
@@ -151,7 +158,42 @@ class Conversation:
             on_turn=turns.record,
             on_message=partial(to_thread.run_sync, self.resources.read_state.save_message),
         )
-        return await loop.run(prompt, plan)
+        result = await loop.run(prompt, plan)
+        self.context_tokens = result.context_tokens or self.context_tokens
+        return result
+
+    async def reload_servers(self) -> list[str]:
+        """Apply changes of the configuration files, and approvals given in another process; describe the changes.
+
+        New servers start in the background.
+
+        Raises:
+            ConfigPathError: A file of `--mcp` is gone or has no usable server; the servers stay as they were.
+        """
+        if self.config_files is None:
+            return []
+        mcp = self.session.mcp
+        await mcp.reread_approvals()
+        if not await to_thread.run_sync(self.config_files.has_changed):
+            return []
+        plan = await to_thread.run_sync(plan_servers, self.invocation)
+        known = {str(note) for note in mcp.plan.notes}
+        changes = await mcp.change(plan)
+        mcp.plan = plan
+        self.waking.append(BackgroundTask("start of changed servers"))
+        self.waking[-1].start(mcp.wake(changes.to_start))
+        described = [
+            f"servers {word}: {', '.join(names)}"
+            for word, names in (("removed", changes.removed), ("changed", changes.replaced), ("added", changes.added))
+            if names
+        ]
+        return [*described, *(str(note) for note in plan.notes if str(note) not in known)]
+
+    async def wait_for_servers(self) -> None:
+        """Wait until the servers that no earlier run has seen, and the required ones, have come up or failed."""
+        mcp = self.session.mcp
+        await mcp.wake(mcp.unknown_servers())
+        await mcp.wait_for_required()
 
     async def _open_loop(self) -> ModelLoop:
         if self.loop is None:
@@ -202,11 +244,12 @@ async def open_conversation(
     permissions: PermissionSetup | None = None,
     *,
     notes: Sequence[str] = (),
-    options: BootOptions | None = None,
+    follow_config: bool = False,
 ) -> AsyncGenerator[Conversation]:
     """Open the conversation of an invocation inside the block. Servers start in the background.
 
-    `permissions` replaces those that the invocation asks for; `options` say how servers are started.
+    `permissions` replaces those that the invocation asks for. With `follow_config` no server is waited for, and
+    `reload_servers` applies changes of the configuration.
 
     Raises:
         NoModelError: There is no model.
@@ -244,6 +287,10 @@ async def open_conversation(
             memory=resources.memory,
         )
         loading = await stack.enter_async_context(_preload())
+        options = BootOptions(reloadable=True) if follow_config else None
+        config_files = None
+        if follow_config:
+            config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
         session = await stack.enter_async_context(
             open_session(
                 invocation, framework=framework, wrap=permissions.wrap, plan_mode=True, wait=False, options=options
@@ -251,19 +298,26 @@ async def open_conversation(
         )
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
         system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
-        yield Conversation(
-            invocation,
-            session,
-            choice,
-            transcript,
-            resources,
-            permissions,
-            mode,
-            system_prompt,
-            warnings,
-            stack,
-            loading,
+        conversation = Conversation(
+            invocation=invocation,
+            session=session,
+            choice=choice,
+            transcript=transcript,
+            resources=resources,
+            permissions=permissions,
+            plan_mode=mode,
+            system_prompt=system_prompt,
+            notes=warnings,
+            stack=stack,
+            loading=loading,
+            config_files=config_files,
         )
+        try:
+            yield conversation
+        finally:
+            for task in conversation.waking:
+                task.cancel()
+                await task.join()
 
 
 @asynccontextmanager

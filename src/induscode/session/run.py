@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
+from indusagi.core.cancel import ending_signals
 from indusagi.core.faults import CoreError
-from indusagi.core.signals import ending_signals
 from induscode.boot.runners import ConfigPathError
 from induscode.deck.contract import BackendFault, UnknownCapability
 from induscode.session.contract import ExitCode, RunResult, signal_code
@@ -46,7 +46,7 @@ _CLOSING_S = 5.0
 _REPORT_S = 1.0
 """Time to write the summary after a cancellation."""
 _STANDARD_OUTPUT = 1
-_USAGE_ERRORS = (
+USAGE_ERRORS = (
     InvalidAddressError,
     InvalidPromptError,
     InvalidRuleError,
@@ -55,6 +55,7 @@ _USAGE_ERRORS = (
     UnknownCapability,
     BackendFault,
 )
+"""Errors in what the user has given: flags, files, names."""
 
 
 # -- the program --------------------------------------------------------------------------------
@@ -136,16 +137,17 @@ async def answer_prompt(
                 code = await run.execute(prompt)
     except BrokenPipeError:
         code = int(ExitCode.READER_LEFT)
-    except _USAGE_ERRORS as exc:
+    except (*USAGE_ERRORS, CoreError, OSError) as exc:
         print_status(str(exc))
-        code = int(ExitCode.USAGE)
-    except NoModelError as exc:
-        print_status(str(exc))
-        code = int(ExitCode.MODEL)
-    except (CoreError, OSError) as exc:
-        print_status(str(exc))
-        code = int(ExitCode.FAILED)
+        code = to_exit_code(exc)
     return signal_code(cancel.reason or "") if cancel.cancelled else code
+
+
+def to_exit_code(exc: Exception) -> int:
+    """Give the exit code for the error that has ended a run."""
+    if isinstance(exc, USAGE_ERRORS):
+        return ExitCode.USAGE
+    return ExitCode.MODEL if isinstance(exc, NoModelError) else ExitCode.FAILED
 
 
 # -- running ------------------------------------------------------------------------------------

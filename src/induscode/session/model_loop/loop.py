@@ -232,7 +232,9 @@ class ModelLoop:
         await plan.sink(usage)
         last = "".join(state.passages[-1]) if state.passages else ""
         passages = tuple(text for pieces in state.passages if (text := "".join(pieces)))
-        return replace(result, text=last, passages=passages, usage=usage)
+        responses = [message for message in state.messages if isinstance(message, ModelResponse)]
+        context = responses[-1].usage.input_tokens + responses[-1].usage.output_tokens if responses else 0
+        return replace(result, text=last, passages=passages, usage=usage, context_tokens=context)
 
     async def _retry_without_images(self, prompt: str, state: RunState) -> RunResult:
         """Run the loop; if the model refuses images, continue once with text in their place."""
