@@ -135,7 +135,7 @@ class MCPServer:
         """Serve a tool box, a function that returns the present one, or tools.
 
         Tools run in `context`. Without one they have no files and no commands of this machine:
-        `make_local_context(directory)` gives them those of a directory.
+        `make_local_context(directory)` gives them the ones of a directory.
         """
         if callable(tools) or hasattr(tools, "descriptors"):
             box = cast("ToolBox | Callable[[], ToolBox]", tools)

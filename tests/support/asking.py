@@ -11,7 +11,7 @@ from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
 from indusagi.interop.protocol_bridge.host.stdio import standard_streams
-from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -9,7 +9,7 @@ import anyio
 from tests.support.waiting import LIMIT_S
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,

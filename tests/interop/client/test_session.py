@@ -26,11 +26,11 @@ from indusagi.interop.protocol_bridge.client.session import (
     ServerFacts,
 )
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
-from indusagi.interop.protocol_bridge.rpc.connection import RequestOptions
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     UNSUPPORTED_VERSION,
     ConnectionClosedError,
     InvalidResponseError,
+    RequestOptions,
     RequestTimeoutError,
     RpcError,
     VersionMismatchError,

@@ -33,7 +33,7 @@ from indusagi.interop import (
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, current_caller, forwarding_handlers
 from indusagi.interop.protocol_bridge.client.session import PendingCall, PendingCalls
 from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, SuspendedCall, SuspendedCalls
-from indusagi.interop.protocol_bridge.rpc.errors import RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -24,7 +24,7 @@ from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings, linked_pair
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,

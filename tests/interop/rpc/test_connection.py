@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.support.transports import FakeTransport, LoopTime, outcome_of, settled
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection, RequestOptions
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     InvalidResponseError,
+    JsonRpcConnection,
+    RequestOptions,
     RequestTimeoutError,
     RpcError,
     is_final,

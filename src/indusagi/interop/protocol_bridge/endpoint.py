@@ -42,8 +42,7 @@ from indusagi.interop.protocol_bridge.contract import (
     is_terminal_phase,
     parse_call_result,
 )
-from indusagi.interop.protocol_bridge.rpc.connection import RequestOptions
-from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError, RequestTimeoutError
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RequestOptions, RequestTimeoutError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 

@@ -15,7 +15,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import start_digest
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
-from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import Transport, is_transport
 
 SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]

@@ -11,7 +11,7 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,

@@ -14,7 +14,7 @@ from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
-from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object
 
 Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]

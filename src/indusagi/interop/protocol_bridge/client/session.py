@@ -28,12 +28,14 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     current_caller,
 )
 from indusagi.interop.protocol_bridge.contract import ServerConfig, ServerLimits
-from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection, OnProgress, RequestOptions
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     UNSUPPORTED_VERSION,
     InvalidResponseError,
+    JsonRpcConnection,
+    OnProgress,
+    RequestOptions,
     RequestTimeoutError,
     RpcError,
     VersionMismatchError,

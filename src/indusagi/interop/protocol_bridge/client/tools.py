@@ -82,7 +82,7 @@ def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
     r"""Remove the invisible characters of a definition, and count them.
 
     Regular expressions keep their meaning: in them each such character becomes its escape (`\u200b`), since patterns of
-    JSON Schema are those of ECMA-262: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
+    JSON Schema are the ones of ECMA-262: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
 
     Raises:
         AmbiguousDefinitionError: Names or enum values would become equal.

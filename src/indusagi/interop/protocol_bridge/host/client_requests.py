@@ -15,7 +15,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
-from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -17,7 +17,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     PARSE_ERROR,
     ConnectionClosedError,

@@ -19,7 +19,7 @@ from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
-from indusagi.interop.protocol_bridge.rpc.errors import (
+from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     UNSUPPORTED_VERSION,

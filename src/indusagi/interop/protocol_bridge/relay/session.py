@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, RequestDispatcher
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
 from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, RequestForwarder
-from indusagi.interop.protocol_bridge.rpc.errors import RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size
 
 if TYPE_CHECKING:

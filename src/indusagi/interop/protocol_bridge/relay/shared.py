@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
 from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RateLimitedLog, RequestForwarder
-from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protoco
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
-from indusagi.interop.protocol_bridge.rpc.errors import INTERNAL_ERROR, ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, find_response_id
 
 if TYPE_CHECKING:

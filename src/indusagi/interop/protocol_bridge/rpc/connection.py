@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 connection over a transport: request ids, deadlines, progress, cancellation, inbound requests.
+"""JSON-RPC 2.0 connection over a transport: request ids, deadlines, progress, cancellation, inbound requests, errors.
 
 Of MCP it knows `notifications/progress`, `notifications/cancelled` and `ping`. A frame is parsed once and passed on as
 it came. Odd frames that can be understood (a batch, an id sent back as text, a missing version) are understood. Frames
@@ -18,14 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.rpc.errors import (
-    INTERNAL_ERROR,
-    METHOD_NOT_FOUND,
-    ConnectionClosedError,
-    InvalidResponseError,
-    RequestTimeoutError,
-    RpcError,
-)
+from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.transport import (
     RequestId,
     Transport,
@@ -37,6 +30,14 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
 
 _log = logging.getLogger(__name__)
 
+# https://www.jsonrpc.org/specification#error_object
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+PARSE_ERROR = -32700
+UNSUPPORTED_VERSION = -32022
+"""`UnsupportedProtocolVersionError` of the modern protocol; its `data.supported` lists versions."""
+
 OnProgress: TypeAlias = Callable[[JsonObject], None]
 OnRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 OnNotify: TypeAlias = Callable[[str, JsonObject], None]
@@ -44,6 +45,62 @@ OnUnmatched: TypeAlias = Callable[[JsonValue, Literal["response", "progress"]], 
 """Receives the id of a response or progress notification that belongs to no pending request."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
+
+
+class RpcError(Exception):
+    """An error response."""
+
+    def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.detail: FaultDetail | None = None
+        """What the transport knows about it, such as the status of an HTTP response."""
+
+
+class InvalidResponseError(Exception):
+    """A response that is neither a result object nor an error object."""
+
+
+class RequestTimeoutError(Exception):
+    """No response before the deadline; a cancellable request was cancelled."""
+
+
+class ConnectionClosedError(Exception):
+    """The transport ended before the response came."""
+
+    def __init__(self, end: TransportEnd) -> None:
+        super().__init__(end.message)
+        self.end = end
+
+
+class VersionMismatchError(Exception):
+    """Client and server have no protocol version in common."""
+
+
+def is_final(exc: BaseException | None) -> bool:
+    """Return whether the first request of a handshake settled it: no other request would get further.
+
+    `exc` is what the request raised; `None`, its response came.
+    """
+    detail = exc.detail if isinstance(exc, RpcError) else None
+    if detail is None:
+        return exc is None
+    # An HTTP status may refuse this request alone; a refused connection refuses every request.
+    is_unreachable = detail.reason == "refused" and detail.http_status is None
+    return is_unreachable or detail.reason in {"auth", "rate_limited", "redirect"}
+
+
+def find_supported_versions(exc: RpcError) -> list[JsonValue]:
+    """Return the versions that an error response lists in `data.supported`."""
+    versions = exc.data.get("supported") if isinstance(exc.data, dict) else None
+    return versions if isinstance(versions, list) else []
+
+
+def requires_modern(exc: BaseException | None) -> bool:
+    """Return whether a server refused because it accepts the modern protocol only."""
+    return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION
 
 
 @dataclass(slots=True)
@@ -238,27 +295,25 @@ class JsonRpcConnection:
     def _receive(self, data: bytes | JsonValue) -> None:
         self.frames_received += 1
         invalid = self.invalid_frames
-        frame = self._decode(data) if isinstance(data, bytes) else data
+        frame: JsonValue = None
+        if not isinstance(data, bytes):
+            frame = data
+        else:
+            try:
+                frame = decode_frame(data)
+            except (ValueError, RecursionError) as exc:
+                identity = find_response_id(data)
+                if identity is not None:
+                    self._settle(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
+                # A banner without a line end may stand before the first response. Only responses to pending requests
+                # are taken: a log line may quote any message.
+                elif responses := [row for row in find_responses(data) if self._find(row.get("id")) is not None]:
+                    self.invalid_frames += 1
+                    frame = [*responses]
         for message in frame if isinstance(frame, list) and frame else (frame,):
             self._dispatch(message)
         if self._on_invalid_frame is not None and self.invalid_frames > invalid and isinstance(data, bytes):
             self._on_invalid_frame(data)
-
-    def _decode(self, line: bytes) -> JsonValue:
-        try:
-            return decode_frame(line)
-        except (ValueError, RecursionError) as exc:
-            identity = find_response_id(line)
-            if identity is not None:
-                self._settle(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
-                return None
-            # A banner without a line end may stand before the first response. Only responses to pending requests are
-            # taken: a log line may quote any message.
-            responses = [message for message in find_responses(line) if self._find(message.get("id")) is not None]
-            if not responses:
-                return None
-            self.invalid_frames += 1
-            return [*responses]
 
     def _dispatch(self, frame: JsonValue) -> None:
         if not isinstance(frame, dict):

@@ -38,7 +38,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
 from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, add_response_id, classify_message
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.errors import PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable

@@ -18,7 +18,7 @@ import httpx2
 from indusagi.interop.protocol_bridge.client.http.failures import build_redirect_failure, get_origin
 from indusagi.interop.protocol_bridge.client.http.guard import REQUEST, open_guarded_client
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.client.http.sse import sse_transport
 from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
 from indusagi.interop.protocol_bridge.client.session import ServerFacts
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.errors import INTERNAL_ERROR
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse, jsonrpc_mes
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.failures import build_failure
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.errors import PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from indusagi.interop.protocol_bridge.client.sdk.session import (
 from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
 from indusagi.interop.protocol_bridge.client.session import ClientSession, transport_session
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import is_transport
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The environment of a server process: an allow-list of inherited variables, and those its configuration declares.
+"""The environment of a server process: an allow-list of inherited variables, and the ones its configuration declares.
 
 Each group of names has a use case. No name that may hold a secret is inherited: a token reaches a server only if its
 configuration names it.
@@ -80,7 +80,7 @@ def is_inherited(name: str, value: str = "") -> bool:
 
 
 def child_environment(ours: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a server: inherited variables, and those that its configuration declares."""
+    """Build the environment of a server: inherited variables, and the ones that its configuration declares."""
     inherited = {name: value for name, value in ours.items() if is_inherited(name, value)}
     return {**inherited, **declared}
 

@@ -112,8 +112,14 @@ def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager |
         script = next((index for index, word in enumerate(rest) if not word.startswith("-")), None)
         known = None if script is None else _NODE_SCRIPTS.get(_program(rest[script]))
         return None if known is None or script is None else _find([known, *rest[script + 1 :]], 1)
-    if name in _WRAPPERS:
-        return _find_behind_wrapper(rest, depth)
+    if name not in _WRAPPERS:
+        return None
+    for index, word in enumerate(rest):
+        if word in {"-S", "--split-string"} and index + 1 < len(rest):
+            return _find_in_line(" ".join(rest[index + 1 :]), depth)
+        manager = _find(rest[index:], depth - 1) if not word.startswith("-") else None
+        if manager is not None:
+            return manager
     return None
 
 
@@ -133,16 +139,6 @@ def _find_in_line(line: str, depth: int) -> PackageManager | None:
             return manager
         else:
             command = []
-    return None
-
-
-def _find_behind_wrapper(rest: Sequence[str], depth: int) -> PackageManager | None:
-    for index, word in enumerate(rest):
-        if word in {"-S", "--split-string"} and index + 1 < len(rest):
-            return _find_in_line(" ".join(rest[index + 1 :]), depth)
-        manager = _find(rest[index:], depth - 1) if not word.startswith("-") else None
-        if manager is not None:
-            return manager
     return None
 
 

@@ -39,7 +39,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     NoResponse,
 )
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, OLD_MESSAGES, OLD_STREAM
-from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
