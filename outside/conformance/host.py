@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities import ToolRegistry, ToolSpec, define_tool, make_local_context
-from indusagi.core.signals import ending_signals
+from indusagi.core.cancel import ending_signals
 from indusagi.interop import HttpSettings, ProviderHostInfo, create_provider_host
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolProgress, ToolResult
 from outside.conformance.questions import OF_TEXT, PLAIN

@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.support.strategies import json_values
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import ToolSpec, define_tool
 
 if TYPE_CHECKING:

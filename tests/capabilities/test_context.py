@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.tools import box_of, call, context, tool
 
-from indusagi.capabilities.context import Framework, PerContext
+from indusagi.capabilities.context import Framework, PerContext, ReadState
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.read_state import ReadState
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall, ToolProgress
 

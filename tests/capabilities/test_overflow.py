@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.tools import box_of, call, context, returning
 
-from indusagi.capabilities import overflow as spill
-from indusagi.capabilities.budget import UNLIMITED, OutputBudget
-from indusagi.capabilities.overflow import SessionDir
+from indusagi.capabilities import budget as spill
+from indusagi.capabilities.budget import UNLIMITED, OutputBudget, SessionDir
 from indusagi.core.app_dirs import state_dir
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import Keep, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue

@@ -9,8 +9,7 @@ from tests.support.tools import box_of, call, context, returning, tool
 
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.core.cancel import CancelToken
-from indusagi.runtime.content import JsonContentBlock
-from indusagi.runtime.contract import ToolCall, ToolProgress, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, ToolCall, ToolProgress, ToolResult
 
 if TYPE_CHECKING:
     from pathlib import Path

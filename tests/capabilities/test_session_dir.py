@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.capabilities import overflow as spill
-from indusagi.capabilities.overflow import RETENTION_DAYS, SessionDir
+from indusagi.capabilities import budget as spill
+from indusagi.capabilities.budget import RETENTION_DAYS, SessionDir
 from indusagi.core.app_dirs import state_dir
-from indusagi.core.clock import now_ms
 from indusagi.core.ids import new_ulid
+from indusagi.core.time import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,7 @@ from tests.support.tools import NOTHING, context, returning, tool
 
 from indusagi.capabilities.tool import InvalidTool, ToolSpec, define_tool
 from indusagi.core.cancel import CancelToken
-from indusagi.runtime.content import JsonContentBlock
-from indusagi.runtime.contract import Keep, ToolCall, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, Keep, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable

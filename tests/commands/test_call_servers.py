@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.commands.helpers import HONEST, configured, one_line, row, user_file
 from tests.support.scripts import run
 
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock
 from induscode.commands.support.arguments import describe_parameters
 from induscode.commands.support.outcome import save_blocks, summarize_block
 

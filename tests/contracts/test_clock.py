@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.core.clock import Clock, ManualClock, SystemClock
+from indusagi.core.time import Clock, ManualClock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

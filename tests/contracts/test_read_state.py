@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.read_state import ReadState, ReadStateHandle
+from indusagi.capabilities.context import ReadState, ReadStateHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import indusagi
 import induscode
 from indusagi.core import faults
-from indusagi.core.faults import CoreError, describe_error
+from indusagi.core.faults import CoreError, Note, describe_error
 
 
 def tree(error: type[CoreError]) -> set[str]:
@@ -56,3 +56,11 @@ def test_exception_without_message_is_described_by_its_cause() -> None:
 def test_errors_of_a_group_are_described_once_each() -> None:
     group = ExceptionGroup("g", [OSError("a"), OSError("a"), ExceptionGroup("h", [EOFError()])])
     assert describe_error(group) == "a; the data ended early (EOFError)"
+
+
+def test_note_is_one_line_with_its_remedy() -> None:
+    assert str(Note("tool 'a'", "registered twice", "rename one")) == ("tool 'a': registered twice (rename one)")
+
+
+def test_note_without_a_remedy_has_no_parentheses() -> None:
+    assert str(Note("server 'x'", "skipped")) == "server 'x': skipped"

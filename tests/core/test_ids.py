@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from indusagi.core.clock import ManualClock, now_ms
 from indusagi.core.ids import UlidMint, is_ulid, new_ulid
+from indusagi.core.time import ManualClock, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from tests.support.scripts import ROOT
 from tests.support.servers import diary
 from tests.support.waiting import is_alive, until
 
-from indusagi.core.signals import ENDING, ending_signals
+from indusagi.core.cancel import ENDING, ending_signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", [signal.Signals[name] for name in ENDING])
 async def test_signal_cancels_the_token_with_its_name(number: signal.Signals) -> None:
     async with ending_signals() as token:
         os.kill(os.getpid(), number)
@@ -35,13 +35,13 @@ async def test_signal_handlers_are_restored_after_the_block() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", [signal.Signals[name] for name in ENDING])
 def test_terminated_program_ends_its_servers_and_their_children(tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "log"
     script = f"""
 import asyncio
 from tests.support.servers import fault, honest
-from indusagi.core.signals import ending_signals
+from indusagi.core.cancel import ending_signals
 from indusagi.interop import BridgeConfig, start_server_fleet
 async def main():
     log = {str(log)!r}

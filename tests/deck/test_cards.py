@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.local import make_local_context
-from indusagi.core import clock
+from indusagi.core import now_ms
 from indusagi.core.json import is_json_object
 from indusagi.runtime import JsonContentBlock, TextContentBlock
 from induscode.deck import DeckContext, DeckFramework
@@ -255,7 +255,7 @@ def test_plans_of_one_millisecond_never_overwrite_each_other(tmp_path: Path, mon
     assert int("loyw3v28", 36) == 1_700_000_000_000
     monkeypatch.setattr(plans, "now_ms", lambda: 0)
     assert os.path.basename(write_plan(tmp_path, "x")) == "0-x.md"
-    assert clock.now_ms() > 0
+    assert now_ms() > 0
 
 
 def test_an_unreadable_plan_is_none(tmp_path: Path) -> None:

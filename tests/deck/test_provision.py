@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.deck import capability
 
+from indusagi.capabilities.context import ReadState
 from indusagi.capabilities.jobs.table import JobTable, jobs_of
-from indusagi.capabilities.read_state import ReadState
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.deck import DeckContext, DeckFramework, Profile

@@ -11,8 +11,7 @@ from tests.support.servers import HONEST_TOOLS, fault, hidden, honest
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop import BridgeConfig, StdioServerConfig, mount_protocol_bridge
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolCall, ToolProgress
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolProgress
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue

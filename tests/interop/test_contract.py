@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.strategies import json_values
 
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import compact_json, is_json_object
-from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import (
     BLOCK_TYPES,
     FAULT_KINDS,
@@ -40,8 +39,7 @@ from indusagi.interop.protocol_bridge.contract import (
     to_blocks,
     to_tool_result,
 )
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolDescriptor
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue

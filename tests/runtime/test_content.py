@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.strategies import json_values
 
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock, project_content
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, project_content
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
-    from indusagi.runtime.content import ToolContentBlock
+    from indusagi.runtime.contract import ToolContentBlock
 
 blocks = st.builds(TextContentBlock, st.text()) | st.builds(JsonContentBlock, json_values)
 IMAGE: JsonValue = {"type": "image", "data": "aGk=", "mimeType": "image/png", "_meta": {"x": None}}

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from tests.support.strategies import json_values
 
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
-    from indusagi.runtime.content import ToolContentBlock
+    from indusagi.runtime.contract import ToolContentBlock
 
 
 def test_result_is_independent_of_the_caller_list() -> None:

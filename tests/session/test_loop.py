@@ -15,8 +15,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from tests.support.tools import context, tool
 
 from indusagi.core.cancel import CancelToken
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolProgress, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolProgress, ToolResult
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.session.contract import RequestBudget, RunPlan, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
 from induscode.session.model_loop import VERBATIM, ModelLoop, to_model_fault

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.session.tool_calls import STOP_AT, WARN_AT, Attachment, RepeatDetector, to_model_content
 
 if TYPE_CHECKING:

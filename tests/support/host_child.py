@@ -9,7 +9,7 @@ import sys
 
 from tests.support.host_tools import Bench
 
-from indusagi.core.signals import ending_signals
+from indusagi.core.cancel import ending_signals
 from indusagi.interop import ProviderHostInfo, create_provider_host
 from indusagi.runtime.contract import ToolResult
 

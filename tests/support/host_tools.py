@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolProgress, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolProgress, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

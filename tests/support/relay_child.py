@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from indusagi.core.signals import ending_signals
+from indusagi.core.cancel import ending_signals
 from indusagi.interop import StdioServerConfig, create_relay_host
 
 

@@ -1,15 +1,17 @@
 """The public names of the tool kernel; `__init__.py` loads each from the module named here."""
 
 from indusagi.capabilities.budget import OutputBudget as OutputBudget
+from indusagi.capabilities.budget import SessionDir as SessionDir
 from indusagi.capabilities.budget import standard_budget as standard_budget
 from indusagi.capabilities.context import ContextId as ContextId
 from indusagi.capabilities.context import Framework as Framework
 from indusagi.capabilities.context import PerContext as PerContext
+from indusagi.capabilities.context import ReadState as ReadState
+from indusagi.capabilities.context import ReadStateHandle as ReadStateHandle
 from indusagi.capabilities.context import ToolContext as ToolContext
 from indusagi.capabilities.local import make_local_context as make_local_context
 from indusagi.capabilities.local.fs import LocalFs as LocalFs
 from indusagi.capabilities.local.shell import LocalShell as LocalShell
-from indusagi.capabilities.overflow import SessionDir as SessionDir
 from indusagi.capabilities.ports import STOP_GRACE_MS as STOP_GRACE_MS
 from indusagi.capabilities.ports import DirEntry as DirEntry
 from indusagi.capabilities.ports import Ended as Ended
@@ -19,8 +21,6 @@ from indusagi.capabilities.ports import Fs as Fs
 from indusagi.capabilities.ports import Shell as Shell
 from indusagi.capabilities.ports import ShellProcess as ShellProcess
 from indusagi.capabilities.ports import ShellResult as ShellResult
-from indusagi.capabilities.read_state import ReadState as ReadState
-from indusagi.capabilities.read_state import ReadStateHandle as ReadStateHandle
 from indusagi.capabilities.registry import ToolRegistry as ToolRegistry
 from indusagi.capabilities.tool import DefinedTool as DefinedTool
 from indusagi.capabilities.tool import InvalidTool as InvalidTool
@@ -45,11 +45,11 @@ from indusagi.capabilities.tools import web_search_tool as web_search_tool
 from indusagi.capabilities.tools import webfetch_tool as webfetch_tool
 from indusagi.capabilities.tools import websearch_tool as websearch_tool
 from indusagi.capabilities.tools import write_tool as write_tool
-from indusagi.runtime.content import JsonContentBlock as JsonContentBlock
-from indusagi.runtime.content import TextContentBlock as TextContentBlock
-from indusagi.runtime.content import ToolContentBlock as ToolContentBlock
+from indusagi.runtime.contract import JsonContentBlock as JsonContentBlock
+from indusagi.runtime.contract import TextContentBlock as TextContentBlock
 from indusagi.runtime.contract import ToolBox as ToolBox
 from indusagi.runtime.contract import ToolCall as ToolCall
+from indusagi.runtime.contract import ToolContentBlock as ToolContentBlock
 from indusagi.runtime.contract import ToolDescriptor as ToolDescriptor
 from indusagi.runtime.contract import ToolOutcome as ToolOutcome
 from indusagi.runtime.contract import ToolResult as ToolResult

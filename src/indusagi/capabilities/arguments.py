@@ -1,18 +1,21 @@
-"""Checks of arguments against a JSON Schema, with messages for a model.
+"""Arguments of a tool: harmless mistakes of models are corrected, then the arguments are checked against a JSON Schema.
 
-A message names what was sent, what is accepted and which key was probably meant, so that the next call is right. A tool
-never receives arguments that do not fit.
+Corrected are names that other tools use for the same parameter, quoted numbers and lists, and null for an optional
+parameter. Ambiguous arguments stay as they are, and the check reports them. Its message names what was sent, what is
+accepted and which key was probably meant, so that the next call is right. A tool never receives arguments that do not
+fit.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from anyio import to_thread
 
@@ -133,9 +136,27 @@ def _bare(name: str) -> str:
 
 def _sentences(error: ValidationError) -> Iterator[str]:
     if error.validator == "required":
-        yield from _missing(error)
+        arguments = cast("JsonObject", error.instance)
+        unknown = [key for key in arguments if key not in _properties(error)][:_COMPARED_NAMES]
+        missing = [key for key in cast("list[str]", error.validator_value) if key not in arguments]
+        for number, key in enumerate(missing):
+            meant = find_similar_name(key, unknown) if number < _SHOWN_PROBLEMS else None
+            hint = f"; {meant!r} was given, which is not its name" if meant else ""
+            yield f"{_format_path(error, key)} is missing and required{hint}"
     elif error.validator == "additionalProperties" and error.validator_value is False:
-        yield from _unknown(error)
+        accepted = _properties(error)
+        listed = _clip(", ".join(accepted) or "none")
+        patterns = cast("JsonObject", error.schema).get("patternProperties")
+        by_pattern = [*patterns] if isinstance(patterns, dict) else []
+        unknown = [
+            key
+            for key in cast("JsonObject", error.instance)
+            if key not in accepted and not any(re.search(pattern, key) for pattern in by_pattern)
+        ]
+        for number, key in enumerate(unknown):
+            meant = find_similar_name(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
+            hint = f"did you mean {meant!r}? " if meant else ""
+            yield f"{_format_path(error, key)} is not accepted; {hint}Accepted: {listed}"
     elif (
         error.validator in _UNIONS
         and error.context
@@ -159,32 +180,6 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         yield f"{_format_path(error)}: {_clip(error.message)}"
 
 
-def _missing(error: ValidationError) -> Iterator[str]:
-    arguments = cast("JsonObject", error.instance)
-    unknown = [key for key in arguments if key not in _properties(error)][:_COMPARED_NAMES]
-    missing = [key for key in cast("list[str]", error.validator_value) if key not in arguments]
-    for number, key in enumerate(missing):
-        meant = find_similar_name(key, unknown) if number < _SHOWN_PROBLEMS else None
-        hint = f"; {meant!r} was given, which is not its name" if meant else ""
-        yield f"{_format_path(error, key)} is missing and required{hint}"
-
-
-def _unknown(error: ValidationError) -> Iterator[str]:
-    accepted = _properties(error)
-    listed = _clip(", ".join(accepted) or "none")
-    patterns = cast("JsonObject", error.schema).get("patternProperties")
-    by_pattern = [*patterns] if isinstance(patterns, dict) else []
-    unknown = [
-        key
-        for key in cast("JsonObject", error.instance)
-        if key not in accepted and not any(re.search(pattern, key) for pattern in by_pattern)
-    ]
-    for number, key in enumerate(unknown):
-        meant = find_similar_name(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
-        hint = f"did you mean {meant!r}? " if meant else ""
-        yield f"{_format_path(error, key)} is not accepted; {hint}Accepted: {listed}"
-
-
 def _describe_keyword(keyword: object, value: object, error: ValidationError | None = None) -> str | None:
     """Describe what a keyword requires, if that can be said briefly."""
     if keyword == "type":
@@ -195,18 +190,13 @@ def _describe_keyword(keyword: object, value: object, error: ValidationError | N
     if keyword == "const":
         return _clip_json(value)
     if keyword in _UNIONS and error is not None and error.context:
-        branches = [_describe_branch(branch) for branch in cast("list[object]", value)]
-        return " or ".join(b for b in branches if b) if all(branches) else None
-    return None
-
-
-def _describe_branch(branch: object) -> str | None:
-    """Describe what one branch of a union requires, by its first constraint."""
-    if not is_json_object(branch):
-        return None
-    for keyword in ("const", "enum", "type"):
-        if keyword in branch:
-            return _describe_keyword(keyword, branch[keyword])
+        branches: list[str] = []
+        for branch in cast("list[object]", value):
+            # Each branch by its first constraint.
+            rules: JsonObject = branch if is_json_object(branch) else {}
+            first = next((name for name in ("const", "enum", "type") if name in rules), "")
+            branches.append(_describe_keyword(first, rules.get(first)) or "")
+        return " or ".join(branches) if all(branches) else None
     return None
 
 
@@ -228,3 +218,80 @@ def _clip_json(value: object) -> str:
 
 def _clip(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+# -- coercion -----------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"-?[0-9]{1,15}(\.0)?")
+_SEVERAL = re.compile(r"[,;\n\[\]{}\"]")
+_LONGEST_LIST = 1_000_000
+"""Characters of a quoted list or object that is still parsed."""
+
+
+Coercion: TypeAlias = Callable[[JsonValue], JsonValue]
+
+
+def coerce_to(schema: JsonSchema, aliases: Mapping[str, str], items: Mapping[str, Coercion] | None = None) -> Coercion:
+    """Return a function that corrects arguments for `schema`.
+
+    Args:
+        schema: The schema of the arguments.
+        aliases: Maps other names to those of the schema.
+        items: By the name of a list: how its items are corrected.
+    """
+    declared = schema.get("properties")
+    properties: Mapping[str, JsonValue] = declared if is_json_object(declared) else {}
+    listed = schema.get("required")
+    required = listed if isinstance(listed, list) else []
+    kinds = {name: _type_of(value) for name, value in properties.items()}
+    optional = {
+        name for name, kind in kinds.items() if name not in required and isinstance(kind, str) and kind != "null"
+    }
+
+    def prepare(arguments: JsonValue) -> JsonValue:
+        if not is_json_object(arguments):
+            return arguments
+        named: dict[str, JsonValue] = {}
+        for name, value in arguments.items():
+            meant = aliases.get(name, name)
+            # An alias beside the name itself is ambiguous: the check reports it.
+            known = name if name in properties or meant in arguments else meant
+            if value is None and known in optional:
+                continue
+            is_quoted = isinstance(value, str) and kinds.get(known) != "string"
+            named[known] = _unquote(value, properties.get(known)) if is_quoted or isinstance(value, float) else value
+        for name, coerce in (items or {}).items():
+            listed = named.get(name)
+            if isinstance(listed, list):
+                named[name] = [coerce(item) for item in listed]
+        return named
+
+    return prepare
+
+
+def _unquote(value: JsonValue, schema: JsonValue) -> JsonValue:
+    """Parse a number, a boolean, a list or an object that was sent as a string."""
+    kind = _type_of(schema)
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    if kind in {"integer", "number"} and _NUMBER.fullmatch(value.strip()):
+        return int(float(value))
+    if kind == "boolean" and value.strip().lower() in {"true", "false"}:
+        return value.strip().lower() == "true"
+    items = schema.get("items") if is_json_object(schema) else None
+    is_empty = value.strip().lower() in {"", "null", "none"}
+    if kind == "array" and _type_of(items) == "string" and not is_empty and not _SEVERAL.search(value):
+        return [value]  # can only be the single item of a list of strings
+    if kind in {"array", "object"} and len(value) <= _LONGEST_LIST:
+        try:
+            parsed = cast("JsonValue", json.loads(value))
+        except (ValueError, RecursionError):
+            return value
+        return parsed if isinstance(parsed, list if kind == "array" else dict) else value
+    return value
+
+
+def _type_of(schema: JsonValue) -> JsonValue:
+    return schema.get("type") if is_json_object(schema) else None

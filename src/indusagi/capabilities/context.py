@@ -2,6 +2,9 @@
 
 A context lives as long as its toolbox. Each call gets a copy with its own cancel token and progress sink; the id stays
 the same, so that per-session stores keyed by it persist.
+
+The read state of a session knows which files were read, for read-before-edit, by a digest of their content rather than
+a time: a file that was touched but not changed is still the file that was read.
 """
 
 from __future__ import annotations
@@ -11,13 +14,11 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field, replace
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from indusagi.capabilities.budget import OutputBudget
-from indusagi.capabilities.overflow import SessionDir
+from indusagi.capabilities.budget import OutputBudget, SessionDir
 from indusagi.capabilities.ports import Fs, SearchProvider, Shell, WebSettings
-from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.core.cancel import CancelToken
 from indusagi.core.invisible import CleanText
 from indusagi.core.records import record
@@ -26,6 +27,71 @@ from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
 StoreT = TypeVar("StoreT")
+
+
+class ReadStateHandle(Protocol):
+    """What a session has read of each file. Paths are absolute and resolved."""
+
+    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
+        """Record the digest of the content that was read from or written to `path`.
+
+        `lines` are the first and last shown line; None if the file was written, or not shown by lines.
+        """
+        ...
+
+    def digest(self, path: str) -> str | None:
+        """Return the last recorded digest of `path`; None if it was never read."""
+        ...
+
+    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
+        """Return the shown lines of the recorded content as sorted ranges."""
+        ...
+
+    def forget(self, path: str) -> None:
+        """Forget `path`; an unknown one is fine."""
+        ...
+
+
+class ReadState:
+    """The read state of one session, in memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Known] = {}
+
+    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
+        """Record the digest of the content that was read from or written to `path`."""
+        known = self._files.get(path)
+        shown = known.shown if known is not None and known.digest == digest else ()
+        if lines is None:
+            self._files[path] = _Known(digest, shown)
+            return
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted((*shown, lines)):
+            if merged and first <= merged[-1][1] + 1:  # overlapping or adjacent
+                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+            else:
+                merged.append((first, last))
+        self._files[path] = _Known(digest, tuple(merged))
+
+    def digest(self, path: str) -> str | None:
+        """Return the last recorded digest of `path`; None if it was never read."""
+        known = self._files.get(path)
+        return None if known is None else known.digest
+
+    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
+        """Return the shown lines of the recorded content as sorted ranges."""
+        known = self._files.get(path)
+        return () if known is None else known.shown
+
+    def forget(self, path: str) -> None:
+        """Forget `path`; an unknown one is fine."""
+        self._files.pop(path, None)
+
+
+@record
+class _Known:
+    digest: str
+    shown: tuple[tuple[int, int], ...]
 
 
 class ContextId(str):

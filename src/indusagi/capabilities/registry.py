@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from indusagi.capabilities.arguments import find_similar_name
+from indusagi.capabilities.budget import fit_result
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.overflow import fit_result
 from indusagi.capabilities.tool import DefinedTool, make_result
 from indusagi.core.cancel import CancelToken
-from indusagi.core.faults import describe_error
+from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 

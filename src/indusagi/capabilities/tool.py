@@ -134,10 +134,7 @@ class CheckedArguments(dict[str, JsonValue]):
     """Arguments that `prepare_call` has copied, coerced and checked against `schema`."""
 
     __slots__ = ("schema",)
-
-    def __init__(self, arguments: JsonObject, schema: JsonSchema | None) -> None:
-        super().__init__(arguments)
-        self.schema = schema
+    schema: JsonSchema | None
 
 
 class DefinedTool:
@@ -249,7 +246,9 @@ async def prepare_call(
     if problems:
         listed = "".join(f"\n- {problem}" for problem in problems)
         return ToolResult.error(f"{name} was not run, the arguments do not fit:{listed}", code="invalid_arguments")
-    return CheckedArguments(cast("JsonObject", prepared), None if checker is None else checker.schema)
+    checked = CheckedArguments(cast("JsonObject", prepared))
+    checked.schema = None if checker is None else checker.schema
+    return checked
 
 
 def make_result(name: str, answer: object) -> ToolResult:

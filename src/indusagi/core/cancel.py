@@ -3,15 +3,19 @@
 A token is passed down with a piece of work; its owner may cancel it once, from any thread and from a signal handler.
 The token stops nothing by itself: the work checks `cancelled`, awaits the token, registers a callback, or runs inside
 `guard()`. A token that is made from others is cancelled with any of them.
+
+By default SIGTERM and SIGHUP end the process at once (signal(7)) and leave its child processes behind. Inside
+`ending_signals` they cancel a token instead, and the program ends in its usual way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager
 from functools import cache
 from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # absent from public signatures, and slow to import
     from asyncio import AbstractEventLoop
@@ -91,7 +95,8 @@ class CancelToken:
                     listener._listeners = {}
                     cancelled.append(listener)
             for token in cancelled:
-                token._unlink()
+                if token._parents:
+                    token._unlink()
         _call_all(callbacks)
         return True
 
@@ -130,7 +135,8 @@ class CancelToken:
         `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation from outside (of the
         task or of an outer scope) passes through.
         """
-        return CancelGuard(self)
+        get_running_loop, scope_type = _loop_types()
+        return CancelGuard(self, get_running_loop(), scope_type())
 
     def add_listener(self, key: object, callback: Callable[[], None]) -> bool:
         """Register a callback here and this token in its ancestors; return whether it is cancelled."""
@@ -149,46 +155,42 @@ class CancelToken:
         """Remove a callback; return whether it was still registered."""
         with _LOCK:
             was_there = self._listeners.pop(key, None) is not None
-            if not self._listeners:
+            if self._parents:
                 self._unlink()
         return was_there
 
     def _unlink(self) -> None:
         """Remove tokens without listeners from their parents."""
-        pending: list[CancelToken] = [self] if self._parents else []
+        pending: list[CancelToken] = [self]
         while pending:
             token = pending.pop()
             if not token._listeners:
                 pending.extend(parent for parent in token._parents if parent._listeners.pop(token, None) is not None)
 
 
-class CancelGuard:
+class CancelGuard(NamedTuple):
     """The context manager of `CancelToken.guard`; entered once."""
 
-    __slots__ = ("_loop", "_scope", "_token")
-
-    def __init__(self, token: CancelToken) -> None:
-        self._token = token
+    token: CancelToken
+    loop: AbstractEventLoop
+    scope: CancelScope
 
     def __enter__(self) -> CancelScope:
-        get_running_loop, scope_type = _loop_types()
-        self._loop = get_running_loop()
-        self._scope = scope = scope_type()
-        scope.__enter__()
-        if self._token.add_listener(self, self._cancel_scope):
-            scope.cancel()
-        return scope
+        self.scope.__enter__()
+        if self.token.add_listener(self, self._cancel_scope):
+            self.scope.cancel()
+        return self.scope
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._token.remove_listener(self)
-        return self._scope.__exit__(kind, error, trace)
+        self.token.remove_listener(self)
+        return self.scope.__exit__(kind, error, trace)
 
     def _cancel_scope(self) -> None:
         # Through the loop: the caller may be a thread or a signal handler, which must not touch the scope.
         try:
-            self._loop.call_soon_threadsafe(self._scope.cancel)
+            self.loop.call_soon_threadsafe(self.scope.cancel)
         except RuntimeError:
             pass  # the loop was closed, so the guarded block has ended
 
@@ -214,3 +216,33 @@ def _call_all(callbacks: Iterable[Callable[[], None]]) -> None:
             failures.append(exc)
     if failures:
         raise BaseExceptionGroup("cancel callbacks failed", failures)
+
+
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+@asynccontextmanager
+async def ending_signals() -> AsyncGenerator[CancelToken]:
+    """Yield a token that the first such signal cancels, with the name of the signal as reason.
+
+    Only for the main thread. A second SIGINT raises KeyboardInterrupt as usual.
+    """
+    from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
+    from signal import Signals  # noqa: PLC0415 — loaded with asyncio
+
+    loop, token = get_running_loop(), CancelToken()
+
+    def restore() -> None:
+        for name in ENDING:
+            loop.remove_signal_handler(Signals[name])
+
+    def cancel(name: str) -> None:
+        restore()
+        token.cancel(name)
+
+    for name in ENDING:
+        loop.add_signal_handler(Signals[name], cancel, name)
+    try:
+        yield token
+    finally:
+        restore()

@@ -1,4 +1,4 @@
-"""The root of all errors of this project, and the drawing of the error tree.
+"""The root of all errors of this project, the drawing of the error tree, and notes.
 
 CoreError                  anything of ours that a caller may want to catch
 ├── NotJson                a value that JSON cannot carry, with the place where it stands
@@ -18,10 +18,13 @@ CoreError                  anything of ours that a caller may want to catch
 └── RepeatedCallError      a model that repeats the same call
 
 A class is added to the drawing in the commit that adds the class; a test compares the two.
-Something skipped that does not stop the work is a `Note` (see `core.notes`), not an error.
+Something skipped, replaced or left out that does not stop the work is a `Note`, not an error: a `Note` accompanies a
+result and is never raised.
 """
 
 from typing import cast
+
+from indusagi.core.records import record
 
 
 class CoreError(Exception):
@@ -81,3 +84,17 @@ def _text_of(exc: BaseException) -> str:
         return str(exc).strip()
     except Exception:  # noqa: BLE001 — boundary: the __str__ of a foreign class
         return ""
+
+
+@record
+class Note:
+    """What happened to `owner`, and what to do about it."""
+
+    owner: str
+    """A tool, a server, or a file with its row."""
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        tail = f" ({self.remedy})" if self.remedy else ""
+        return f"{self.owner}: {self.message}{tail}"

@@ -10,10 +10,10 @@ import os
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from indusagi.core.clock import SYSTEM_CLOCK
+from indusagi.core.time import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from indusagi.core.clock import Clock
+    from indusagi.core.time import Clock
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80

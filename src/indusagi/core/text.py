@@ -90,7 +90,7 @@ def make_visible(text: str) -> tuple[str, int]:
     """Escape invisible characters as `<U+202E>` and remove hints for line breaks; return the text and their number."""
     if text.isascii() and text.isprintable():
         return text, 0
-    plain = remove_break_hints(text)
+    plain = _BREAK_HINT.sub("", text)
     visible, count = escape_invisible(plain)
     return visible, count + len(text) - len(plain)
 
@@ -105,7 +105,7 @@ def find_invisible_kinds(text: str) -> Iterator[str]:
 
     The kinds are `escapes`, `bidi`, `tags`, `invisible`, `controls`, `halves` of surrogate pairs and `noncharacters`.
     """
-    for match in _KIND.finditer("".join(_INVISIBLE.findall(remove_break_hints(text)))):
+    for match in _KIND.finditer("".join(_INVISIBLE.findall(_BREAK_HINT.sub("", text)))):
         yield match.lastgroup or ""
 
 
@@ -128,10 +128,9 @@ _CHUNK = 64 * 1024
 def common_start(one: TextT, other: TextT) -> int:
     """Count the characters with which both begin."""
     longest = min(len(one), len(other))
-    start = 0
-    while start < longest and one[start : start + _CHUNK] == other[start : start + _CHUNK]:
-        start += _CHUNK
-    low, high = min(start, longest), min(start + _CHUNK, longest)
+    low, high = 0, min(_CHUNK, longest)
+    while low < high and one[low:high] == other[low:high]:
+        low, high = high, min(high + _CHUNK, longest)
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -143,20 +142,15 @@ def common_start(one: TextT, other: TextT) -> int:
 
 def common_end(one: TextT, other: TextT, start: int) -> int:
     """Count the characters with which both end, without the first `start` of either."""
-    longest = min(len(one), len(other)) - start
-    near = 0
-    while near < longest and _tail(one, near, near + _CHUNK, longest) == _tail(other, near, near + _CHUNK, longest):
-        near += _CHUNK
-    low, high = min(near, longest), min(near + _CHUNK, longest)
+    length, other_length = len(one), len(other)
+    longest = min(length, other_length) - start
+    low, high = 0, min(_CHUNK, longest)
+    while low < high and one[length - high : length - low] == other[other_length - high : other_length - low]:
+        low, high = high, min(high + _CHUNK, longest)
     while low < high:
         middle = (low + high + 1) // 2
-        if _tail(one, low, middle, longest) == _tail(other, low, middle, longest):
+        if one[length - middle : length - low] == other[other_length - middle : other_length - low]:
             low = middle
         else:
             high = middle - 1
     return low
-
-
-def _tail(text: TextT, near: int, far: int, longest: int) -> TextT:
-    """Return the part between `far`, at most `longest`, and `near` characters before the end."""
-    return text[len(text) - min(far, longest) : len(text) - near]

@@ -1,4 +1,56 @@
-"""The time of the machine, in the spelling that callers of the framework import."""
+"""The only reader of the wall clock.
 
-from indusagi.core.clock import iso_utc as iso_utc
-from indusagi.core.clock import now_ms as now_ms
+Code that stamps a time takes a `Clock` or calls `now_ms`, so that a test can set the time. Durations and deadlines use
+the event loop's clock instead.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """A source of the time."""
+
+    def now_ms(self) -> int:
+        """Return the milliseconds since 1970."""
+        ...
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now_ms(self) -> int:
+        """Return the milliseconds since 1970."""
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """A clock for tests, which moves only by `advance`."""
+
+    def __init__(self, at_ms: int = 0) -> None:
+        self._at_ms = at_ms
+
+    def now_ms(self) -> int:
+        """Return the time that was set."""
+        return self._at_ms
+
+    def advance(self, by_ms: int) -> None:
+        """Move forward, or back as real clocks sometimes do."""
+        self._at_ms += by_ms
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+def now_ms() -> int:
+    """Return the machine's time in milliseconds since 1970."""
+    return SYSTEM_CLOCK.now_ms()
+
+
+def iso_utc(at_ms: int | None = None) -> str:
+    """Format a time as RFC 3339 in UTC with milliseconds: `2026-11-15T20:08:29.000Z`."""
+    moment = _EPOCH + timedelta(milliseconds=now_ms() if at_ms is None else at_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -2,6 +2,10 @@
 
 A loop shows `box.descriptors()` to a model and passes each `ToolCall` of the model to `box.runner`. The runner returns
 a `ToolOutcome`, also for a failed or unknown tool, and raises nothing but the cancellation of its task.
+
+A result holds content blocks of two kinds: text, and JSON for everything else. An image, a resource or a block type of
+a later MCP revision is a JSON block with the object as it arrived
+(https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result).
 """
 
 from __future__ import annotations
@@ -10,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonLike, JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock, project_content
 
 if TYPE_CHECKING:
     from indusagi.core.invisible import CleanText
@@ -25,6 +28,48 @@ JsonSchema: TypeAlias = Mapping[str, JsonLike]
 
 
 _NO_DETAILS: Mapping[str, JsonValue] = MappingProxyType({})
+
+
+@record
+class TextContentBlock:
+    """Text for the model."""
+
+    kind: ClassVar[Literal["text"]] = "text"
+    text: str
+    extra: JsonObject | None = None
+    """Further fields of an MCP block (`annotations`, `_meta`)."""
+
+    def __post_init__(self) -> None:
+        # Refused here, where the mistake is made.
+        if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a text block holds text, not {type(self.text).__name__}")
+
+
+@record
+class JsonContentBlock:
+    """Any JSON value, for example an MCP block other than text."""
+
+    kind: ClassVar[Literal["json"]] = "json"
+    value: JsonValue
+
+
+ToolContentBlock: TypeAlias = TextContentBlock | JsonContentBlock
+
+
+def project_content(content: Sequence[ToolContentBlock]) -> JsonValue:
+    """Fold blocks into one value: a single text block is its string, a single JSON block its value.
+
+    None or several become an array of tagged objects, so that nothing is lost.
+    """
+    if len(content) == 1:
+        (block,) = content
+        return block.text if isinstance(block, TextContentBlock) else block.value
+    return [
+        {"type": block.kind, "text": block.text}
+        if isinstance(block, TextContentBlock)
+        else {"type": block.kind, "value": block.value}
+        for block in content
+    ]
 
 
 @record

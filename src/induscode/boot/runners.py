@@ -12,8 +12,8 @@ from dataclasses import replace
 from time import monotonic
 
 from indusagi.capabilities.arguments import find_similar_name
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject
-from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef, SlowStart

@@ -28,7 +28,7 @@ from induscode.launch.settings import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from indusagi.core.notes import Note
+    from indusagi.core.faults import Note
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.store import LedgerStore

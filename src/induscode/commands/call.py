@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
-    from indusagi.core.notes import Note
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability

@@ -108,7 +108,7 @@ def _format_times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
         return [row.at for row in rows], [row.run for row in rows]
     from datetime import datetime  # noqa: PLC0415 — for a terminal only
 
-    from indusagi.core.clock import now_ms  # noqa: PLC0415 — for a terminal only
+    from indusagi.core.time import now_ms  # noqa: PLC0415 — for a terminal only
 
     now = now_ms()
     times = [round(datetime.fromisoformat(row.at).timestamp() * 1000) for row in rows]
@@ -244,7 +244,7 @@ def _parse_time(text: str) -> str:
     """
     from datetime import UTC, datetime  # noqa: PLC0415 — for `at`
 
-    from indusagi.core.clock import iso_utc  # noqa: PLC0415 — for `at`
+    from indusagi.core.time import iso_utc  # noqa: PLC0415 — for `at`
 
     try:
         time = datetime.fromisoformat(text)

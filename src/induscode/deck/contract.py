@@ -10,9 +10,8 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 
-from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.context import ReadStateHandle, ToolContext
 from indusagi.capabilities.ports import SearchProvider, WebSettings
-from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from indusagi.capabilities.context import Framework, ToolContext
+from indusagi.capabilities.context import Framework, ReadState, ToolContext
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.read_state import ReadState
 from indusagi.capabilities.registry import RegistryRunner
 from indusagi.capabilities.sandbox.policy import Sandbox
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonValue
-from indusagi.core.notes import Note
 from indusagi.core.records import record
-from indusagi.runtime.content import project_content
-from indusagi.runtime.contract import ToolDescriptor, ToolResult
+from indusagi.runtime.contract import ToolDescriptor, ToolResult, project_content
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.catalog import cards_for_profile
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, build_card, describe, is_foreign

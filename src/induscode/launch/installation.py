@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from indusagi import DISTRIBUTION
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note
 
 _OTHERS = ("indusagi", "induscode")
 _PACKAGES = ("indusagi/", "induscode/")

@@ -16,8 +16,8 @@ from dataclasses import field
 from typing import Any, Generic, TypeVar, cast
 
 from indusagi.core.config_file import read_config_file
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from induscode.launch.flags import SANDBOXES
 

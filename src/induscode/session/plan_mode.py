@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.deck.contract import CardWrapper, is_foreign
 
 if TYPE_CHECKING:

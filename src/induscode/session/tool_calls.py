@@ -18,7 +18,7 @@ import anyio
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json, is_json_object
-from indusagi.runtime.content import TextContentBlock
+from indusagi.runtime.contract import TextContentBlock
 from induscode.session.contract import ToolAdvanced, ToolAnswered, ToolCalled
 
 if TYPE_CHECKING:

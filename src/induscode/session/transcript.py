@@ -12,12 +12,12 @@ from collections import deque
 from shutil import rmtree
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.read_state import ReadState
+from indusagi.capabilities.context import ReadState
 from indusagi.core.app_dirs import make_private_dir, state_dir
-from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import is_json_object
+from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog, decode_line
 
 if TYPE_CHECKING:

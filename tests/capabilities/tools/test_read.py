@@ -26,16 +26,15 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities import worker
 from indusagi.capabilities.budget import UNLIMITED, OutputBudget
+from indusagi.capabilities.context import ReadState
 from indusagi.capabilities.files.media import notebook as notebook_module
 from indusagi.capabilities.files.paths import locks
 from indusagi.capabilities.files.text import lines
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.local.fs import LocalFs
-from indusagi.capabilities.read_state import ReadState
 from indusagi.capabilities.tools.read import contents, read_tool
 from indusagi.core.cancel import CancelToken
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolCall, ToolOutcome
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,18 +23,16 @@ from tests.support.ssrf import URLS
 from tests.support.tools import box_of, call, context
 from tests.support.waiting import until
 
-from indusagi.capabilities.budget import OutputBudget
+from indusagi.capabilities.budget import OutputBudget, SessionDir
 from indusagi.capabilities.context import Framework
-from indusagi.capabilities.overflow import SessionDir
 from indusagi.capabilities.ports import WebSettings
-from indusagi.capabilities.tools.webfetch import webfetch_tool
+from indusagi.capabilities.tools.web import webfetch_tool
 from indusagi.capabilities.web import fetch as fetching
 from indusagi.capabilities.web.convert import LONGEST_JSON
 from indusagi.capabilities.worker import WorkerLimits
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.cancel import CancelToken
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolCall
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -570,7 +568,7 @@ import asyncio, resource, sys, zlib
 from dataclasses import replace
 from indusagi.capabilities import Framework, make_local_context
 from indusagi.capabilities.ports import WebSettings
-from indusagi.capabilities.tools.webfetch import webfetch_tool
+from indusagi.capabilities.tools.web import webfetch_tool
 
 packer = zlib.compressobj(9, zlib.DEFLATED, 31)
 bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(300)] + [packer.flush()])
@@ -613,7 +611,7 @@ def test_r49_a_bomb_of_gzip_leaves_the_memory_as_it_was() -> None:
 
 @pytest.mark.process
 def test_the_tool_loads_no_http_library_until_it_is_used() -> None:
-    code = "import indusagi.capabilities.tools.webfetch, sys; print(*sys.modules)"
+    code = "import indusagi.capabilities.tools.web, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True, env=unmeasured()
     )

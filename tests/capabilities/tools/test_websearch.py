@@ -17,8 +17,8 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.ports import SearchError, SearchHit, WebSettings
-from indusagi.capabilities.tools.websearch import websearch_tool
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.capabilities.tools.web import websearch_tool
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

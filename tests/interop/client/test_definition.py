@@ -25,8 +25,7 @@ from indusagi.interop.protocol_bridge.client.tools import (
 )
 from indusagi.interop.protocol_bridge.contract import parse_call_result, to_tool_result
 from indusagi.interop.protocol_bridge.host.catalog import build_listing
-from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import ToolCall
+from indusagi.runtime.contract import TextContentBlock, ToolCall
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext

@@ -21,8 +21,8 @@ from indusagi.interop.protocol_bridge.client.tools import CHECKED_COST, find_out
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerLimits, StdioServerConfig, qualify_tool_name
 
 if TYPE_CHECKING:
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.core.notes import Note
     from indusagi.runtime.contract import JsonSchema
 
 CONFIG = StdioServerConfig("srv", "run")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.session.permissions.support import rule, rules
 
 from indusagi.capabilities.ports import SandboxState
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.session.permissions.call_facts import CallFacts, CallKind, PathFact
 from induscode.session.permissions.confirm import build_command_pattern

@@ -133,8 +133,13 @@ def explain_exit_code(command: str, code: int, output: str) -> str | None:
     answer = _answer(steps[-1][1])
     if answer is None or _may_end_before([words for _, words in steps[:-1]]):
         return None
-    if not all(operator == "&&" and words and words[0] in _QUIET_FIRST for operator, words in _guards(steps)):
-        return None
+    # The steps that had to succeed for the last one to run.
+    for index in range(len(steps) - 1, 0, -1):
+        operator, former = steps[index][0], steps[index - 1][1]
+        if operator not in {"&&", "||", "|"}:
+            break
+        if operator == "||" or (operator == "&&" and former[0] not in _QUIET_FIRST):
+            return None
     # A message of the shell itself: a program could not be run.
     return None if re.search(r"^\S*bash: (line \d+: )?", output, re.MULTILINE) else answer
 
@@ -149,17 +154,6 @@ def _may_end_before(former: list[list[str]]) -> bool:
         for option in words[1:]
     )
     return strict and not all(words[0] in _QUIET_FIRST for words in former)
-
-
-def _guards(steps: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
-    """List the steps that had to succeed for the last one to run."""
-    guards: list[tuple[str, list[str]]] = []
-    for index in range(len(steps) - 1, 0, -1):
-        if steps[index][0] not in {"&&", "||", "|"}:
-            break
-        if steps[index][0] != "|":
-            guards.append((steps[index][0], steps[index - 1][1]))
-    return guards
 
 
 def _answer(words: list[str]) -> str | None:

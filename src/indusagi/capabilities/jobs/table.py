@@ -15,8 +15,8 @@ from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
+    from indusagi.capabilities.budget import SessionDir
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.overflow import SessionDir
     from indusagi.capabilities.ports import ShellProcess
 
 LIVE_JOBS = 32

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 
 from indusagi.capabilities.budget import standard_budget
-from indusagi.capabilities.context import Framework, ToolContext
+from indusagi.capabilities.context import Framework, ReadState, ToolContext
 from indusagi.capabilities.files.paths.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import Fs, Shell
-from indusagi.capabilities.read_state import ReadState
 from indusagi.core.cancel import CancelToken
 
 

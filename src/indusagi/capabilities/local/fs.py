@@ -21,10 +21,10 @@ from typing import BinaryIO, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.atomic_write import errors_naming, require_regular_file, write_atomically
+from indusagi.capabilities.files.paths.atomic_write import require_regular_file, write_atomically
 from indusagi.capabilities.files.paths.openat import DirFdPath, SymlinkError, open_at, open_directory, real_path
 from indusagi.capabilities.files.paths.policy import PathPolicy
-from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, WorkT
+from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, PathRefused, WorkT
 from indusagi.core.paths import parts_below, sort_in_chunks
 
 LARGEST_READ = 128 * 1024 * 1024
@@ -110,7 +110,7 @@ class LocalFs:
         """
 
         def open_and_work() -> WorkT:
-            with os.fdopen(self._open(path), "rb") as file:
+            with os.fdopen(self._at(path, partial(_open, given=path)), "rb") as file:
                 return work(file)
 
         return await to_thread.run_sync(open_and_work, abandon_on_cancel=True)
@@ -183,16 +183,23 @@ class LocalFs:
         return self._rooted.find_base(path, resolved, writing=writing), resolved
 
     def _locate(self, path: str, work: Callable[[str, str], T], **how: bool) -> T:
-        """Run `work` with the base and the resolved path, again while links appear on the way."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        """Run `work` with the base and the resolved path, again while links appear on the way.
+
+        Errors name the resolved path instead of a temporary file or a part of the path.
+        """
+        for attempt in range(_ATTEMPTS, 0, -1):
+            resolved = ""
             try:
                 base, resolved = self._resolve(path, **how)
-                with errors_naming(resolved):
-                    return work(base, resolved)
-            except SymlinkError:
+                return work(base, resolved)
+            except SymlinkError as exc:
                 path = str(path)
-                if attempt == _ATTEMPTS:
-                    raise
+                if attempt == 1:
+                    raise SymlinkError(resolved or str(exc.filename)) from exc
+            except PathRefused:
+                raise
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, resolved or exc.filename) from exc
         raise AssertionError("the last attempt returns or raises")
 
     def _at(self, path: str, work: Callable[[DirFdPath], T], **how: bool) -> T:
@@ -204,25 +211,8 @@ class LocalFs:
 
         return self._locate(path, open_parent, **how)
 
-    def _open(self, path: str) -> int:
-        """Open a regular file for reading."""
-
-        def open_file(target: DirFdPath) -> int:
-            # Checked before, because opening and closing a pipe breaks it for a waiting writer (SIGPIPE), and after,
-            # because the file may have been replaced.
-            require_regular_file(target.stat(), path, target.path)
-            handle = target.open(os.O_RDONLY)
-            try:
-                require_regular_file(os.fstat(handle), path, target.path)
-            except OSError:
-                os.close(handle)
-                raise
-            return handle
-
-        return self._at(path, open_file)
-
     def _read(self, path: str, offset: int, limit: int | None) -> bytes:
-        handle = self._open(path)
+        handle = self._at(path, partial(_open, given=path))
         try:
             wanted = os.fstat(handle).st_size - offset
             if (wanted if limit is None else min(wanted, limit)) > LARGEST_READ:
@@ -258,6 +248,20 @@ async def _run_to_end(change: Callable[[], None]) -> None:
     await run_shielded(to_thread.run_sync(change), "change a file")
 
 
+def _open(target: DirFdPath, given: str) -> int:
+    """Open a regular file for reading."""
+    # Checked before, because opening and closing a pipe breaks it for a waiting writer (SIGPIPE), and after, because
+    # the file may have been replaced.
+    require_regular_file(target.stat(), given, target.path)
+    handle = target.open(os.O_RDONLY)
+    try:
+        require_regular_file(os.fstat(handle), given, target.path)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
 async def _close(folder: Folder) -> None:
     with folder:
         pass
@@ -279,24 +283,23 @@ def _kind(mode: int) -> FileKind:
 def _list(target: DirFdPath) -> tuple[DirEntry, ...]:
     handle = target.open_folder()
     try:
+        listed: list[DirEntry] = []
         with os.scandir(handle) as entries:
-            listed = [_entry(entry, handle) for entry in entries]
+            for entry in entries:
+                size = link = None
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                    kind = _kind(status.st_mode)
+                    size = status.st_size if kind is FileKind.FILE else None
+                    link = os.readlink(entry.name, dir_fd=handle) if entry.is_symlink() else None
+                except OSError:  # removed meanwhile, or not searchable: the name is known
+                    is_dir, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+                    mode = stat.S_IFDIR if is_dir else stat.S_IFREG if is_file else 0
+                    kind = _kind(stat.S_IFLNK if entry.is_symlink() else mode)
+                listed.append(DirEntry(entry.name, kind, size, link))
     finally:
         os.close(handle)
     return tuple(sort_in_chunks(listed, attrgetter("name")))
-
-
-def _entry(entry: os.DirEntry[str], folder: int) -> DirEntry:
-    try:
-        status = entry.stat(follow_symlinks=False)
-        target = os.readlink(entry.name, dir_fd=folder) if entry.is_symlink() else None
-    except OSError:  # removed meanwhile, or not searchable: the name is known
-        is_dir, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
-        mode = stat.S_IFLNK if entry.is_symlink() else stat.S_IFDIR if is_dir else stat.S_IFREG if is_file else 0
-        return DirEntry(entry.name, _kind(mode))
-    kind = _kind(status.st_mode)
-    size = status.st_size if kind is FileKind.FILE else None
-    return DirEntry(entry.name, kind, size, target)
 
 
 def _remove(target: DirFdPath) -> None:

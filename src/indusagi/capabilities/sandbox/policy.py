@@ -102,6 +102,13 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
     hidden = [path for path in _resolve_all(sandbox.hidden, workspace) if not is_within(workspace, path)]
     with suppress(OSError):  # no home, and so no state
         hidden.append(os.path.realpath(state_dir()))
+    # The directories between a protected path and its root.
+    held: set[str] = set()
+    for path in protected:
+        folder = os.path.dirname(path)
+        while is_within(folder, *roots) and folder not in roots:
+            held.add(folder)
+            folder = os.path.dirname(folder)
     return SandboxLayout(
         workspace=workspace,
         read_only=sandbox.read_only,
@@ -109,7 +116,7 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
         writable=writable,
         hidden=tuple(filter(os.path.exists, hidden)),
         protected=protected,
-        held=tuple(sorted({folder for path in protected for folder in _above(path, roots)})),
+        held=tuple(sorted(held)),
         # Files that would make git take its hooks and settings from elsewhere. An absent one cannot be covered: git
         # would read the cover.
         unwelcome=tuple(
@@ -140,14 +147,6 @@ def _list_protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
             yield from (os.path.join(folder, rest) for folder in find_git_directories(workspace))
         else:
             yield os.path.join(workspace, path)
-
-
-def _above(path: str, roots: tuple[str, ...]) -> Iterator[str]:
-    """List the directories between a path and its root."""
-    folder = os.path.dirname(path)
-    while is_within(folder, *roots) and folder not in roots:
-        yield folder
-        folder = os.path.dirname(folder)
 
 
 def _further_files(workspace: str) -> Iterator[str]:

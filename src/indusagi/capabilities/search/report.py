@@ -59,28 +59,22 @@ def describe_failure(result: SearchResult, search: Search) -> ToolResult | None:
         return None
     message = run.stderr.strip()
     if _BAD_PATTERN.search(message):
+        # `--engine=auto` reports the errors of two engines.
+        first, second = _DEFAULT_ENGINE.search(message), _OTHER_ENGINE.search(message)
+        reason = first[1] if first else message.removeprefix("rg: ")
+        is_rewritten = accept_any_line_ending(search) is not None
+        if second and "not supported" in reason:
+            # The default engine has no look-around; the error is the one PCRE2 reports.
+            reason, is_rewritten = f"error: {second[1]}", True
+        if is_rewritten:
+            # Without the position, which refers to the rewritten pattern.
+            reason = f"regex parse error:\n    {search.pattern}\nerror: {reason.rpartition('error: ')[2]}"
+        shown = cut_text(clean_text(reason)[0], 4 * _COMPLAINT_CHARS)
         hint = "Escape what is meant literally, or pass literal: true."
-        reason = _explain_pattern(message, search)
-        return ToolResult.error(f"{reason}\n{hint}", code="invalid_pattern")
+        return ToolResult.error(f"{shown}\n{hint}", code="invalid_pattern")
     code = "invalid_pattern" if "glob" in message else "failed"
     shown = cut_text(clean_text(message.removeprefix("rg: "))[0], _COMPLAINT_CHARS)
     return ToolResult.error(f"The search failed: {shown or 'no reason was given'}", code=code)
-
-
-def _explain_pattern(message: str, search: Search) -> str:
-    """Choose the message of the regex engine that explains the error: `--engine=auto` reports two."""
-    first = _DEFAULT_ENGINE.search(message)
-    second = _OTHER_ENGINE.search(message)
-    reason = first[1] if first else message.removeprefix("rg: ")
-    if second and "not supported" in reason:
-        # The default engine has no look-around; the error is the one PCRE2 reports.
-        reason = f"error: {second[1]}"
-    elif accept_any_line_ending(search) is None:
-        return cut_text(clean_text(reason)[0], 4 * _COMPLAINT_CHARS)
-    # Without the position, which refers to the rewritten pattern.
-    what = reason.rpartition("error: ")[2]
-    reason = f"regex parse error:\n    {search.pattern}\nerror: {what}"
-    return cut_text(clean_text(reason)[0], 4 * _COMPLAINT_CHARS)
 
 
 def build_report(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from indusagi.capabilities.tools.read import read_tool as read_tool
     from indusagi.capabilities.tools.todo import todo_read_tool as todo_read_tool
     from indusagi.capabilities.tools.todo import todo_set_tool as todo_set_tool
-    from indusagi.capabilities.tools.webfetch import webfetch_tool as web_fetch_tool
-    from indusagi.capabilities.tools.webfetch import webfetch_tool as webfetch_tool
-    from indusagi.capabilities.tools.websearch import websearch_tool as web_search_tool
-    from indusagi.capabilities.tools.websearch import websearch_tool as websearch_tool
+    from indusagi.capabilities.tools.web import webfetch_tool as web_fetch_tool
+    from indusagi.capabilities.tools.web import webfetch_tool as webfetch_tool
+    from indusagi.capabilities.tools.web import websearch_tool as web_search_tool
+    from indusagi.capabilities.tools.web import websearch_tool as websearch_tool
     from indusagi.capabilities.tools.write import write_tool as write_tool
 
 
@@ -38,8 +38,8 @@ _TABLE = (
     _Row("ls", "ls", read_only=True),
     _Row("grep", "grep", read_only=True),
     _Row("find", "find", read_only=True),
-    _Row("websearch", "websearch", read_only=True),
-    _Row("webfetch", "webfetch", read_only=True),
+    _Row("websearch", "web", read_only=True),
+    _Row("webfetch", "web", read_only=True),
     _Row("todo_read", "todo", read_only=True),
     _Row("write", "write", read_only=False),
     _Row("edit", "edit", read_only=False),

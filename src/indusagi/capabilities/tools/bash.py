@@ -16,7 +16,7 @@ from typing import cast
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.files.text.display import format_path
@@ -24,14 +24,13 @@ from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_c
 from indusagi.capabilities.jobs.job import describe_exit, to_shell_exit_code
 from indusagi.capabilities.jobs.output import RenderedOutput, hidden_note, render_output
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
-from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, SandboxState, ShellProcess
+from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.paths import is_within
-from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import JsonSchema, Keep, ToolResult
+from indusagi.runtime.contract import JsonSchema, Keep, TextContentBlock, ToolResult
 
 _LARGEST = 1024 * 1024
 """A command can show only a small part of a larger file."""
@@ -235,7 +234,15 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
     except OSError as exc:
         return report_start_failure(exc)
-    _note_sandbox(process.sandbox, session, report)
+    sandbox, note = process.sandbox, ""
+    report.details["sandbox"] = str(sandbox)
+    if sandbox.kind == "none":
+        note = f"commands run without a sandbox here: {sandbox.detail}"
+    elif UNPROTECTED in sandbox.lacks:
+        note = f"commands run in {sandbox.kind}, which cannot guard {', '.join(PROTECTED)}"
+    if note and note not in session.notes:
+        session.notes.add(note)
+        report.notes.append(note)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
     call = _Call(command, folder, path, process, ctx, report)
     result = await call.run(limit, None if given else session)
@@ -258,19 +265,6 @@ async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, re
             report.notes.append(f"{format_path(session.cwd)} is gone: started in {ctx.cwd}")
             session.cwd = None
     return await resolve_start_directory(path_given(arguments, "cwd"), ctx)
-
-
-def _note_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
-    report.details["sandbox"] = str(state)
-    if state.kind == "none":
-        note = f"commands run without a sandbox here: {state.detail}"
-    elif UNPROTECTED in state.lacks:
-        note = f"commands run in {state.kind}, which cannot guard {', '.join(PROTECTED)}"
-    else:
-        return
-    if note not in session.notes:
-        session.notes.add(note)
-        report.notes.append(note)
 
 
 class _Call:
@@ -301,7 +295,15 @@ class _Call:
             if session is not None:
                 await self._remember_cwd(session)
             shown = await self._render()
-            self._explain_exit(shown)
+            code = self._process.exit_code or 0
+            self._report.details |= {"ended": "exited", "exitCode": to_shell_exit_code(code)}
+            if code != 0:
+                if not self._process.sandbox.network and _NO_NETWORK.search(shown.text):
+                    self._report.notes.append("the sandbox of commands has no network")
+                meaning = explain_exit_code(self._command, code, shown.text)
+                explained = describe_exit(code) if meaning is None else f"{describe_exit(code)}: {meaning}"
+                self._report.notes.append(explained)
+                self._report.code = "failed" if meaning is None else None
             adopted = await self._keep_survivors()
             return self._report.result(shown.text)
         except OSError as exc:
@@ -338,17 +340,6 @@ class _Call:
         }
         self._report.notes.extend(hidden_note(shown.text))
         return shown
-
-    def _explain_exit(self, shown: RenderedOutput) -> None:
-        code = self._process.exit_code or 0
-        self._report.details |= {"ended": "exited", "exitCode": to_shell_exit_code(code)}
-        if code == 0:
-            return
-        if not self._process.sandbox.network and _NO_NETWORK.search(shown.text):
-            self._report.notes.append("the sandbox of commands has no network")
-        meaning = explain_exit_code(self._command, code, shown.text)
-        self._report.notes.append(describe_exit(code) if meaning is None else f"{describe_exit(code)}: {meaning}")
-        self._report.code = "failed" if meaning is None else None
 
     async def _remember_cwd(self, session: _Session) -> None:
         """Keep the final directory of the shell for the next command."""

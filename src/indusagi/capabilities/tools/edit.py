@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.edits.replace import Replacement
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
-from indusagi.core.json import JsonLike, JsonObject, JsonValue, is_json_object
+from indusagi.capabilities.tools.write import change_file
+from indusagi.core.json import JsonLike, JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult
 
 MAX_EDITS = 200
@@ -72,50 +71,36 @@ def edit_tool() -> DefinedTool:
             _run,
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
-            prepare=_prepare,
+            prepare=coerce_to(
+                _PARAMETERS,
+                {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"},
+                {"edits": coerce_to(_ITEM, _TEXT_ALIASES)},
+            ),
             terse=True,
         )
     )
 
 
-_prepare_call = coerce_to(_PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"})
-_prepare_edit = coerce_to(_ITEM, _TEXT_ALIASES)
-
-
-def _prepare(arguments: JsonValue) -> JsonValue:
-    prepared = _prepare_call(arguments)
-    edits = prepared.get("edits") if is_json_object(prepared) else None
-    if not is_json_object(prepared) or not isinstance(edits, list) or len(edits) > MAX_EDITS:
-        return prepared
-    return {**prepared, "edits": [_prepare_edit(edit) for edit in edits]}
-
-
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    edits = _parse_arguments(arguments)
-    if isinstance(edits, str):
-        return ToolResult.error(f"edit was not run: {edits}", code="invalid_arguments")
-    return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)
-
-
-def _parse_arguments(arguments: JsonObject) -> Sequence[Replacement] | str:
-    """Parse the replacements, or return what is wrong with them."""
-    several = arguments.get("edits")
+    several, items, problem = arguments.get("edits"), list[JsonObject](), None
     single = [name for name in _TEXTS if name in arguments]
     # Some models fill in every parameter of a tool.
     if isinstance(several, list) and (several or not single):
-        if any(arguments.get(name) for name in single):
-            return "give either edits, or oldText and newText"
         items = cast("list[JsonObject]", several)
+        if any(arguments.get(name) for name in single):
+            problem = "give either edits, or oldText and newText"
+        elif not items:
+            problem = "edits is empty: give one at least"
     elif "oldText" in arguments and "newText" in arguments:
         items = [arguments]
     else:
-        return "give oldText and newText, or edits"
-    if not items:
-        return "edits is empty: give one at least"
+        problem = "give oldText and newText, or edits"
     edits = [
         Replacement(cast("str", item["oldText"]), cast("str", item["newText"]), item.get("replaceAll") is True)
         for item in items
     ]
-    if any(edit.old == edit.new for edit in edits):
-        return "oldText and newText are the same"
-    return edits
+    if problem is None and any(edit.old == edit.new for edit in edits):
+        problem = "oldText and newText are the same"
+    if problem is not None:
+        return ToolResult.error(f"edit was not run: {problem}", code="invalid_arguments")
+    return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.text.display import format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind

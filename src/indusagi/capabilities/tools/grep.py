@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.arguments import find_similar_name
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to, find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules

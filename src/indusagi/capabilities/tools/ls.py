@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules
@@ -68,28 +68,23 @@ def _format_count(number: int, one: str, many: str) -> str:
 
 def _format_level(level: ListedDirectory, indent: str) -> Iterator[str]:
     for entry_row in level.shown:
-        yield f"{indent}{_format_entry(entry_row)}"
+        entry = entry_row.entry
+        line = format_path(entry.name)
+        if entry.kind is FileKind.DIRECTORY:
+            line += "/"
+        elif entry.kind is FileKind.SYMLINK:
+            line += f" -> {format_path(entry.target or '?')}"
+            line += "/" if entry_row.is_link_to_directory else ""
+        elif entry.kind is FileKind.OTHER:
+            line += " (special)"
+        elif entry.size is not None:
+            line += f"  {format_size(entry.size)}"
+        line += f" ({entry_row.problem})" if entry_row.problem else ""
+        yield f"{indent}{line}{' (ignored)' if entry_row.ignored else ''}"
         if entry_row.below is not None:
             yield from _format_level(entry_row.below, f"{indent}  ")
     if level.more:
         yield f"{indent}[{level.more:,} more]"
-
-
-def _format_entry(entry_row: ListedEntry) -> str:
-    entry = entry_row.entry
-    line = format_path(entry.name)
-    if entry.kind is FileKind.DIRECTORY:
-        line += "/"
-    elif entry.kind is FileKind.SYMLINK:
-        line += f" -> {format_path(entry.target or '?')}"
-        line += "/" if entry_row.is_link_to_directory else ""
-    elif entry.kind is FileKind.OTHER:
-        line += " (special)"
-    elif entry.size is not None:
-        line += f"  {format_size(entry.size)}"
-    if entry_row.problem:
-        line += f" ({entry_row.problem})"
-    return f"{line} (ignored)" if entry_row.ignored else line
 
 
 MOST_ENTRIES = 1_000
@@ -191,7 +186,21 @@ class DirectoryTree:
                 tree.top = level
             else:
                 pending.entry_row.below = level
-            waiting.extend(tree._list_pending(pending, level))
+            # The directories that are read next: neither ignored nor `.git`.
+            waiting.extend(
+                _PendingDirectory(
+                    os.path.join(pending.path, entry_row.entry.name),
+                    f"{pending.way}{entry_row.entry.name}/",
+                    pending.depth + 1,
+                    pending.rules,
+                    entry_row,
+                )
+                for entry_row in level.shown
+                if pending.depth < options.depth
+                and entry_row.entry.kind is FileKind.DIRECTORY
+                and not entry_row.ignored
+                and entry_row.entry.name != REPOSITORY
+            )
         tree.unread = len(waiting)
         return tree
 
@@ -237,24 +246,6 @@ class DirectoryTree:
         shown = [ListedEntry(entry, pending.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
         self._remaining -= len(shown)
         return ListedDirectory(shown, len(listed) - len(shown))
-
-    def _list_pending(self, pending: _PendingDirectory, level: ListedDirectory) -> list[_PendingDirectory]:
-        """List the directories that are read next: neither ignored nor `.git`."""
-        if pending.depth >= self._choice.depth:
-            return []
-        return [
-            _PendingDirectory(
-                os.path.join(pending.path, entry_row.entry.name),
-                f"{pending.way}{entry_row.entry.name}/",
-                pending.depth + 1,
-                pending.rules,
-                entry_row,
-            )
-            for entry_row in level.shown
-            if entry_row.entry.kind is FileKind.DIRECTORY
-            and not entry_row.ignored
-            and entry_row.entry.name != REPOSITORY
-        ]
 
 
 def _is_folder(entry: DirEntry) -> bool:

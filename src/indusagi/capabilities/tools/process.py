@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 import anyio
 from anyio import to_thread
 
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.job import Job, JobState, JobStream, to_shell_exit_code
 from indusagi.capabilities.jobs.output import (
@@ -27,8 +27,7 @@ from indusagi.capabilities.tools.bash import report_start_failure, resolve_start
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import clean_text, cut_text
-from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import JsonSchema, Keep, ToolResult
+from indusagi.runtime.contract import JsonSchema, Keep, TextContentBlock, ToolResult
 
 LONGEST_WAIT_MS = 30_000
 _SHOWN_COMMAND = 80

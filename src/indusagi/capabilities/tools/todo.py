@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 
 MOST_ITEMS = 200
 LONGEST_TEXT = 500

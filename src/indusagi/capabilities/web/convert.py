@@ -18,8 +18,6 @@ from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_threa
 from indusagi.core.text import escape_invisible, remove_break_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from indusagi.capabilities.web.html_worker import Style
 
 
@@ -59,28 +57,20 @@ def format_json(text: str) -> str:
 def show_invisible(text: str) -> tuple[str, int]:
     """Normalize line endings and escape invisible characters and lone surrogates; also count the escaped ones."""
     shown: list[str] = []
-    hidden = 0
-    for piece in _split_text(text):
-        plain = _LINE_ENDS.sub("\n", piece).replace("\u00ad", "")
+    start = hidden = 0
+    # In pieces, so that a pattern runs over little at a time. No piece ends inside of a CRLF or of a sequence of
+    # non-ASCII characters, which may be one visible sign.
+    while start < len(text):
+        end = start + _STEP
+        while end < start + 2 * _STEP and not text[end : end + 1].isascii():
+            end += 1
+        end += text[end - 1 : end] == "\r"
+        plain = _LINE_ENDS.sub("\n", text[start:end]).replace("\u00ad", "")
         visible, found = escape_invisible(remove_break_hints(plain))
         shown.append(visible)
         hidden += found
+        start = end
     return "".join(shown), hidden
-
-
-def _split_text(text: str) -> Iterator[str]:
-    """Split a text so that a pattern runs over little at a time.
-
-    No piece ends inside of a CRLF or of a sequence of non-ASCII characters, which may be one visible sign.
-    """
-    at = 0
-    while at < len(text):
-        end = at + _STEP
-        while end < at + 2 * _STEP and not text[end : end + 1].isascii():
-            end += 1
-        end += text[end - 1 : end] == "\r"
-        yield text[at:end]
-        at = end
 
 
 SHORT: Final = 32 * 1024

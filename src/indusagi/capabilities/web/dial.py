@@ -112,7 +112,15 @@ async def exchange(target: WebUrl, route: Route, headers: Mapping[str, str]) -> 
         stream = cast("AsyncIterable[bytes]", response.stream)
         pieces = _iterate_body(target, cast("AsyncGenerator[bytes]", aiter(stream)))
         async with aclosing(pieces):
-            yield HttpAnswer(response.status, _parse_headers(response.headers), pieces)
+            found: dict[str, str] = {}
+            for name, value in response.headers:
+                # Header values are UTF-8 or Latin-1 in practice; Latin-1 decodes any bytes (RFC 9110 §5.5).
+                try:
+                    text = value.decode("utf-8")
+                except UnicodeDecodeError:
+                    text = value.decode("latin-1")
+                found.setdefault(name.decode("latin-1").lower(), text)
+            yield HttpAnswer(response.status, found, pieces)
     finally:
         with CancelScope(shield=True):
             await connection.aclose()
@@ -126,18 +134,6 @@ async def _iterate_body(target: WebUrl, stream: AsyncGenerator[bytes]) -> AsyncG
     except (httpcore2.ProtocolError, httpcore2.NetworkError) as exc:
         message = f"{target.host} ended its answer before it was complete: {_shorten_error(exc)}"
         raise BodyEndedEarly(message, code="failed", reason="ended early") from exc
-
-
-def _parse_headers(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for name, value in headers:
-        # Header values are UTF-8 or Latin-1 in practice; Latin-1 decodes any bytes (RFC 9110 §5.5).
-        try:
-            text = value.decode("utf-8")
-        except UnicodeDecodeError:
-            text = value.decode("latin-1")
-        found.setdefault(name.decode("latin-1").lower(), text)
-    return found
 
 
 _FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, httpcore2.ProxyError)

@@ -37,14 +37,13 @@ from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.text import clean_text, cut_text, format_count
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import Keep, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    from indusagi.capabilities.budget import SessionDir
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.overflow import SessionDir
     from indusagi.capabilities.web.body import Truncation
     from indusagi.capabilities.web.client import WebResponse
     from indusagi.capabilities.web.page import Format

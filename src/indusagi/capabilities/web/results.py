@@ -16,8 +16,7 @@ from indusagi.capabilities.web.fetch import fence_text
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE, list_providers
 from indusagi.capabilities.web.url import is_subdomain, parse_host_and_port, parse_url
 from indusagi.core.text import clean_text, cut_text
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

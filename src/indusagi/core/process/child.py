@@ -121,6 +121,17 @@ class ChildProcess:
             ValueError: `argv` or `env` holds a NUL character.
         """
         marks = os.environ.get(MARK)
+        parent, number = os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL
+        prctl = None if _libc is None else _libc.prctl
+
+        def set_death_signal() -> None:  # pragma: no cover — runs between fork and exec, on Linux
+            # The kernel sends `number` to the child when the thread that started it ends, PR_SET_PDEATHSIG(2const):
+            # https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+            if prctl is not None:
+                prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+            if os.getppid() != parent:  # the parent died before the call
+                os._exit(1)
+
         self._process = subprocess.Popen(  # noqa: ASYNC220 — PR_SET_PDEATHSIG is bound to the thread that forks
             argv,
             bufsize=0,
@@ -130,7 +141,7 @@ class ChildProcess:
             env={**env, MARK: f"{marks} {self.mark}" if marks else self.mark},
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=_set_death_signal(signal.SIGTERM if gentle else signal.SIGKILL) if die_with_parent else None,
+            preexec_fn=set_death_signal if die_with_parent and prctl is not None else None,
         )
         try:
             await run_shielded(self._connect(self._process), f"start {self.pid}")
@@ -323,7 +334,14 @@ class ChildProcess:
                     # Scan and kill in one thread: a second thread might be cancelled first.
                     left = await self._scan_processes(lambda: signal_processes(self._list_running(), signal.SIGKILL))
                     await self._signal_until_exited(_REAP_S, signal.SIGKILL, left, set())
-                await self._drain(drain_s)
+                if drain_s > 0:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(drain_s):
+                            await self.output_ended.wait()
+                            await self.errors_ended.wait()
+                    for ended, reader in ((self.output_ended, self._output), (self.errors_ended, self._errors)):
+                        if not ended.is_set():
+                            reader.read_rest()
             finally:
                 self._release()
 
@@ -402,18 +420,6 @@ class ChildProcess:
                     left = await asyncio.to_thread(self._list_running)
                 await self.exited.wait()
 
-    async def _drain(self, patience_s: float) -> None:
-        if patience_s <= 0:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self.output_ended.wait()
-                await self.errors_ended.wait()
-        if not self.output_ended.is_set():
-            self._output.read_rest()
-        if not self.errors_ended.is_set():
-            self._errors.read_rest()
-
     def _release(self) -> None:
         process = cast("subprocess.Popen[bytes]", self._process)
         self._released = True
@@ -428,20 +434,3 @@ class ChildProcess:
         for pipe, transport in zip((process.stdin, process.stdout, process.stderr), connected, strict=True):
             if pipe is not None and transport is None:
                 pipe.close()
-
-
-def _set_death_signal(number: signal.Signals) -> Callable[[], None] | None:
-    """Have the kernel send `number` to the child when the thread that started it ends.
-
-    PR_SET_PDEATHSIG(2const): https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
-    """
-    if _libc is None:  # pragma: no cover — macOS
-        return None
-    prctl, parent = _libc.prctl, os.getpid()
-
-    def in_child() -> None:  # pragma: no cover — runs between fork and exec
-        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the call
-            os._exit(1)
-
-    return in_child

@@ -192,24 +192,17 @@ def measure_usage(pids: Iterable[int]) -> ResourceUsage:
         if stat is not None:
             ticks += int(stat[_UTIME]) + int(stat[_STIME])
             rss += int(stat[_RSS]) * os.sysconf("SC_PAGE_SIZE")
-            ports |= _listening_ports(pid)
+            # The TCP ports on which it listens, in its own network namespace (proc_pid_net(5)).
+            try:
+                targets = [read_descriptor(pid, name) for name in os.listdir(f"/proc/{pid}/fd")]
+            except OSError:
+                continue
+            sockets = {target[8:-1].encode() for target in targets if target.startswith("socket:[")}
+            tables = [read_proc_file(pid, name) or b"" for name in ("net/tcp", "net/tcp6")] if sockets else []
+            rows = [row.split() for table in tables for row in table.splitlines()[1:]]
+            listening = (row[1] for row in rows if row[3] == _TCP_LISTEN.encode() and row[9] in sockets)
+            ports.update(int(address.rpartition(b":")[2], 16) for address in listening)
     return ResourceUsage(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
-
-
-def _listening_ports(pid: int) -> set[int]:
-    """List the TCP ports on which a process listens, in its own network namespace (proc_pid_net(5))."""
-    try:
-        targets = [read_descriptor(pid, name) for name in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return set()
-    sockets = {target[8:-1].encode() for target in targets if target.startswith("socket:[")}
-    ports: set[int] = set()
-    for table in ("net/tcp", "net/tcp6") if sockets else ():
-        for row in (read_proc_file(pid, table) or b"").splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == _TCP_LISTEN.encode() and fields[9] in sockets:
-                ports.add(int(fields[1].rpartition(b":")[2], 16))
-    return ports
 
 
 def reads_terminal(pids: Iterable[int]) -> bool:

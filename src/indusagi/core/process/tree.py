@@ -76,7 +76,15 @@ class ProcessTree:
                 ]
             except OSError:
                 return [] if leader is None or not signal_group(leader, 0) else [unknown_process(leader)]
-            tree = _add_descendants(tree, running)
+            children: dict[int, list[ProcessInfo]] = {}
+            for process in running:
+                children.setdefault(process.parent, []).append(process)
+            known = {process.pid for process in tree}
+            # The list grows while it is walked: each descendant is searched for children of its own.
+            for process in tree:
+                found = [child for child in children.get(process.pid, ()) if child.pid not in known]
+                known.update(child.pid for child in found)
+                tree.extend(found)
             self._known = frozenset(process.key for process in tree)
             return tree
 
@@ -89,20 +97,6 @@ class ProcessTree:
         if marks:
             return self._mark in marks
         return self.pipe != "" and self.pipe in {read_descriptor(pid, 1), read_descriptor(pid, 2)}
-
-
-def _add_descendants(tree: list[ProcessInfo], running: list[ProcessInfo]) -> list[ProcessInfo]:
-    children: dict[int, list[ProcessInfo]] = {}
-    for process in running:
-        children.setdefault(process.parent, []).append(process)
-    known = {process.pid: process for process in tree}
-    pending = list(tree)
-    while pending:
-        for child in children.get(pending.pop().pid, ()):
-            if child.pid not in known:
-                known[child.pid] = child
-                pending.append(child)
-    return list(known.values())
 
 
 def pipe_name(descriptor: int) -> str:
@@ -130,29 +124,22 @@ def signal_processes(processes: list[ProcessInfo], number: int) -> list[ProcessI
     """Signal each process that is still the one that was listed; return `processes`."""
     for process in processes:
         try:
-            _signal(process, number)
+            # The kernel never gives the pid of an open pidfd to another process (pidfd_open(2)).
+            handle = os.pidfd_open(process.pid)
+        except (AttributeError, OSError):
+            handle = None
+        try:
+            now = read_process(process.pid)
+            if now is not None and now.key == process.key and handle is not None:
+                signal.pidfd_send_signal(handle, number)
+            elif now is not None and now.key == process.key:
+                os.kill(process.pid, number)
         except INACCESSIBLE:
             continue
+        finally:
+            if handle is not None:
+                os.close(handle)
     return processes
-
-
-def _signal(process: ProcessInfo, number: int) -> None:
-    try:
-        # The kernel never gives the pid of an open pidfd to another process (pidfd_open(2)).
-        handle = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):
-        handle = None
-    try:
-        now = read_process(process.pid)
-        if now is None or now.key != process.key:
-            return
-        if handle is None:
-            os.kill(process.pid, number)
-        else:
-            signal.pidfd_send_signal(handle, number)
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def select_settled(processes: Iterable[ProcessInfo]) -> set[tuple[int, int]]:

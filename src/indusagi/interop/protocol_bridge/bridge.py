@@ -11,7 +11,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.ports import Fs, Shell
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.core.cancel import CancelToken
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision

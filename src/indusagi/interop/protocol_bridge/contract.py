@@ -16,12 +16,18 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.faults import CoreError, describe_error
+from indusagi.core.faults import CoreError, Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, compact_json
-from indusagi.core.notes import Note
 from indusagi.core.records import record
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock
-from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor, ToolResult
+from indusagi.runtime.contract import (
+    JsonContentBlock,
+    ProgressSink,
+    TextContentBlock,
+    ToolBox,
+    ToolContentBlock,
+    ToolDescriptor,
+    ToolResult,
+)
 
 QUALIFIER = "__"
 """Joins a server's id and a tool's name: `github__create_issue`."""

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.faults import describe_error
+from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME

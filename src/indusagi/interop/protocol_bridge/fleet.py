@@ -17,8 +17,8 @@ from typing import Literal, TypeAlias
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonValue, is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import Handlers

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.config_file import read_config_file
+from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from induscode.clients import PROGRAMS, config_places
 from induscode.commands.mcp.configure import give_consent

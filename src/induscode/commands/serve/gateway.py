@@ -10,7 +10,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.tools import ViewNote

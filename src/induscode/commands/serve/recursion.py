@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo

@@ -10,8 +10,8 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.config_file import read_config_file
+from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
-from indusagi.core.notes import Note
 from induscode.deck.mcp.config import find_shape_problem, list_config_paths
 from induscode.deck.mcp.config.trust import TrustStore
 

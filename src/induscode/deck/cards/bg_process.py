@@ -6,7 +6,7 @@ file in the project, where people look for it.
 
 from __future__ import annotations
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.table import JobTable
 from indusagi.capabilities.ports import STOP_GRACE_MS as STOP_GRACE_MS

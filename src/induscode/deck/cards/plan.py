@@ -12,10 +12,9 @@ import re
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file
-from indusagi.core.clock import now_ms
 from indusagi.core.json import JsonObject
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.core.time import now_ms
+from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
 
 PLANS_DIRNAME = "plans"

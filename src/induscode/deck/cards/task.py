@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, DelegateRequest, Profile, capability_id
 
 _PARAMETERS: JsonSchema = {

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import cast
 
-from indusagi.capabilities.coercion import coerce_to
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id, parse_member
 
 MOST_ITEMS = 200

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, cast, runtime_checkable
 
-from indusagi.core.faults import describe_error
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note, describe_error
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import (

@@ -31,8 +31,8 @@ from induscode.deck.mcp.store.pins import StorePins, load_pins, read_definitions
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
-    from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.start.policy import Supervision
     from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, ServerConfig

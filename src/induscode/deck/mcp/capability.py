@@ -13,8 +13,15 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
-from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import JsonSchema, ToolBox, ToolCall, ToolDescriptor, ToolResult, ToolRunner
+from indusagi.runtime.contract import (
+    JsonSchema,
+    TextContentBlock,
+    ToolBox,
+    ToolCall,
+    ToolDescriptor,
+    ToolResult,
+    ToolRunner,
+)
 from induscode.deck.contract import BridgeFault, BuildFailed
 
 _KEY = re.compile(r"bk_(?:[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{26})")

@@ -9,8 +9,8 @@ import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from induscode.deck.mcp.canonical import Form, canonical_definition, canonical_schema
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias
 
-from indusagi.core.clock import iso_utc, now_ms
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, NotJson
-from indusagi.core.notes import Note
+from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, is_usable_phase
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, ServerFleetImpl

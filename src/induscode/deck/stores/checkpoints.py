@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from anyio import to_thread
 
 from indusagi.core.app_dirs import make_private_dir, replace_private_file
-from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
+from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from indusagi.core.notes import Note
+    from indusagi.core.faults import Note
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation
     from induscode.session.plan_mode import PlanMode

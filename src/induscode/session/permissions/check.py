@@ -13,11 +13,10 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.context import PerContext
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
-from indusagi.runtime.content import project_content
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import ToolResult, project_content
 from induscode.deck.contract import CardWrapper
 from induscode.session.permissions.call_facts import gather_facts, prepare_arguments
 from induscode.session.permissions.confirm import (

@@ -11,8 +11,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 
 if TYPE_CHECKING:

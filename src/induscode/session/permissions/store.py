@@ -14,11 +14,10 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import read_small_file, state_dir
-from indusagi.core.clock import iso_utc, now_ms
+from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
+from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
-from indusagi.core.notes import Note
-from indusagi.core.private_json import PrivateJsonFile
+from indusagi.core.time import iso_utc, now_ms
 from induscode.session.permissions.rules import (
     Effect,
     Rule,

@@ -178,5 +178,7 @@ async def test_a_worker_without_a_result_refuses_the_edit(
 
 def test_the_digest_tells_whether_the_file_was_read() -> None:
     edit_request = request(Replacement("a", "b"), must_be_read=True, digest=digest_bytes(b"a"))
-    assert edit_request.is_current(b"a")
-    assert not edit_request.is_current(b"b")
+    assert isinstance(plan_edit_sync(edit_request, b"a"), EditPlan)
+    changed = plan_edit_sync(edit_request, b"b")
+    assert isinstance(changed, EditRefusal)
+    assert changed.code == "stale"

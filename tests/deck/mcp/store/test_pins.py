@@ -10,8 +10,8 @@ import pytest
 from tests.support.deck import capability, ledger_of
 from tests.support.stores import batch, forge, query_file, store_file, stored
 
-from indusagi.core.clock import ManualClock, iso_utc
 from indusagi.core.json import compact_json
+from indusagi.core.time import ManualClock, iso_utc
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.trust import server_identity

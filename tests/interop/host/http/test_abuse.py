@@ -17,8 +17,7 @@ from tests.support.host_tools import Bench
 from tests.support.waiting import until
 
 from indusagi.interop import HttpSettings
-from indusagi.runtime.content import JsonContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import JsonContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -254,11 +254,6 @@ def _quote_name(name: str) -> bytes:
 
 def format_excerpt(diff: LineDiff, encoding: str) -> str:
     """Format the changed lines of the new version, numbered, with the lines around them."""
-
-    def format_lines(start: int, end: int) -> str:
-        texts = (line.decode(encoding, "replace") for line in diff.new[start:end])
-        return number_lines(enumerate(texts, diff.skipped + start + 1))
-
     parts: list[str] = []
     left = MAX_EXCERPT_LINES
     hunks = list(diff.hunks())
@@ -267,14 +262,16 @@ def format_excerpt(diff: LineDiff, encoding: str) -> str:
             parts.append(f"… and {len(hunks) - shown} more places")
             break
         start, end = around.new_start, around.new_end
+        ranges = [(start, end)]
         # A few lines more than allowed are better than a gap of a few lines.
-        if end - start <= left + CONTEXT_LINES:
-            parts.append(format_lines(start, end))
-        else:
+        if end - start > left + CONTEXT_LINES:
             tail = min(left // 2, 2 * CONTEXT_LINES)
-            head = left - tail
-            gap = f"     … {end - start - left} more lines"
-            parts.append("\n".join((format_lines(start, start + head), gap, format_lines(end - tail, end))))
+            ranges = [(start, start + left - tail), (end - tail, end)]
+        texts: list[str] = []
+        for first, last in ranges:
+            lines = (line.decode(encoding, "replace") for line in diff.new[first:last])
+            texts.append(number_lines(enumerate(lines, diff.skipped + first + 1)))
+        parts.append(f"\n     … {end - start - left} more lines\n".join(texts))
         left -= end - start
     return "\n     …\n".join(part for part in parts if part)
 
@@ -287,9 +284,8 @@ def number_lines(lines: Iterable[tuple[int, str]]) -> str:
 def format_line(line: str, limit: int = LONGEST_LINE) -> str:
     """Format one line without its ending; a long one is cut and says how much is missing."""
     text = line.rstrip("\r\n")
-    if len(text) <= limit:
-        return replace_surrogates(text)
-    return f"{replace_surrogates(text[:limit])}… [+{len(text) - limit} chars]"
+    more = f"… [+{len(text) - limit} chars]" if len(text) > limit else ""
+    return (text[:limit] if text.isascii() else replace_surrogates(text[:limit])) + more
 
 
 def replace_surrogates(text: str) -> str:

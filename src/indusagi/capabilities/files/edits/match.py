@@ -272,8 +272,13 @@ def reindent(
 def _apply_rule(
     old_lines: Sequence[str], file_lines: Sequence[str], new_lines: Sequence[str], file_unit: str
 ) -> list[str] | None:
-    table = _pair_indents(old_lines, file_lines)
-    if table is None:
+    # Each indentation must have one counterpart, and deeper ones must stay deeper.
+    table: dict[str, str] = {}
+    for old, present in zip(old_lines, file_lines, strict=True):
+        if old.strip() and table.setdefault(indent_of(old), indent_of(present)) != indent_of(present):
+            return None
+    widths = sorted((len(old.expandtabs(8)), len(present.expandtabs(8))) for old, present in table.items())
+    if not table or any(upper[0] == lower[0] or upper[1] >= lower[1] for upper, lower in pairwise(widths)):
         return None
     used = {indent_of(line) for line in new_lines if line.strip()}
     # The unit of the file as a whole counts, unless the lines in question are indented with something else.
@@ -291,20 +296,6 @@ def _apply_rule(
     return indented
 
 
-def _pair_indents(old_lines: Sequence[str], file_lines: Sequence[str]) -> Mapping[str, str] | None:
-    """Pair the indentations; None unless each has one counterpart and deeper ones stay deeper."""
-    table: dict[str, str] = {}
-    for old, present in zip(old_lines, file_lines, strict=True):
-        if not old.strip():
-            continue
-        if table.setdefault(indent_of(old), indent_of(present)) != indent_of(present):
-            return None
-    widths = sorted((len(old.expandtabs(8)), len(present.expandtabs(8))) for old, present in table.items())
-    if any(upper[0] == lower[0] or upper[1] >= lower[1] for upper, lower in pairwise(widths)):
-        return None
-    return table or None
-
-
 @dataclass(frozen=True, slots=True)
 class _IndentRule:
     table: Mapping[str, str]
@@ -320,7 +311,18 @@ class _IndentRule:
             by_levels = self._convert_levels(indent)
         # A margin is not added where it would mix tabs and spaces.
         mixes = self.unit[:1] != self.file_unit[:1] and bool(self.unit and self.file_unit)
-        return by_levels if by_levels is not None or mixes else self._shift_margin(indent)
+        if by_levels is not None or mixes:
+            return by_levels
+        # Add or remove the margin by which every line differs.
+        pairs = list(self.table.items())
+        old, present = pairs[0]
+        margin = present.removesuffix(old)
+        if present.endswith(old) and all(deeper == margin + plain for plain, deeper in pairs):
+            return margin + indent
+        margin = old.removesuffix(present)
+        if old.endswith(present) and all(deeper == margin + plain for deeper, plain in pairs):
+            return indent.removeprefix(margin) if indent.startswith(margin) else None
+        return None
 
     def _convert_levels(self, indent: str) -> str | None:
         """Count levels in the one unit and write them in the other."""
@@ -334,18 +336,6 @@ class _IndentRule:
         if len(shifts) != 1 or level is None or level + min(shifts) < 0:
             return None
         return self.file_unit * (level + min(shifts))
-
-    def _shift_margin(self, indent: str) -> str | None:
-        """Add or remove the margin by which every line differs."""
-        pairs = list(self.table.items())
-        old, present = pairs[0]
-        margin = present.removesuffix(old)
-        if present.endswith(old) and all(deeper == margin + plain for plain, deeper in pairs):
-            return margin + indent
-        margin = old.removesuffix(present)
-        if old.endswith(present) and all(deeper == margin + plain for deeper, plain in pairs):
-            return indent.removeprefix(margin) if indent.startswith(margin) else None
-        return None
 
 
 def _count_levels(indent: str, unit: str) -> int | None:

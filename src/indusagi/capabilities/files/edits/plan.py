@@ -30,14 +30,7 @@ from indusagi.capabilities.files.edits.replace import (
     ShownLines,
     apply_replacement,
 )
-from indusagi.capabilities.files.text.codec import (
-    TextForm,
-    decode_lossless,
-    digest_bytes,
-    encode,
-    encode_piece,
-    is_text,
-)
+from indusagi.capabilities.files.text.codec import TextForm, decode_lossless, digest_bytes, encode, encode_piece
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 from indusagi.core.paths import is_within, parts_below
 
@@ -76,10 +69,6 @@ class EditRequest:
     edits: Sequence[Replacement] = ()
     content: str | None = None
     """The complete new content, instead of edits."""
-
-    def is_current(self, data: bytes) -> bool:
-        """Tell whether this content is the one that was read."""
-        return not self.must_be_read or self.digest == digest_bytes(data)
 
     def is_light(self, before: bytes | None) -> bool:
         """Tell whether a thread can plan it without blocking the event loop."""
@@ -157,7 +146,22 @@ async def plan_edit(request: EditRequest, before: bytes | None) -> EditPlan | Ed
 
 def plan_edit_sync(request: EditRequest, before: bytes | None) -> EditPlan | EditRefusal:
     """Plan an edit of a file with this content (None: there is no file)."""
-    change = _change_text(request, before)
+    is_current = before is None or not request.must_be_read or request.digest == digest_bytes(before)
+    change: TextChange | EditRefusal
+    if request.content is not None:
+        change = overwrite_text(before, request.content, request.path)
+        is_same = isinstance(change, TextChange) and change.after == before
+        if before is not None and not is_current and not is_same:
+            change = _refuse_unread(request, before)
+    elif before is None:
+        change = _create_text(request.edits, request.path)
+    elif not all(edit.old for edit in request.edits):
+        message = "oldText is empty, which only makes a new file, and this one exists"
+        change = EditRefusal("invalid_arguments", message)
+    elif is_current:
+        change = edit_text(before, request.edits, request.path)
+    else:
+        change = _edit_changed_file(request, before)
     if isinstance(change, EditRefusal):
         return change
     if len(change.after) > MAX_FILE_BYTES:
@@ -195,29 +199,10 @@ def plan_edit_sync(request: EditRequest, before: bytes | None) -> EditPlan | Edi
     )
 
 
-def _change_text(request: EditRequest, before: bytes | None) -> TextChange | EditRefusal:
-    """Compute the new text, unless the file is not the one that was read."""
-    if request.content is not None:
-        change = overwrite_text(before, request.content, request.path)
-        is_same = isinstance(change, TextChange) and change.after == before
-        return change if before is None or is_same or request.is_current(before) else _refuse_unread(request, before)
-    if before is None:
-        return _create_text(request.edits, request.path)
-    if not all(edit.old for edit in request.edits):
-        message = "oldText is empty, which only makes a new file, and this one exists"
-        return EditRefusal("invalid_arguments", message)
-    if request.is_current(before):
-        return edit_text(before, request.edits, request.path)
-    change = _edit_shown_lines(request, before)
-    if change is not None:
-        return change
-    return _refuse_unread(request, before) if request.digest is None else _edit_changed_file(request, before)
-
-
 def overwrite_text(before: bytes | None, content: str, path: str) -> TextChange | EditRefusal:
     """Replace the whole content of a file, in its own encoding and line endings."""
     former, form = ("", TextForm()) if not before else decode_lossless(before)
-    if not is_text(former):
+    if "\0" in former:
         former, form = "", TextForm()
     text = content.removeprefix("\ufeff") if form.bom else content
     if form.line_ending == "crlf" and "\r" not in text:
@@ -244,7 +229,7 @@ def edit_text(
         exactly: Only exact matches are used, and only if each is the only one: the file is not the one that was read.
     """
     former, form = decode_lossless(before)
-    if not is_text(former):
+    if "\0" in former:  # binary data contains NUL
         return EditRefusal("binary", "this is not text; edit changes text files only")
     text = former
     replaced: list[Replaced] = []
@@ -282,24 +267,18 @@ def _create_text(edits: Sequence[Replacement], path: str) -> TextChange | EditRe
     return change if isinstance(change, EditRefusal) else replace(change, before=None, former="")
 
 
-def _edit_shown_lines(request: EditRequest, before: bytes) -> TextChange | None:
-    """Edit the lines that a refusal has shown; None if the edit changes other lines too."""
-    shown = request.shown
-    if shown is None or shown.digest != digest_bytes(before):
-        return None
-    change = edit_text(before, request.edits, request.path)
-    if isinstance(change, EditRefusal):
-        return None
-    diff = compare_lines(before, change.after)
-    last = max((diff.skipped + block.old_end for block in diff.blocks), default=0)
-    if last > shown.lines:
-        return None
-    known = ShownLines(digest_bytes(change.after), shown.lines + diff.added - diff.removed, whole=False)
-    return replace(change, unseen=True, shown=known)
-
-
 def _edit_changed_file(request: EditRequest, before: bytes) -> TextChange | EditRefusal:
-    """Edit a file that another program has changed since it was read, where each old text still stands once."""
+    """Edit a file other than the one that was read: lines that a refusal has shown, or where old texts stand once."""
+    shown = request.shown
+    if shown is not None and shown.digest == digest_bytes(before):
+        change = edit_text(before, request.edits, request.path)
+        if isinstance(change, TextChange):
+            diff = compare_lines(before, change.after)
+            if all(diff.skipped + block.old_end <= shown.lines for block in diff.blocks):
+                known = ShownLines(digest_bytes(change.after), shown.lines + diff.added - diff.removed, whole=False)
+                return replace(change, unseen=True, shown=known)
+    if request.digest is None:
+        return _refuse_unread(request, before)
     change = edit_text(before, request.edits, request.path, exactly=True)
     if isinstance(change, TextChange):
         note = (
@@ -330,7 +309,7 @@ def refuse_stale(data: bytes, code: str, message: str) -> EditRefusal:
     text, _ = decode_lossless(data[:_SHOWN_BYTES])
     facts: dict[str, JsonValue] = {"size": len(data)}
     begins = f"{message}; read it first. It has {len(data):,} bytes and begins:\n"
-    if not is_text(text):
+    if "\0" in text:
         return EditRefusal(code, f"{begins}(not text)", facts)
     lines = count_first_lines(text, is_cut=len(data) > _SHOWN_BYTES)
     whole = len(data) <= _SHOWN_BYTES and text.count("\n", 0, -1) < lines

@@ -19,17 +19,14 @@ import hashlib
 import os
 import stat
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.paths.openat import SymlinkError
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from indusagi.capabilities.files.paths.openat import DirFdPath
 
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -89,19 +86,6 @@ def write_atomically(target: DirFdPath, data: bytes, given: str) -> None:
         if exc.errno not in _NO_NEW_FILE:
             raise
         _overwrite(target, data, given)
-
-
-@contextmanager
-def errors_naming(path: str) -> Generator[None]:
-    """Raise errors that name `path` instead of a temporary file or a part of the path."""
-    try:
-        yield
-    except PathRefused:
-        raise
-    except SymlinkError as exc:
-        raise SymlinkError(path) from exc
-    except OSError as exc:
-        raise OSError(exc.errno, exc.strerror, path) from exc
 
 
 def _overwrite(target: DirFdPath, data: bytes, given: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from indusagi.capabilities.files.paths.globs import compile_glob
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
 RULE_FILE = ".gitignore"
 REPOSITORY = ".git"
@@ -83,11 +83,22 @@ class RuleFile:
         self._suffixes: dict[bytes, list[int]] = {}
         self._globs: list[_Glob] = []
         glob_bytes = 0
-        for number, line in enumerate(_iter_patterns(data)):
+        for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n")):
+            line = raw.removesuffix(b"\r")
+            if not line or line.startswith(b"#") or len(line) > _LONGEST_PATTERN:
+                continue
+            # Trailing spaces count if they are escaped.
+            text = line.rstrip(b" ")
+            is_escaped = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+            line = line[: len(text) + is_escaped]
             negated, dir_only = line.startswith(b"!"), line.endswith(b"/")
             text = line[negated : len(line) - dir_only]
             verdict = number * 2 + negated
-            table = self._find_table(text)
+            table: dict[bytes, list[int]] | None = None
+            if not _SPECIAL.search(text):
+                table = self._paths if b"/" in text else self._names
+            elif len(text) > 1 and text.startswith(b"*") and not _SPECIAL.search(text, 1) and b"/" not in text:
+                table = self._suffixes
             if table is not None:
                 key = text[1:] if table is self._suffixes else text.removeprefix(b"/")
                 pair = table.setdefault(key, [-1, -1])
@@ -114,13 +125,6 @@ class RuleFile:
         self.begins = tuple({_split_ascii(glob.last)[0] for glob in self._globs})
         """No rule matches a name that is not in `names`, does not end like one of `ends` and does not begin like one of
         `begins`: a cheap test that excludes most names."""
-
-    def _find_table(self, text: bytes) -> dict[bytes, list[int]] | None:
-        """Return the table of a pattern; None for one that has to be tried."""
-        if not _SPECIAL.search(text):
-            return self._paths if b"/" in text else self._names
-        has_suffix = len(text) > 1 and text.startswith(b"*") and not _SPECIAL.search(text, 1)
-        return self._suffixes if has_suffix and b"/" not in text else None
 
     def decide(self, name: bytes, path: bytes, *, is_dir: bool) -> bool | None:
         """Decide whether a name is ignored; None if no rule matches.
@@ -160,16 +164,6 @@ class RuleFile:
 def _split_ascii(text: bytes) -> list[str]:
     """Split at non-ASCII bytes: half a character would not be found in a decoded name."""
     return [part.decode("ascii") for part in _NOT_ASCII.split(text)]
-
-
-def _iter_patterns(data: bytes) -> Iterator[bytes]:
-    """Yield the patterns of a rule file without comments, line endings and unescaped trailing spaces."""
-    for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        line = raw.removesuffix(b"\r")
-        if line and not line.startswith(b"#") and len(line) <= _LONGEST_PATTERN:
-            text = line.rstrip(b" ")
-            is_escaped = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
-            yield line[: len(text) + is_escaped]
 
 
 # -- the rules of a directory -------------------------------------------------------------------

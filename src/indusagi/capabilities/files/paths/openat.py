@@ -71,7 +71,7 @@ class DirFdPath:
         Raises:
             SymlinkError: It is a link.
         """
-        status = self.lstat()
+        status = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             raise SymlinkError(self.path)
         return status

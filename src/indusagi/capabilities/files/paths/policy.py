@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from typing import TypeAlias
 from indusagi.capabilities.files.paths.openat import real_path
 from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import PathRefused, Refusal
-from indusagi.core.app_dirs import state_dir
+from indusagi.core.app_dirs import read_small_file, state_dir
 from indusagi.core.paths import is_within, parts_below
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
@@ -55,8 +54,8 @@ _IN_CONFIG = {
 _IN_STATE = "serve-token conversations ledger.db ledger.db-wal ledger.db-shm ledger.db-journal"
 """Files of this program that may hold credentials: the gateway's token, conversations, answers of servers. Its other
 files may be read, above all results that were too long."""
-_MAX_GIT_FILE_BYTES = 4096
-"""Bytes that are read of a `.git` file, which contains one path."""
+_MAX_GIT_FILE_BYTES = 1024 * 1024
+"""A larger `.git` file is invalid for git too."""
 
 
 def _no_reasons() -> Mapping[str, str]:
@@ -151,29 +150,17 @@ def _is_git_directory(resolved: str, base: str) -> bool:
         if "HEAD" in names and ("commondir" in names or names >= {"objects", "refs"}):
             return True
         folder = os.path.dirname(folder)
-        records = _read_git_file(os.path.join(folder, ".git"))
-        # A file that points to its own directory, or above, would protect the whole workspace.
-        if records and is_within(resolved, records) and not is_within(folder, records):
-            return True
-    return False
-
-
-def _read_git_file(path: str) -> str | None:
-    """Read the git directory that a `.git` file names."""
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return None
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            text = os.fsdecode(os.read(handle, _MAX_GIT_FILE_BYTES))
-        finally:
-            os.close(handle)
-    except OSError:
-        return None
-    label, _, target = text.partition(":")
-    if label != "gitdir" or "\0" in target:
-        return None
-    return real_path(os.path.join(os.path.dirname(path), target.strip()))
+            text = os.fsdecode(read_small_file(os.path.join(folder, ".git"), _MAX_GIT_FILE_BYTES, follow=False))
+        except OSError:  # most directories have no such file
+            continue
+        label, _, target = text.partition(":")
+        if label == "gitdir" and "\0" not in target:
+            records = real_path(os.path.join(folder, target.strip()))
+            # A file that points to its own directory, or above, would protect the whole workspace.
+            if is_within(resolved, records) and not is_within(folder, records):
+                return True
+    return False
 
 
 # -- policy -------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+_WIDE = ("utf-16", "utf-32")
+# UTF-16 can contain half a surrogate pair, and none of its bytes is invalid.
+_PASS, _ESCAPE = "surrogatepass", "surrogateescape"
 _SUPERSETS = {"gb2312": "gb18030"}
 """The second is meant in practice: the first lacks characters that many names of people contain."""
 _MIN_CONFIDENCE = 0.5
@@ -65,14 +68,14 @@ class TextForm:
     @property
     def wide(self) -> bool:
         """Whether a newline takes more than one byte: UTF-16 or UTF-32."""
-        return self.encoding.startswith(("utf-16", "utf-32"))
+        return self.encoding.startswith(_WIDE)
 
 
 def decode_lossless(data: bytes) -> tuple[str, TextForm]:
     """Decode a whole file such that `encode` gives the same bytes back.
 
-    Binary data is decoded too: ask `is_text`. Line endings are kept. A guess loads a library and takes up to a tenth of
-    a second, so this is not for the event loop.
+    Binary data is decoded too: its text contains NUL. Line endings are kept. A guess loads a library and takes up to a
+    tenth of a second, so this is not for the event loop.
     """
     bom, encoding = detect_bom(data)
     body = data[len(bom) :]
@@ -85,7 +88,7 @@ def decode_lossless(data: bytes) -> tuple[str, TextForm]:
             sample = build_sample(lead, body[exc.start : exc.start + SAMPLE_BYTES])
             encoding = guess_encoding(sample, count_non_ascii(body[: exc.start]))
     if text is None:
-        errors = _error_handler(encoding)
+        errors = _PASS if encoding.startswith(_WIDE) else _ESCAPE
         try:
             text = body.decode(encoding, errors)
             is_exact = text.encode(encoding, errors) == body  # some encodings have two spellings of a character
@@ -110,7 +113,7 @@ def encode(text: str, form: TextForm) -> bytes:
     Raises:
         OSError: With EILSEQ: the encoding lacks a character.
     """
-    return form.bom + encode_piece(text, form, errors=_error_handler(form.encoding))
+    return form.bom + encode_piece(text, form, errors=_PASS if form.wide else _ESCAPE)
 
 
 def encode_piece(text: str, form: TextForm, *, errors: str = "strict") -> bytes:
@@ -133,11 +136,6 @@ def encode_piece(text: str, form: TextForm, *, errors: str = "strict") -> bytes:
                 "use other characters, or convert the file to UTF-8 first"
             )
         raise OSError(errno.EILSEQ, message) from exc
-
-
-def is_text(text: str) -> bool:
-    """Tell whether decoded data is text: binary data contains NUL."""
-    return "\0" not in text
 
 
 def digest_bytes(data: bytes) -> str:
@@ -204,11 +202,6 @@ def name_line_ending(crlf: int, lf: int) -> LineEnding:
     if crlf and lf:
         return "mixed"
     return "crlf" if crlf else "lf" if lf else "none"
-
-
-def _error_handler(encoding: str) -> str:
-    # UTF-16 can contain half a surrogate pair, and none of its bytes is invalid.
-    return "surrogatepass" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
 
 
 def _has_surrogates(text: str) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Event
 
+from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
-from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.media.notebook import NotebookPage, read_notebook_page
 from indusagi.capabilities.files.media.pdf import DEFAULT_PAGES, MAX_PAGES

@@ -12,8 +12,7 @@ from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import MAX_PAGES, parse_page_range, read_pdf_pages
 from indusagi.capabilities.files.text.display import ReadFailure, find_invisible
 from indusagi.core.text import format_count
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,8 +78,17 @@ def format_text(
         "lines": scan.total,
         "digest": scan.digest,
     }
+    if not scan.lines and scan.total == 0:
+        mark = " but for a byte order mark" if scan.form.bom else ""
+        return ToolResult.text(f"[{name} is empty{mark}]", **details)
     if not scan.lines:
-        return _report_no_lines(scan, wanted, name, details)
+        # An error, so that the file does not count as read.
+        if scan.total is None:
+            advice = "read it from the start, or use tail or sed in a shell"
+            message = f"{name} is too large to look for these lines: {advice}"
+            return ToolResult.error(message, code="too_large", **details)
+        message = f"offset {wanted.first:,} is past the end: {name} has {format_count(scan.total, 'line')}"
+        return ToolResult.error(message, code="not_found", **details)
     nul = next((line.number for line in scan.lines if b"\0" in line.head), None)
     if nul is not None:
         message = f"line {nul} of {name} holds NUL characters and is not text; other lines may be"
@@ -102,18 +110,6 @@ def format_text(
     parts = [f"[{'; '.join(notes)}]" if notes else "", str(shown), f"[{position}]"]
     details.update(first=shown.first, last=shown.last, next=None if at_end else shown.last + 1)
     return ToolResult.text("\n".join(part for part in parts if part), **details)
-
-
-def _report_no_lines(scan: TextScan, wanted: LineRange, name: str, details: dict[str, JsonValue]) -> ToolResult:
-    """Report that no line can be shown: an error, so that the file does not count as read, unless it is empty."""
-    if scan.total == 0:
-        mark = " but for a byte order mark" if scan.form.bom else ""
-        return ToolResult.text(f"[{name} is empty{mark}]", **details)
-    if scan.total is None:
-        advice = "read it from the start, or use tail or sed in a shell"
-        return ToolResult.error(f"{name} is too large to look for these lines: {advice}", code="too_large", **details)
-    message = f"offset {wanted.first:,} is past the end: {name} has {format_count(scan.total, 'line')}"
-    return ToolResult.error(message, code="not_found", **details)
 
 
 def _describe_form(form: TextForm, crlf: int, total: int | None) -> Iterable[str]:

@@ -17,10 +17,9 @@ from dataclasses import field
 from typing import cast
 
 from indusagi.capabilities.arguments import load_validator
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.invisible import clean_json, clean_names
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, content_hash, is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, escape_invisible
 from indusagi.interop.protocol_bridge.contract import (

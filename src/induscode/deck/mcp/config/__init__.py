@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from indusagi.core.config_file import read_config_file
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from induscode.deck.mcp.config.dialects import Dialect, detect_dialect

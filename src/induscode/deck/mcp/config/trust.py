@@ -13,11 +13,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from indusagi.core.app_dirs import state_dir
-from indusagi.core.clock import iso_utc, now_ms
+from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.private_json import PrivateJsonFile
 from indusagi.core.records import record
+from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import ServerRow

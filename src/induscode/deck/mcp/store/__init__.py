@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import anyio
 
-from indusagi.core.notes import Note
+from indusagi.core.faults import Note
 from indusagi.core.records import record
 from induscode.deck.mcp.store.database import store_path
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
-from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
+from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.mcp.store.events import (
     GENESIS,
     Event,

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.app_dirs import locked_directory
+from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
-from indusagi.core.notes import Note
 from induscode.deck.mcp.store.database import (
     DamagedStoreError,
     ForeignStoreError,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
+from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
-from indusagi.core.notes import Note
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import DeckFault

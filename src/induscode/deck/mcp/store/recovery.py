@@ -23,8 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file
-from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
+from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.mcp.store.database import ChainEnd, DamagedStoreError, LedgerDb, check_row, parse_facts, transaction
 from induscode.deck.mcp.store.events import (
     GENESIS,

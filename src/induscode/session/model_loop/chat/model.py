@@ -23,8 +23,8 @@ from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, Thinkin
 from pydantic_ai.models import Model, StreamedResponse
 from pydantic_ai.usage import RequestUsage
 
-from indusagi.core.clock import now_ms
 from indusagi.core.json import is_json_object
+from indusagi.core.time import now_ms
 from induscode.session.model_loop.chat.errors import (
     build_connection_error,
     build_status_error,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from indusagi.core.clock import SystemClock
 from indusagi.core.json import is_json_object
+from indusagi.core.time import SystemClock
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.core.clock import iso_utc, now_ms
+from indusagi.core.time import iso_utc, now_ms
 
 
 def test_time_is_formatted_in_utc_with_milliseconds() -> None:
