@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from indusagi.capabilities.local import make_local_context
 from induscode.deck import DeckContext, DeckFramework
-from induscode.deck.cards.memory import LARGEST_BYTES, InMemoryStore, append_note_line, memory_card
-from induscode.deck.stores.memory_file import FileMemory
+from induscode.deck.cards.memory import LARGEST_BYTES, FileMemory, InMemoryStore, append_note_line, memory_card
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,7 @@ from anyio import to_thread
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
+from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, DeckContext, DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
@@ -90,7 +91,6 @@ async def open_session(
         ConfigPathError: A path of `--mcp` does not exist.
     """
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a session that opens one
-    from induscode.deck.stores.memory_file import MEMORY_NAME, FileMemory  # noqa: PLC0415 — for a session that opens one
 
     async with AsyncExitStack() as stack:
         handles = framework or DeckFramework()

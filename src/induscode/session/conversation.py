@@ -24,10 +24,10 @@ from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.boot.config_watch import ConfigFiles, list_config_files
 from induscode.boot.runners import check_named_configs, plan_servers
 from induscode.boot.session import open_session
+from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DeckFramework
 from induscode.deck.mcp.boot import BootOptions
-from induscode.deck.stores import FileCheckpoints, FileMemory
-from induscode.deck.stores.memory_file import MEMORY_NAME
+from induscode.deck.stores import FileCheckpoints
 from induscode.session.contract import RequestBudget, RunPlan, Usage
 from induscode.session.delegate import ParentSession, SubSessions
 from induscode.session.models import choose_model

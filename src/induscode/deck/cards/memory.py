@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
+from functools import partial
+
+from anyio import to_thread
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.core.app_dirs import make_dirs, read_small_file, replace_private_file
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, MemoryStore, Profile, capability_id
 
+MEMORY_NAME = os.path.join(".indusvx", "memory.md")
+"""The file of a project's notes, which people can read and change too."""
 LARGEST_BYTES = 32 * 1024
+_LARGEST_FILE = 1024 * 1024
 _DIFF_LINES = 80
 _SECRET = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{30,}"
@@ -44,6 +53,52 @@ class InMemoryStore:
     async def append(self, content: str) -> None:
         """Append to the notes, on a new line."""
         self._content = append_note_line(self._content, content)
+
+
+class FileMemory:
+    """The notes in one Markdown file of a project; an absent file is empty."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._lock = threading.Lock()
+
+    async def read(self) -> str:
+        """Return the notes.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        return await to_thread.run_sync(self._read)
+
+    async def replace(self, content: str) -> None:
+        """Replace the notes atomically.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        await to_thread.run_sync(partial(self._write_file, content, append=False))
+
+    async def append(self, content: str) -> None:
+        """Append to the notes, on a new line.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        await to_thread.run_sync(partial(self._write_file, content, append=True))
+
+    def _read(self) -> str:
+        try:
+            data = read_small_file(self._path, _LARGEST_FILE, follow=False)
+        except FileNotFoundError:
+            return ""
+        return data.decode("utf-8", "replace")
+
+    def _write_file(self, content: str, *, append: bool) -> None:
+        with self._lock:
+            if append:
+                content = append_note_line(self._read(), content)
+            make_dirs(os.path.dirname(self._path))
+            replace_private_file(self._path, content.encode("utf-8", "backslashreplace"))
 
 
 def append_note_line(notes: str, content: str) -> str:

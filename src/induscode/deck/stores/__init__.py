@@ -1,4 +1,3 @@
 """Stores that outlive a process, for a session to inject into the deck."""
 
 from induscode.deck.stores.checkpoints import FileCheckpoints as FileCheckpoints
-from induscode.deck.stores.memory_file import FileMemory as FileMemory

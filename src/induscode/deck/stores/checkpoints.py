@@ -190,22 +190,19 @@ class FileCheckpoints:
                 left.append((step.path, "another program has changed it since"))
                 continue
             try:
-                await self._restore_file(step.path, changes[step.path], fs)
+                before = changes[step.path].before
+                content = None if before is None else await to_thread.run_sync(self.content, before)
+                if content is None:
+                    await fs.rm(step.path)
+                else:
+                    await fs.mkdir(os.path.dirname(step.path))
+                    await fs.write_file(step.path, content)
+                await to_thread.run_sync(self.settle, step.path, content)
             except OSError as exc:
                 left.append((step.path, str(exc)))
             else:
                 done.append(step.path)
         return RestoreResult(safety, tuple(done), tuple(left))
-
-    async def _restore_file(self, path: str, change: _Change, fs: Fs) -> None:
-        if change.before is None:
-            await fs.rm(path)
-            content = None
-        else:
-            content = await to_thread.run_sync(self.content, change.before)
-            await fs.mkdir(os.path.dirname(path))
-            await fs.write_file(path, content)
-        await to_thread.run_sync(self.settle, path, content)
 
     def _changes_since(self, node: str) -> dict[str, _Change]:
         """Collect, for every file, its content before the node and what the deck wrote last."""

@@ -48,8 +48,9 @@ def _under(document: JsonObject, *keys: str) -> JsonObject | None:
 
 
 def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
+    """Yield the servers of an object by name, each with a copy of its fields."""
     for name, fields in (servers or {}).items():
-        yield RawRow(name, fields)
+        yield RawRow(name, dict(fields) if is_json_object(fields) else fields)
 
 
 # -- ours -------------------------------------------------------------------------------------
@@ -133,11 +134,10 @@ def gemini(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `url` is SSE and `httpUrl` Streamable HTTP."""
     allowed = _names(document, "allowed")
     excluded = _names(document, "excluded") or ()
-    for name, row, _ in _rows(_under(document, "mcpServers")):
-        if not is_json_object(row):
-            yield RawRow(name, row)
+    for name, fields, _ in _rows(_under(document, "mcpServers")):
+        if not is_json_object(fields):
+            yield RawRow(name, fields)
             continue
-        fields = dict(row)
         newer = fields.pop("httpUrl", None)
         if newer is not None:
             fields.update(url=newer, type="http")
@@ -179,15 +179,12 @@ def _is_opencode_v2(document: JsonObject) -> bool:
 
 def windsurf(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
-    yield from _convert_rows(_under(document, "mcpServers"), _windsurf_row)
-
-
-def _windsurf_row(row: JsonObject) -> JsonObject:
-    fields = dict(row)
-    address = fields.pop("serverUrl", None)
-    if address is not None:
-        fields.setdefault("url", address)
-    return fields
+    for row in _rows(_under(document, "mcpServers")):
+        if is_json_object(row.fields):
+            address = row.fields.pop("serverUrl", None)
+            if address is not None:
+                row.fields.setdefault("url", address)
+        yield row
 
 
 def zed(document: JsonObject) -> Iterator[RawRow]:
@@ -211,32 +208,26 @@ def amp(document: JsonObject) -> Iterator[RawRow]:
 
 def copilot(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `tools` is a list of tools, or `*` for all."""
-    yield from _convert_rows(_under(document, "mcpServers"), _copilot_row)
-
-
-def _copilot_row(row: JsonObject) -> JsonObject:
-    fields = dict(row)
-    tools = fields.pop("tools", None)
-    if isinstance(tools, list) and "*" not in tools:
-        fields["includeTools"] = tools
-    return fields
+    for row in _rows(_under(document, "mcpServers")):
+        if is_json_object(row.fields):
+            tools = row.fields.pop("tools", None)
+            if isinstance(tools, list) and "*" not in tools:
+                row.fields["includeTools"] = tools
+        yield row
 
 
 def cline(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
-    yield from _convert_rows(_under(document, "mcpServers"), _cline_row)
-
-
-def _cline_row(row: JsonObject) -> JsonObject:
-    fields = dict(row)
-    transport = fields.get("transport")
-    if is_json_object(transport):
-        del fields["transport"]
-        fields.update(transport)
-    seconds = fields.pop("timeout", None)
-    if seconds is not None:
-        fields["tool_timeout_sec"] = seconds
-    return fields
+    for row in _rows(_under(document, "mcpServers")):
+        if is_json_object(row.fields):
+            transport = row.fields.get("transport")
+            if is_json_object(transport):
+                del row.fields["transport"]
+                row.fields.update(transport)
+            seconds = row.fields.pop("timeout", None)
+            if seconds is not None:
+                row.fields["tool_timeout_sec"] = seconds
+        yield row
 
 
 # -- detection --------------------------------------------------------------------------

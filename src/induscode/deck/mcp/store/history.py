@@ -113,7 +113,18 @@ class _EntryParser:
     def _parse_row(self, row: Row) -> BridgeEntry | None:
         facts = row.facts
         try:
-            capability = self._parse_capability(facts) if row.op == "enroll" else None
+            capability = None
+            if row.op == "enroll":
+                ref = RemoteToolRef(_get_text(facts, "of"), _get_text(facts, "tool"))
+                descriptor = self._descriptors.get(facts["descriptor"])
+                if descriptor is None:
+                    descriptor = parse_descriptor(self._get_document(facts, "descriptor"))
+                    self._descriptors[facts["descriptor"]] = descriptor
+                raw = self._definitions.get(facts["definition"])
+                if raw is None:
+                    raw = _parse_definition(self._get_document(facts, "definition"))
+                    self._definitions[facts["definition"]] = raw
+                capability = BridgeCapability.from_definition(descriptor, ref, raw)
             supersedes = facts.get("supersedes")
             return BridgeEntry(
                 BridgeOp(row.op),
@@ -128,18 +139,6 @@ class _EntryParser:
             owner = f"row {row.seq} of the run {row.run}"
             self._notes.append(Note(owner, f"the tool it enrolled cannot be shown: {exc}"))
             return None
-
-    def _parse_capability(self, facts: JsonObject) -> BridgeCapability:
-        ref = RemoteToolRef(_get_text(facts, "of"), _get_text(facts, "tool"))
-        descriptor = self._descriptors.get(facts["descriptor"])
-        if descriptor is None:
-            descriptor = parse_descriptor(self._get_document(facts, "descriptor"))
-            self._descriptors[facts["descriptor"]] = descriptor
-        raw = self._definitions.get(facts["definition"])
-        if raw is None:
-            raw = _parse_definition(self._get_document(facts, "definition"))
-            self._definitions[facts["definition"]] = raw
-        return BridgeCapability.from_definition(descriptor, ref, raw)
 
     def _get_document(self, facts: JsonObject, name: str) -> str:
         address = facts.get(name)
