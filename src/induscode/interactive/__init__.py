@@ -1,0 +1,1 @@
+"""The interactive session in a terminal: input line, live region, finished output."""
