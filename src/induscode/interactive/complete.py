@@ -152,50 +152,52 @@ class WorkspaceFiles:
     """
 
     def __init__(self, cwd: str, *, clock: Callable[[], float] = monotonic) -> None:
-        self._root = real_path(cwd)
+        self._cwd = cwd
         self._clock = clock
 
     def __call__(self, query: str) -> Sequence[str]:
         """List paths for a query; a directory that it names is listed alone."""
         folder, _, name = query.rpartition("/")
-        start = os.path.join(self._root, folder)
-        if os.path.isabs(folder) or query.startswith("~") or not is_within(real_path(start), self._root):
+        root = real_path(self._cwd)
+        start = os.path.join(root, folder)
+        if query.startswith(("/", "~")) or not is_within(real_path(start), root):
             return ()
         if not folder or not os.path.isdir(start):
             folder = ""
         deadline = self._clock() + MAX_WALK_S
         paths: list[str] = []
-        for path in self._walk(folder, hidden=name.startswith(".")):
+        for path in _walk(root, folder, hidden=name.startswith(".")):
             if score_path(query, path) is not None:
                 paths.append(path)
             if len(paths) >= MAX_ENTRIES or self._clock() > deadline:
                 break
         return paths
 
-    def _walk(self, folder: str, *, hidden: bool) -> Iterator[str]:
-        """Yield the paths below a directory, the nearest first."""
-        start = os.path.join(self._root, folder) if folder else self._root
-        secrets = workspace_policy(self._root).protected.hidden_below(self._root)
-        queue = deque([(f"{folder}/" if folder else "", start, IgnoreRules.load(start))])
-        while queue:
-            above, place, rules = queue.popleft()
-            try:
-                with os.scandir(place) as listing:
-                    entries = sorted(listing, key=lambda entry: entry.name)
-            except OSError:  # removed meanwhile, or not readable
+
+def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
+    """Yield the paths below a directory, the nearest first."""
+    start = os.path.join(root, folder) if folder else root
+    secrets = workspace_policy(root).protected.hidden_below(root)
+    queue = deque([(f"{folder}/" if folder else "", start, IgnoreRules.load(start))])
+    while queue:
+        above, place, rules = queue.popleft()
+        try:
+            with os.scandir(place) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError:  # removed meanwhile, or not readable
+            continue
+        if place != start:
+            rules = rules.below(os.path.basename(place), place, {entry.name for entry in entries})
+        for entry in entries:
+            is_dir = entry.is_dir(follow_symlinks=False)
+            is_hidden = entry.name.startswith(".") and not (hidden and place == start)
+            if is_hidden or entry.name == REPOSITORY or rules.ignores(entry.name, is_dir=is_dir):
                 continue
-            if place != start:
-                rules = rules.below(os.path.basename(place), place, {entry.name for entry in entries})
-            for entry in entries:
-                is_dir = entry.is_dir(follow_symlinks=False)
-                is_hidden = entry.name.startswith(".") and not (hidden and place == start)
-                if is_hidden or entry.name == REPOSITORY or rules.ignores(entry.name, is_dir=is_dir):
-                    continue
-                if entry.path in secrets and not hidden:
-                    continue
-                yield f"{above}{entry.name}/" if is_dir else f"{above}{entry.name}"
-                if is_dir and not entry.name.startswith("."):
-                    queue.append((f"{above}{entry.name}/", entry.path, rules))
+            if entry.path in secrets and not hidden:
+                continue
+            yield f"{above}{entry.name}/" if is_dir else f"{above}{entry.name}"
+            if is_dir and not entry.name.startswith("."):
+                queue.append((f"{above}{entry.name}/", entry.path, rules))
 
 
 class InputCompleter(Completer):
