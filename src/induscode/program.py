@@ -13,22 +13,13 @@ from indusagi.core.faults import CoreError
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.flags import FlagGroup, flag_specs
 from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, refuse_unused_flags
-from induscode.terminal import escape_unprintable, is_interactive, print_line, print_status
+from induscode.terminal import is_interactive, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from induscode.launch.invocation import Invocation
 
-_OVERVIEW = """\
-indus {version}: every tool a model may call, in one deck.
-Working directory: {cwd}
-Ask a model:    indus -p "what is in this project?"
-See the tools:  indus tools
-Call one:       indus call grep pattern=TODO
-Add a server:   indus mcp add NAME -- COMMAND ARGUMENTS
-Serve them all: indus serve --install claude
-The options are listed by `indus --help`."""
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
     "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
@@ -50,7 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         # Not by click's `main`, which turns a broken pipe into exit code 1 (https://click.palletsprojects.com/en/stable/exceptions/).
         with _indus.make_context("indus", list(arguments), obj=print_status) as context:
-            return _code(_indus.invoke(context))
+            code = _indus.invoke(context)
+            return code if isinstance(code, int) else 0
     except click.exceptions.Exit as exc:  # raised by click after `--help`
         return exc.exit_code
     except click.ClickException as exc:
@@ -67,10 +59,6 @@ def run(arguments: Sequence[str]) -> int:
 def root_command() -> click.Group:
     """Return the root command."""
     return _indus
-
-
-def _code(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 # -- the command itself -----------------------------------------------------------------------
@@ -129,17 +117,28 @@ def _indus(context: click.Context, **_: object) -> int:
     """Every tool a model may call, in one deck."""
     if context.invoked_subcommand is not None:
         return 0
-    unused = [name for name in list_given_flags(context) if name != "--cwd"]
-    if unused and context.params["print"] is None:
-        raise click.UsageError(f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it", context)
     invocation = read_invocation(context)
     if invocation.prompt is not None:
         return _answer_prompt(invocation)
+    if "--output-format" in list_given_flags(context):
+        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})", context)
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
-    # The name of a directory may hold newlines; escaped, it cannot forge a line.
-    print_line(_OVERVIEW.format(version=__version__, cwd=escape_unprintable(invocation.cwd)))
-    return 0
+    if os.environ.get("TERM") in {"dumb", ""}:
+        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})", context)
+    return _run_session(invocation)
+
+
+def _run_session(invocation: Invocation) -> int:
+    """Run the interactive session; the garbage collector is off during imports, as for a prompt."""
+    gc.disable()
+    try:
+        from induscode.interactive.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
+
+        return run_interactive(invocation)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _answer_prompt(invocation: Invocation) -> int:

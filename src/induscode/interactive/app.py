@@ -1,0 +1,324 @@
+"""The interactive session: `indus` on a terminal.
+
+The prompt is shown first; the deck, the servers and the model are opened while the person types. Messages are answered
+one after the other, and one that is entered during a turn waits in a queue. Ctrl-C cancels the turn, a second one
+leaves; Esc cancels the turn in favour of the queue. Everything is closed in the task that opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import anyio
+
+from indusagi import __version__
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import CoreError, describe_error
+from induscode.interactive.complete import InputCompleter, expand_mentions
+from induscode.interactive.history import open_history
+from induscode.interactive.screen import Screen
+from induscode.interactive.slash import SlashError, find_command, parse_line
+from induscode.interactive.status import format_status
+from induscode.terminal import escape_unprintable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from induscode.interactive.render import EventRenderer
+    from induscode.interactive.slash import SlashCommand
+    from induscode.launch.invocation import Invocation
+    from induscode.session.contract import RunEvent, RunResult
+    from induscode.session.conversation import Conversation
+
+_AGAIN_S = 2.0
+"""A second Ctrl-C within this time leaves."""
+_SPIN_S = 0.1
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def run_interactive(invocation: Invocation) -> int:
+    """Run the session on the terminal of this process, and give the exit code of the program.
+
+    Call it in the main thread, without a running event loop.
+    """
+
+    async def run() -> int:
+        return await InteractiveApp(invocation).run()
+
+    return anyio.run(run)
+
+
+class InteractiveApp:
+    """One session on a terminal: its screen, its queue of messages, and the conversation that is open."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.color = not os.environ.get("NO_COLOR")
+        self._invocation = invocation
+        self._conversation: Conversation | None = None
+        self._commands: Mapping[str, SlashCommand] = {}
+        self._messages: deque[str] = deque()
+        self._arrived = asyncio.Event()
+        self._leaving = CancelToken()
+        self._turn: CancelToken | None = None
+        self._renderer: EventRenderer | None = None
+        self._prompt: str | None = None
+        self._next: Invocation | None = None
+        self._interrupted_at = float("-inf")
+        self._exit_code = 0
+        completer = InputCompleter(invocation.cwd, lambda: {name: c.describe for name, c in self._commands.items()})
+        self.screen = Screen(self, color=self.color, history=open_history(), completer=completer)
+        self.screen.state.status = lambda width: format_status(self._conversation, width, busy=self._turn is not None)
+        self.screen.state.rows = lambda limit: self._renderer.live_rows(limit) if self._renderer is not None else ()
+
+    @property
+    def conversation(self) -> Conversation:
+        """The open conversation."""
+        assert self._conversation is not None
+        return self._conversation
+
+    async def run(self) -> int:
+        """Run until the person leaves; give the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._end_by_signal, number)
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
+        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help lists the commands")
+        self.screen.flush()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.screen.run)
+                try:
+                    await self._hold_conversations()
+                finally:
+                    self.screen.close()
+        finally:
+            for number in (*_SIGNALS, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        return self._exit_code
+
+    # -- what the person does -----------------------------------------------------------------
+
+    def submit(self, text: str) -> None:
+        """Queue a message."""
+        self._messages.append(text)
+        self.screen.state.queued = tuple(self._messages)
+        self._arrived.set()
+        self.screen.refresh()
+
+    def interrupt(self) -> None:
+        """Cancel the turn; leave at the second time within two seconds."""
+        now = asyncio.get_running_loop().time()
+        again = now - self._interrupted_at < _AGAIN_S
+        self._interrupted_at = now
+        if again:
+            self.leave()
+        elif self._turn is not None:
+            self._turn.cancel("Ctrl-C")
+        else:
+            self.screen.show("press Ctrl-C again to leave")
+
+    def steer(self) -> None:
+        """Cancel the turn, so that the queued or the next message is answered instead."""
+        if self._turn is not None:
+            self._turn.cancel("Esc")
+
+    def leave(self) -> None:
+        """End the session; a running turn is cancelled."""
+        self._leaving.cancel("the end of the session")
+        self._arrived.set()
+
+    def switch_mode(self) -> None:
+        """Turn plan mode on or off."""
+        if self._conversation is not None:
+            self._conversation.plan_mode.active = not self._conversation.plan_mode.active
+            self.screen.show(f"plan mode is {'on' if self._conversation.plan_mode.active else 'off'}")
+
+    def _end_by_signal(self, number: signal.Signals) -> None:
+        self._exit_code = 128 + number
+        self.leave()
+
+    # -- what slash commands do ---------------------------------------------------------------
+
+    def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Print a table that fits the terminal; cells are escaped."""
+        from rich.console import Console  # noqa: PLC0415 — after the first prompt
+
+        from induscode.console import print_rich_table  # noqa: PLC0415 — after the first prompt
+
+        text = StringIO()
+        console = Console(
+            file=text,
+            width=self.screen.width,
+            force_terminal=self.color,
+            color_system="auto" if self.color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+        cells = [[escape_unprintable(cell) for cell in row] for row in rows]
+        print_rich_table(console, heads, cells, [False] * len(heads))
+        self.screen.print(text.getvalue())
+
+    def reopen(self, invocation: Invocation) -> None:
+        """Open another conversation after the command."""
+        self._next = invocation
+
+    def prompt(self, text: str) -> None:
+        """Send a prompt to the model after the command."""
+        self._prompt = text
+
+    # -- conversations ------------------------------------------------------------------------
+
+    async def _hold_conversations(self) -> None:
+        """Hold one conversation after the other, until the person leaves."""
+        from induscode.session.run import USAGE_ERRORS, to_exit_code  # noqa: PLC0415 — after the first prompt
+
+        invocation: Invocation | None = self._invocation
+        previous: Invocation | None = None
+        while invocation is not None:
+            try:
+                invocation, previous = await self._hold_conversation(invocation), None
+            except (*USAGE_ERRORS, CoreError, OSError) as exc:
+                self.screen.show(str(exc))
+                if self._conversation is not None or previous is None:
+                    self._exit_code = self._exit_code or to_exit_code(exc)
+                    return
+                invocation, previous = previous, None
+            else:
+                previous = self._invocation
+
+    async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
+        """Open a conversation, answer messages, close it; return the invocation of the next one, if any."""
+        from induscode.interactive.slash.table import load_commands  # noqa: PLC0415 — after the first prompt
+        from induscode.session.conversation import open_conversation  # noqa: PLC0415 — after the first prompt
+
+        async with AsyncExitStack() as stack:
+            with self._leaving.guard():
+                self._conversation = await stack.enter_async_context(open_conversation(invocation, follow_config=True))
+            if self._conversation is None:
+                return None
+            try:
+                self._invocation = replace(
+                    invocation, resume=self._conversation.transcript.id, continue_last=False, prompt=None
+                )
+                self._commands = await load_commands(invocation.cwd)
+                self._show_start(self._conversation)
+                return await self._converse(self._conversation)
+            finally:
+                self._conversation = None
+
+    async def _converse(self, conversation: Conversation) -> Invocation | None:
+        while (message := await self._next_message()) is not None:
+            self._next = self._prompt = None
+            await self._reload_servers(conversation)
+            if message.startswith("/"):
+                self.screen.show(f"> {message}")
+                await self._run_command(message)
+            else:
+                self._prompt = message
+            if self._prompt is not None:
+                await self._run_turn(conversation, self._prompt)
+            if self._next is not None:
+                return self._next
+        return None
+
+    async def _reload_servers(self, conversation: Conversation) -> None:
+        from induscode.boot.runners import ConfigPathError  # noqa: PLC0415 — after the first prompt
+
+        try:
+            changes = await conversation.reload_servers()
+        except ConfigPathError as exc:
+            changes = [f"{exc}; the servers stay as they were"]
+        for change in changes:
+            self.screen.show(f"note: {change}")
+
+    async def _next_message(self) -> str | None:
+        """Wait for a message; None when the person leaves."""
+        while not self._leaving.cancelled:
+            if self._messages:
+                message = self._messages.popleft()
+                self.screen.state.queued = tuple(self._messages)
+                return message
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def _show_start(self, conversation: Conversation) -> None:
+        messages = len(conversation.transcript.messages())
+        if messages:
+            self.screen.show(f"continuing conversation {conversation.transcript.id} ({messages} messages)")
+        for note in (*conversation.notes, *conversation.list_notes()):
+            self.screen.show(f"note: {note}")
+
+    # -- turns --------------------------------------------------------------------------------
+
+    async def _run_command(self, line: str) -> None:
+        name, rest = parse_line(line)
+        try:
+            command = find_command(name, self._commands)
+            self._turn = CancelToken(self._leaving)
+            with self._turn.guard():
+                await command.run(self, rest)
+        except SlashError as exc:
+            self.screen.show(str(exc))
+        except (CoreError, OSError) as exc:
+            self.screen.show(f"/{name} failed: {exc}")
+        finally:
+            self._turn = None
+
+    async def _run_turn(self, conversation: Conversation, message: str) -> None:
+        """Answer one message: text and calls are printed as they are finished."""
+        from induscode.interactive.render import EventRenderer  # noqa: PLC0415 — after the first prompt
+        from induscode.session.contract import RunResult  # noqa: PLC0415 — after the first prompt
+
+        first, *more = message.split("\n")
+        for line in (f"> {first}", *(f"  {line}" for line in more)):
+            self.screen.show(line)
+        prompt, notes = await expand_mentions(message, conversation.invocation.cwd)
+        for note in notes:
+            self.screen.show(f"note: {note}")
+        self._turn = CancelToken(self._leaving)
+        self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
+        known = len(conversation.notes)
+        result = RunResult(reason="cancelled")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._animate)
+            try:
+                with self._turn.guard():
+                    await conversation.wait_for_servers()
+                result = await conversation.run_turn(prompt, sink=self._show_event, cancel=self._turn)
+            except Exception as exc:  # noqa: BLE001 — boundary: a turn that fails does not end the session
+                result = RunResult(reason="error", message=describe_error(exc))
+            finally:
+                tasks.cancel_scope.cancel()
+                self.screen.print(self._renderer.finish())
+                self._turn = self._renderer = None
+        self._show_end(result)
+        for note in conversation.notes[known:]:
+            self.screen.show(f"note: {note}")
+
+    async def _animate(self) -> None:
+        while True:
+            self.screen.refresh()
+            await anyio.sleep(_SPIN_S)
+
+    async def _show_event(self, event: RunEvent) -> None:
+        if self._renderer is not None:
+            self.screen.print(self._renderer.feed(event))
+            self.screen.refresh()
+
+    def _show_end(self, result: RunResult) -> None:
+        if result.reason == "cancelled":
+            self.screen.show("the turn was cancelled; what was said and done so far is kept")
+        elif result.reason != "done":
+            self.screen.show(f"the turn ended early: {result.message}")
+        if result.note:
+            self.screen.show(f"note: {result.note}")
+        self.screen.print("\n")

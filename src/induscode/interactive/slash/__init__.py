@@ -1,0 +1,88 @@
+"""Slash commands: `/name arguments` on the input line, handled by the session itself and never sent to the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from indusagi.core.faults import CoreError
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from induscode.interactive.screen import Screen
+    from induscode.launch.invocation import Invocation
+    from induscode.session.conversation import Conversation
+
+
+class SlashError(CoreError):
+    """A slash command cannot be carried out; the message is for the person."""
+
+
+class SlashHost(Protocol):
+    """What a slash command may use of the session."""
+
+    @property
+    def conversation(self) -> Conversation:
+        """The open conversation."""
+        ...
+
+    @property
+    def screen(self) -> Screen:
+        """The terminal: `print` for finished text, `ask` for questions."""
+        ...
+
+    def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Print a table that fits the terminal; cells are escaped."""
+        ...
+
+    def reopen(self, invocation: Invocation) -> None:
+        """Close this conversation after the command, and open the one of an invocation."""
+        ...
+
+    def prompt(self, text: str) -> None:
+        """Send a prompt to the model after the command."""
+        ...
+
+    def leave(self) -> None:
+        """End the session after the command."""
+        ...
+
+
+@record(kw_only=True)
+class SlashCommand:
+    """One slash command."""
+
+    name: str
+    """Without the slash."""
+    usage: str = ""
+    """Its arguments, such as `[NAME]`."""
+    describe: str
+    run: Callable[[SlashHost, str], Awaitable[None]]
+    """Takes the rest of the line.
+
+    Raises:
+        SlashError: It cannot be carried out.
+    """
+
+
+def parse_line(line: str) -> tuple[str, str]:
+    """Split `/name rest` into name and rest."""
+    name, _, rest = line[1:].partition(" ")
+    return name.strip(), rest.strip()
+
+
+def find_command(name: str, commands: Mapping[str, SlashCommand]) -> SlashCommand:
+    """Find a command by its name or by a prefix that only one command has.
+
+    Raises:
+        SlashError: There is none, or several begin like this.
+    """
+    if name in commands:
+        return commands[name]
+    matches = [command for command in commands if command.startswith(name)] if name else []
+    if len(matches) == 1:
+        return commands[matches[0]]
+    if matches:
+        raise SlashError(f"/{name} may be {', '.join(f'/{match}' for match in matches)}")
+    raise SlashError(f"there is no command /{name}: /help lists them")
