@@ -61,7 +61,10 @@ def main() -> int:
             if isinstance(stream, TextIOWrapper):
                 # Characters that the terminal's encoding lacks are escaped.
                 stream.reconfigure(errors="backslashreplace")
-        _warn_of_other_distributions()
+        others = find_other_distributions()
+        if others:
+            problem = f"{' and '.join(others)} of PyPI is installed beside indus-deck and has files of the same names"
+            print_status(f"{problem}: whichever was installed last has replaced the other's. {_REMEDY}")
         code = _run(sys.argv[1:])
         # Started with its output closed, Python has no standard output.
         if sys.stdout is not None:
@@ -86,11 +89,3 @@ def _run(arguments: list[str]) -> int:
     from induscode.program import run  # noqa: PLC0415 — imports click, which `--version` does not need
 
     return run(arguments)
-
-
-def _warn_of_other_distributions() -> None:
-    others = find_other_distributions()
-    if others:
-        names = " and ".join(others)
-        problem = f"{names} of PyPI is installed beside indus-deck and has files of the same names"
-        print_status(f"{problem}: whichever was installed last has replaced the other's. {_REMEDY}")

@@ -91,7 +91,15 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
         elif not rows:
             print_line("Nothing has happened yet.")
         else:
-            times, names = _format_times_and_runs(rows)
+            times, names = [row.at for row in rows], [row.run for row in rows]
+            if stdout_console() is not None:  # the age, and a short name that `--run` takes
+                from datetime import datetime  # noqa: PLC0415 — for a terminal only
+
+                from indusagi.core.time import now_ms  # noqa: PLC0415 — for a terminal only
+
+                length, now = find_shortest_prefix(names), now_ms()
+                times = [format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now) for time in times]
+                names = [name[:length] for name in names]
             cells = [
                 (time, name, row.op, _format_subject(row), _format_detail(row))
                 for row, time, name in zip(rows, times, names, strict=True)
@@ -100,20 +108,6 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
         return 0
 
     return _run_with_store(work)
-
-
-def _format_times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Format the time and the run of each row; on a terminal the age, and a short name that `--run` takes."""
-    if stdout_console() is None:
-        return [row.at for row in rows], [row.run for row in rows]
-    from datetime import datetime  # noqa: PLC0415 — for a terminal only
-
-    from indusagi.core.time import now_ms  # noqa: PLC0415 — for a terminal only
-
-    now = now_ms()
-    times = [round(datetime.fromisoformat(row.at).timestamp() * 1000) for row in rows]
-    length = find_shortest_prefix([row.run for row in rows])
-    return [format_age(time, now) for time in times], [row.run[:length] for row in rows]
 
 
 async def _read_latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
@@ -176,7 +170,13 @@ def show(key: str, *, as_json: bool) -> int:
         from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
 
         rows = [row for run in await store.runs() for row in await store.rows(run.run)]
-        matches = [row for row in rows if _is_about(row, key)]
+        matches: list[Row] = []
+        for row in rows:
+            enrolled = row.facts.get("key")
+            tool = f"{row.facts.get('server')}/{row.facts.get('tool')}"
+            is_prefix = key.startswith("bk_") and isinstance(enrolled, str) and enrolled.startswith(key)
+            if is_prefix or key in (enrolled, row.facts.get("name"), tool, str(row.position)):
+                matches.append(row)
         if not matches:
             names = {str(row.facts.get("name", "")) for row in rows} - {""}
             raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
@@ -196,15 +196,6 @@ def show(key: str, *, as_json: bool) -> int:
     return _run_with_store(work)
 
 
-def _is_about(row: Row, key: str) -> bool:
-    facts = row.facts
-    names = (facts.get("key"), facts.get("name"), f"{facts.get('server')}/{facts.get('tool')}")
-    if key in names or str(row.position) == key:
-        return True
-    enrolled = facts.get("key")
-    return key.startswith("bk_") and isinstance(enrolled, str) and enrolled.startswith(key)
-
-
 # -- the deck as it was -----------------------------------------------------------------------
 
 
@@ -214,7 +205,17 @@ def _is_about(row: Row, key: str) -> bool:
 @as_json
 def at(time: str, *, run: str | None, as_json: bool) -> int:
     """Show the deck as it was at TIME, such as 2026-11-15T20:08 (UTC, unless it says otherwise)."""
-    moment = _parse_time(time)
+    from datetime import UTC, datetime  # noqa: PLC0415 — for `at`
+
+    from indusagi.core.time import iso_utc  # noqa: PLC0415 — for `at`
+
+    try:
+        wanted = datetime.fromisoformat(time)  # RFC 3339 §5.6
+        wanted = wanted.replace(tzinfo=UTC) if wanted.tzinfo is None else wanted
+        moment = iso_utc(round(wanted.timestamp() * 1000))
+    except (ValueError, OverflowError) as exc:
+        message = f"{time!r} is not a time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
+        raise click.UsageError(message, click.get_current_context(silent=True)) from exc
 
     async def work(store: ThreadedStore) -> int:
         from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
@@ -234,25 +235,6 @@ def at(time: str, *, run: str | None, as_json: bool) -> int:
         return _print_deck(record, as_json=as_json)
 
     return _run_with_store(work)
-
-
-def _parse_time(text: str) -> str:
-    """Parse a time (RFC 3339 §5.6) into the form of the ledger.
-
-    Raises:
-        click.UsageError: It is invalid.
-    """
-    from datetime import UTC, datetime  # noqa: PLC0415 — for `at`
-
-    from indusagi.core.time import iso_utc  # noqa: PLC0415 — for `at`
-
-    try:
-        time = datetime.fromisoformat(text)
-        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time
-        return iso_utc(round(time.timestamp() * 1000))
-    except (ValueError, OverflowError) as exc:
-        message = f"{text!r} is not a time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
-        raise click.UsageError(message, click.get_current_context(silent=True)) from exc
 
 
 @click.command("turn")

@@ -184,7 +184,13 @@ def search(context: click.Context, words: tuple[str, ...], *, as_json: bool, no_
     The exit code is 1 if there are none.
     """
     listing = _list_tools(context, no_check=no_check)
-    ranked = [(rank, tool) for tool in listing.tools if (rank := _rank(tool, words))]
+    ranked: list[tuple[int, ListedTool]] = []
+    for tool in listing.tools:
+        # A word in the name weighs most; a tool that lacks a word is left out.
+        places = ((tool.name, 4), (tool.descriptor.title or "", 2), (tool.descriptor.description, 1))
+        weights = [sum(weight for text, weight in places if word.casefold() in text.casefold()) for word in words]
+        if all(weights):
+            ranked.append((sum(weights), tool))
     matches = [tool for _, tool in sorted(ranked, key=lambda pair: -pair[0])]
     print_notes(listing.news)
     if as_json:
@@ -194,16 +200,3 @@ def search(context: click.Context, words: tuple[str, ...], *, as_json: bool, no_
     else:
         print_status(f"no tool has all of these words in its name or description: {' '.join(words)}")
     return 0 if matches else _NOTHING_FOUND
-
-
-def _rank(tool: ListedTool, words: Sequence[str]) -> int:
-    """Rank how well a tool matches: a word in its name weighs most; 0 if a word is missing."""
-    descriptor = tool.descriptor
-    places = ((tool.name, 4), (descriptor.title or "", 2), (descriptor.description, 1))
-    rank = 0
-    for word in words:
-        weight = sum(weight for text, weight in places if word.casefold() in text.casefold())
-        if not weight:
-            return 0
-        rank += weight
-    return rank

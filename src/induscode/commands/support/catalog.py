@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
@@ -12,10 +12,9 @@ from induscode.boot.runners import attach_servers, select_tools
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import RemoteTool
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
@@ -145,6 +144,7 @@ async def list_tools(invocation: Invocation, *, check: bool) -> ToolListing:
 
 
 async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: bool) -> ToolListing:
+    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.boot import read_known_tools  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
@@ -170,26 +170,16 @@ async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: boo
         faults = [Note(f"server {server!r}", message, "leave out --no-check") for server in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
-    listed = _name_tools([known[server] for server in plan.configs if server in known], plan.configured)
+    # Every tool has the name that an enrolment in this order gives it.
+    taken: set[str] = set()
+    listed: list[ListedTool] = []
+    for remote in (tool for server in plan.configs for tool in known.get(server, ())):
+        descriptor = replace(remote.descriptor, name=model_name(remote.ref, taken, plan.configured))
+        taken.add(descriptor.name)
+        listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
     remembered = await read_disabled_tools(store, plan.configs.values())
     disabled = [tool for server in plan.configs for tool in remembered.get(server, ())]
     return ToolListing(listed, plan, states, (*notes, *faults), disabled)
-
-
-def _name_tools(servers: Iterable[Sequence[RemoteTool]], configured: Sequence[str]) -> list[ListedTool]:
-    """Give every tool the name that an enrolment in this order gives it."""
-    from dataclasses import replace  # noqa: PLC0415 — for runs with servers
-
-    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
-
-    taken: set[str] = set()
-    listed: list[ListedTool] = []
-    for remote in (tool for tools in servers for tool in tools):
-        name = model_name(remote.ref, taken, configured)
-        descriptor = replace(remote.descriptor, name=name)
-        taken.add(descriptor.name)
-        listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
-    return listed
 
 
 async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -92,9 +93,7 @@ def may_be_program(specifier: str, word: Word) -> bool:
 
 def _match_program(pattern: str, name: str, *, glob: bool) -> bool:
     """Compare the name of a program with a pattern; the shell may expand a name with a `glob` to it."""
-    if _match_word(pattern, name, fold=True):
-        return True
-    return glob and _compile_shell_glob(name).fullmatch(pattern) is not None
+    return _match_word(pattern, name, fold=True) or (glob and fnmatchcase(pattern, name))
 
 
 def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
@@ -113,13 +112,6 @@ def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
             return False
         position = index + len(part)
     return len(text) - position >= len(others[-1]) and text.endswith(others[-1])
-
-
-@lru_cache(maxsize=256)
-def _compile_shell_glob(name: str) -> re.Pattern[str]:
-    from fnmatch import translate  # noqa: PLC0415 — for a name with a glob only
-
-    return re.compile(translate(name))
 
 
 def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatch:
@@ -153,7 +145,18 @@ def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch
     positions = {0}
     has_hole = False
     for part in parts:
-        reachable = _find_reachable(positions, words)
+        # The next operand may be behind options, their values, and empty words.
+        reachable: set[int] = set()
+        waiting = list(positions)
+        while waiting:
+            index = waiting.pop()
+            if index >= len(words) or index in reachable:
+                continue
+            reachable.add(index)
+            if any(guess.startswith("-") for guess in words[index].guesses):
+                waiting += [index + 1, index + 2]
+            if "" in words[index].guesses:
+                waiting.append(index + 1)
         has_hole = has_hole or any(words[index].text is None for index in reachable)
         positions = {
             index + 1
@@ -163,22 +166,6 @@ def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch
         if not positions:
             return PatternMatch.MAYBE if has_hole else PatternMatch.NO
     return PatternMatch.YES
-
-
-def _find_reachable(positions: set[int], words: Sequence[Word]) -> list[int]:
-    """List the indexes where the next operand may be: behind options, their values, and empty words."""
-    reachable: set[int] = set()
-    waiting = list(positions)
-    while waiting:
-        index = waiting.pop()
-        if index >= len(words) or index in reachable:
-            continue
-        reachable.add(index)
-        if any(guess.startswith("-") for guess in words[index].guesses):
-            waiting += [index + 1, index + 2]
-        if "" in words[index].guesses:
-            waiting.append(index + 1)
-    return sorted(reachable)
 
 
 # -- paths --------------------------------------------------------------------------------------

@@ -270,8 +270,11 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
         return []
     naming = [rule for rule in allowing if _names_tool(rule, facts)]
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
-        if any(_allows_call(rule, facts) for rule in naming):
-            return []
+        host = None if facts.url is None else parse_host(facts.url)
+        for rule in naming:
+            domain = None if rule.specifier is None else rule.specifier.removeprefix(_DOMAIN)
+            if domain is None or (host is not None and domain != rule.specifier and is_host(domain, host)):
+                return []
         owner = f" of server {facts.server!r}" if facts.server is not None else ""
         return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
     needs: list[Need] = []
@@ -291,12 +294,10 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
         ]
         if any(problem is None for _, problem in problems):
             continue
-        need = Need(f"runs: {command.shown}", command=command)
-        for rule, problem in problems[:1]:
-            if problem is not None:
-                reason = f"{need.reason} (rule {rule} does not cover it: {problem.reason})"
-                need = Need(reason, command=command, problem=problem)
-        needs.append(need)
+        reason, (rule, problem) = f"runs: {command.shown}", problems[0] if problems else (None, None)
+        if problem is not None:
+            reason += f" (rule {rule} does not cover it: {problem.reason})"
+        needs.append(Need(reason, command=command, problem=problem))
     return needs
 
 
@@ -312,15 +313,6 @@ def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
     if path.refusal == "outside" and not is_absolute(rule.specifier):
         return False
     return is_path(rule.specifier, path.resolved, facts.workspace)
-
-
-def _allows_call(rule: Rule, facts: CallFacts) -> bool:
-    if rule.specifier is None:
-        return True
-    if facts.url is None or not rule.specifier.startswith(_DOMAIN):
-        return False
-    host = parse_host(facts.url)
-    return host is not None and is_host(rule.specifier.removeprefix(_DOMAIN), host)
 
 
 def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:

@@ -107,24 +107,21 @@ def _write_prompt(content: str | Sequence[UserContent]) -> dict[str, Any]:
         return {"role": "user", "content": content}
     parts: list[dict[str, Any]] = []
     for item in content:
-        if isinstance(item, BinaryContent):
-            parts.append(_write_file(item))
-        else:
+        if not isinstance(item, BinaryContent):
             text = item.content if isinstance(item, TextContent) else item
-            parts.append({"type": "text", "text": text if isinstance(text, str) else f"[{text!r}: left out]"})
+            part = {"type": "text", "text": text if isinstance(text, str) else f"[{text!r}: left out]"}
+        elif item.is_image:
+            part = {"type": "image_url", "image_url": {"url": item.data_uri}}
+        elif item.media_type in {"audio/wav", "audio/mpeg"}:
+            part = {"type": "input_audio", "input_audio": {"data": item.base64, "format": item.format}}
+        elif item.media_type == "application/pdf":
+            part = {"type": "file", "file": {"file_data": item.data_uri, "filename": "document.pdf"}}
+        elif item.media_type.startswith("text/") or item.media_type.endswith(("json", "xml", "yaml")):
+            part = {"type": "text", "text": item.data.decode("utf-8", "replace")}
+        else:
+            part = {"type": "text", "text": describe_file(item)}
+        parts.append(part)
     return {"role": "user", "content": parts}
-
-
-def _write_file(file: BinaryContent) -> dict[str, Any]:
-    if file.is_image:
-        return {"type": "image_url", "image_url": {"url": file.data_uri}}
-    if file.media_type in {"audio/wav", "audio/mpeg"}:
-        return {"type": "input_audio", "input_audio": {"data": file.base64, "format": file.format}}
-    if file.media_type == "application/pdf":
-        return {"type": "file", "file": {"file_data": file.data_uri, "filename": "document.pdf"}}
-    if file.media_type.startswith("text/") or file.media_type.endswith(("json", "xml", "yaml")):
-        return {"type": "text", "text": file.data.decode("utf-8", "replace")}
-    return {"type": "text", "text": describe_file(file)}
 
 
 def _write_response(message: ModelResponse, system: str) -> dict[str, Any] | None:
