@@ -2,7 +2,8 @@
 
 Only a stream that is a terminal gets a console; piped output and JSON are written by `induscode.terminal` and stay byte
 for byte. rich obeys `TERM=dumb` and `COLUMNS`. With `NO_COLOR` (https://no-color.org) no escape sequence is written,
-neither for colour nor for bold, which rich would keep. rich is imported here alone, and only for a terminal.
+neither for colour nor for bold, which rich would keep. rich is imported here and by the interactive session, and only
+for a terminal.
 """
 
 from __future__ import annotations
