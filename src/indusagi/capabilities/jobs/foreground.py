@@ -131,7 +131,15 @@ def explain_exit_code(command: str, code: int, output: str) -> str | None:
     if not steps:
         return None
     answer = _answer(steps[-1][1])
-    if answer is None or _may_end_before([words for _, words in steps[:-1]]):
+    # An earlier command may have given the code, so that the last one did not run.
+    earlier = [words for _, words in steps[:-1]]
+    has_exit = any("exit" in words[:2] for words in earlier)
+    is_strict = any(
+        words[0] == "set" and (option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option))
+        for words in earlier
+        for option in words[1:]
+    )
+    if answer is None or has_exit or (is_strict and not all(words[0] in _QUIET_FIRST for words in earlier)):
         return None
     # The steps that had to succeed for the last one to run.
     for index in range(len(steps) - 1, 0, -1):
@@ -142,18 +150,6 @@ def explain_exit_code(command: str, code: int, output: str) -> str | None:
             return None
     # A message of the shell itself: a program could not be run.
     return None if re.search(r"^\S*bash: (line \d+: )?", output, re.MULTILINE) else answer
-
-
-def _may_end_before(former: list[list[str]]) -> bool:
-    """Tell whether an earlier command may have given the code, so that the last one did not run."""
-    if any("exit" in words[:2] for words in former):
-        return True
-    strict = any(
-        words[0] == "set" and (option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option))
-        for words in former
-        for option in words[1:]
-    )
-    return strict and not all(words[0] in _QUIET_FIRST for words in former)
 
 
 def _answer(words: list[str]) -> str | None:

@@ -178,26 +178,24 @@ class Job:
         """End its process tree: the first signal, then SIGKILL; safe to call twice."""
         if (await self.look()).running:
             self._stopped = True
-            grace_ms = STOP_GRACE_MS if first is signal.SIGTERM else await self._signal_first(first)
+            grace_ms = STOP_GRACE_MS
+            if first is not signal.SIGTERM:
+                grace_ms = 0
+                if self.process.exit_code is None:
+                    # Listed before the signal: descendants are remembered when their parents have ended.
+                    await to_thread.run_sync(self.process.survivors)
+                    signal_group(self.process.pid, first)
+                elif self.process.mark:  # one by one: the id of the group may have been reused
+                    tree = ProcessTree(self.process.mark)
+                    await to_thread.run_sync(lambda: signal_processes(tree.list_running(None), first))
+                with anyio.move_on_after(STOP_GRACE_MS / 1000, shield=True):
+                    while (await self.look()).running:  # noqa: ASYNC110 — as in poll
+                        await anyio.sleep(_GLANCE_S)
+                    grace_ms = STOP_GRACE_MS
             await self.process.stop(grace_ms=grace_ms)
             self._left = len(await to_thread.run_sync(self.process.survivors))
             await self._close()
         return self.state()
-
-    async def _signal_first(self, first: signal.Signals) -> int:
-        """Send a signal other than SIGTERM and wait for the exit; return the grace that is left."""
-        if self.process.exit_code is None:
-            # Listed before the signal: descendants are remembered when their parents have ended.
-            await to_thread.run_sync(self.process.survivors)
-            signal_group(self.process.pid, first)
-        elif self.process.mark:  # one by one: the id of the group may have been reused
-            tree = ProcessTree(self.process.mark)
-            await to_thread.run_sync(lambda: signal_processes(tree.list_running(None), first))
-        with anyio.move_on_after(STOP_GRACE_MS / 1000, shield=True):
-            while (await self.look()).running:  # noqa: ASYNC110 — as in poll
-                await anyio.sleep(_GLANCE_S)
-            return STOP_GRACE_MS
-        return 0
 
     async def _close(self) -> None:
         self._ended = anyio.current_time()

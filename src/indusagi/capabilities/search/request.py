@@ -83,30 +83,24 @@ def expand_braces(glob: str) -> list[str]:
     waiting = [glob]
     while waiting:
         text = waiting.pop()
-        braces = _find_innermost_braces(text)
-        if braces is None:
+        # The first pair of braces that contains no other pair; a backslash escapes a brace.
+        start, end, index = -1, -1, 0
+        while index < len(text) and end < 0:
+            if text[index] == "\\":
+                index += 1
+            elif text[index] == "{":
+                start = index
+            elif text[index] == "}" and start >= 0:
+                end = index
+            index += 1
+        if end < 0:
             done.append(text)
         else:
-            start, end = braces
             choices = reversed(text[start + 1 : end].split(","))
             waiting.extend(text[:start] + choice + text[end + 1 :] for choice in choices)
         if len(waiting) + len(done) > _MOST_ALTERNATIVES:
             raise TooManyAlternatives(f"stands for more than {_MOST_ALTERNATIVES} patterns")
     return list(dict.fromkeys(done))
-
-
-def _find_innermost_braces(text: str) -> tuple[int, int] | None:
-    """Find the first pair of braces that contains no other pair; a backslash escapes a brace."""
-    start, index = -1, 0
-    while index < len(text):
-        if text[index] == "\\":
-            index += 1
-        elif text[index] == "{":
-            start = index
-        elif text[index] == "}" and start >= 0:
-            return start, index
-        index += 1
-    return None
 
 
 def path_key(path: str) -> str:

@@ -5,6 +5,7 @@ The implementation is imported on first use, outside the event loop.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Final
 
@@ -49,7 +50,7 @@ def webfetch_tool() -> DefinedTool:
             "webfetch",
             _FETCH_DESCRIPTION,
             _FETCH_SCHEMA,
-            _fetch,
+            partial(_run, "fetch", "fetch"),
             title="Fetch URL",
             read_only=True,
             annotations={"openWorldHint": True},
@@ -57,11 +58,6 @@ def webfetch_tool() -> DefinedTool:
             terse=True,
         )
     )
-
-
-async def _fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    module = await to_thread.run_sync(import_module, "indusagi.capabilities.web.fetch")
-    return await module.fetch(arguments, ctx)
 
 
 _MOST: Final = 25
@@ -99,7 +95,7 @@ def websearch_tool() -> DefinedTool:
             "websearch",
             _SEARCH_DESCRIPTION,
             _SEARCH_SCHEMA,
-            _search,
+            partial(_run, "results", "search"),
             title="Web search",
             read_only=True,
             annotations={"openWorldHint": True},
@@ -109,6 +105,6 @@ def websearch_tool() -> DefinedTool:
     )
 
 
-async def _search(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    module = await to_thread.run_sync(import_module, "indusagi.capabilities.web.results")
-    return await module.search(arguments, ctx)
+async def _run(module: str, function: str, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    home = await to_thread.run_sync(import_module, f"indusagi.capabilities.web.{module}")
+    return await getattr(home, function)(arguments, ctx)

@@ -105,35 +105,19 @@ def classify_address(address: str | IPv4Address | IPv6Address) -> AddressKind:
             address = ipaddress.ip_address(address)
         except ValueError:
             return "malformed"
-    if isinstance(address, IPv4Address):
-        return _classify_v4(address)
-    if address.scope_id is not None:  # a zone names a network interface of this machine
-        return "link-local"
-    return _classify_v6(address)
-
-
-def _classify_v4(address: IPv4Address) -> AddressKind:
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        return "link-local"  # a zone names a network interface of this machine
+    if isinstance(address, IPv6Address) and (address in _MAPPED or address in _NAT64):
+        address = IPv4Address(int(address) & 0xFFFF_FFFF)
     if address in _METADATA:
         return "metadata"
-    for network, kind in _V4_NETWORKS:
+    for network, kind in _V4_NETWORKS if isinstance(address, IPv4Address) else _V6_NETWORKS:
         if address in network:
             return kind
-    return "public"
-
-
-def _classify_v6(address: IPv6Address) -> AddressKind:
-    if address in _METADATA:
-        return "metadata"
-    if address in _MAPPED or address in _NAT64:
-        return _classify_v4(IPv4Address(int(address) & 0xFFFF_FFFF))
-    for network, kind in _V6_NETWORKS:
-        if address in network:
-            return kind
-    if address not in _GLOBAL_IPV6:
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return "reserved"
-    if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
-        return "transition"
-    return "public"
+    is_isatap = isinstance(address, IPv6Address) and (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP
+    return "transition" if is_isatap else "public"
 
 
 _AT_ONCE: Final = 16

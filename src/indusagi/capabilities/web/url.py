@@ -154,7 +154,16 @@ def _parse_host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | N
         if address.scope_id is not None:
             raise _host_error(url, "an address with a zone cannot be fetched")
         return address.compressed, address
-    name = _encode_idna(text, url).lower().removesuffix(".")
+    if not text.isascii():  # an internationalized name (UTS #46)
+        if len(text) > _LONGEST_HOST:
+            raise _host_error(url, "its host is too long")
+        import idna  # noqa: PLC0415 — large tables, only for non-ASCII names
+
+        try:
+            text = idna.encode(text, uts46=True).decode("ascii")
+        except idna.IDNAError:
+            raise _host_error(url, "its host is no host name") from None
+    name = text.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > _LONGEST_HOST or not all(_LABEL.fullmatch(label) for label in labels):
         raise _host_error(url, "its host is no host name")
@@ -166,20 +175,6 @@ def _parse_host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | N
         return name, ipaddress.IPv4Address(name)
     except ValueError:
         raise _host_error(url, "write an IPv4 address as four decimal numbers") from None
-
-
-def _encode_idna(text: str, url: str) -> str:
-    """Encode an internationalized name (UTS #46)."""
-    if text.isascii():
-        return text
-    if len(text) > _LONGEST_HOST:
-        raise _host_error(url, "its host is too long")
-    import idna  # noqa: PLC0415 — large tables, only for non-ASCII names
-
-    try:
-        return idna.encode(text, uts46=True).decode("ascii")
-    except idna.IDNAError:
-        raise _host_error(url, "its host is no host name") from None
 
 
 def _host_error(url: str, why: str) -> FetchError:

@@ -306,36 +306,29 @@ class _IndentRule:
         """Find the indentation in the file for a line with this indentation."""
         if indent in self.table:
             return self.table[indent]
-        by_levels: str | None = None
         if self.unit != self.file_unit and {self.unit, self.file_unit} <= _UNITS:
-            by_levels = self._convert_levels(indent)
+            # Levels are counted in the one unit and written in the other.
+            pairs = [
+                (_count_levels(old, self.unit), _count_levels(new, self.file_unit)) for old, new in self.table.items()
+            ]
+            shifts = {None if old is None or new is None else new - old for old, new in pairs}
+            shift, level = shifts.pop() if len(shifts) == 1 else None, _count_levels(indent, self.unit)
+            if shift is not None and level is not None and level + shift >= 0:
+                return self.file_unit * (level + shift)
         # A margin is not added where it would mix tabs and spaces.
         mixes = self.unit[:1] != self.file_unit[:1] and bool(self.unit and self.file_unit)
-        if by_levels is not None or mixes:
-            return by_levels
+        if mixes:
+            return None
         # Add or remove the margin by which every line differs.
-        pairs = list(self.table.items())
-        old, present = pairs[0]
+        rows = list(self.table.items())
+        old, present = rows[0]
         margin = present.removesuffix(old)
-        if present.endswith(old) and all(deeper == margin + plain for plain, deeper in pairs):
+        if present.endswith(old) and all(deeper == margin + plain for plain, deeper in rows):
             return margin + indent
         margin = old.removesuffix(present)
-        if old.endswith(present) and all(deeper == margin + plain for deeper, plain in pairs):
+        if old.endswith(present) and all(deeper == margin + plain for deeper, plain in rows):
             return indent.removeprefix(margin) if indent.startswith(margin) else None
         return None
-
-    def _convert_levels(self, indent: str) -> str | None:
-        """Count levels in the one unit and write them in the other."""
-        shifts: set[int] = set()
-        for old, present in self.table.items():
-            level, file_level = _count_levels(old, self.unit), _count_levels(present, self.file_unit)
-            if level is None or file_level is None:
-                return None
-            shifts.add(file_level - level)
-        level = _count_levels(indent, self.unit)
-        if len(shifts) != 1 or level is None or level + min(shifts) < 0:
-            return None
-        return self.file_unit * (level + min(shifts))
 
 
 def _count_levels(indent: str, unit: str) -> int | None:

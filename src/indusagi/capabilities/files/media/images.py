@@ -106,8 +106,12 @@ def read_image_size(data: bytes) -> tuple[int, int] | None:
             return struct.unpack(">II", data[16:24])
         if data.startswith(b"GIF8"):
             return struct.unpack("<HH", data[6:10])
-        if data.startswith(b"\xff\xd8"):
-            return _read_jpeg_size(data)
+        position = 2 if data.startswith(b"\xff\xd8") else len(data)  # segments of a JPEG file
+        while position + 9 <= len(data) and data[position] == 0xFF:
+            if 0xC0 <= data[position + 1] <= 0xCF and data[position + 1] not in _JPEG_OTHER_SEGMENTS:
+                height, width = struct.unpack(">HH", data[position + 5 : position + 9])
+                return width, height
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
         # WebP, by the kind of its first chunk (https://developers.google.com/speed/webp/docs/riff_container).
         kind = data[12:16] if data[8:12] == b"WEBP" else b""
         if kind == b"VP8X":
@@ -120,17 +124,6 @@ def read_image_size(data: bytes) -> tuple[int, int] | None:
             return width & 0x3FFF, height & 0x3FFF
     except (struct.error, IndexError):
         return None
-    return None
-
-
-def _read_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    position = 2
-    while position + 9 <= len(data) and data[position] == 0xFF:
-        kind = data[position + 1]
-        if 0xC0 <= kind <= 0xCF and kind not in _JPEG_OTHER_SEGMENTS:
-            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
-            return width, height
-        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
     return None
 
 

@@ -77,25 +77,15 @@ def _split_at_stars(glob: str) -> Iterator[tuple[str, str]]:
             else:
                 star = _STAR
             position, text = end, ""
-        else:
-            piece, position = _translate_character(glob, position)
+        elif glob[position] == "?":
+            text, position = f"{text}[^/]", position + 1
+        elif glob[position] == "[":
+            piece, position = _translate_class(glob, position + 1)
             text += piece
+        else:
+            position, char = _read_character(glob, position)
+            text += re.escape(char)
     yield star, text
-
-
-def _translate_character(glob: str, position: int) -> tuple[str, int]:
-    """Translate the pattern of one character."""
-    char = glob[position : position + 1]
-    if char == "?":
-        return "[^/]", position + 1
-    if char == "[":
-        return _translate_class(glob, position + 1)
-    if char == "\\":
-        position += 1
-        char = glob[position : position + 1]
-        if not char:
-            raise _InvalidGlob
-    return re.escape(char), position + 1
 
 
 def _translate_class(glob: str, position: int) -> tuple[str, int]:
