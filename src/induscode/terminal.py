@@ -1,11 +1,20 @@
 """Plain output of the program: status lines on standard error, results on standard output."""
 
+from __future__ import annotations
+
 import os
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from induscode.console import print_status_line
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 _STDERR = 2
+_held: list[str] | None = None
+"""Status lines that wait for the end of a question; None without a question."""
 
 
 def escape_unprintable(text: str) -> str:
@@ -36,12 +45,28 @@ def print_status(message: str) -> None:
     # Started with it closed, Python has no standard error, and `print` would take standard output.
     if sys.stderr is None:
         return
+    if _held is not None:
+        _held.append(message)
+        return
     line = escape_unprintable(" ".join(message.split()))
     try:
         if not print_status_line(sys.stderr, line):
             print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
     except OSError:
         redirect_to_null(_STDERR)
+
+
+@contextmanager
+def held_status_lines() -> Generator[None]:
+    """Hold status lines back inside the block, for a question on the terminal; they are printed at its end."""
+    global _held
+    held = _held = []
+    try:
+        yield
+    finally:
+        _held = None
+        for message in held:
+            print_status(message)
 
 
 def print_line(text: str) -> None:

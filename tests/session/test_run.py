@@ -553,7 +553,7 @@ def test_headless_run_executes_only_what_a_rule_allows(ran: Ran) -> None:
     done = ran(*script, approval="ask", allow=("srv__echo",))
     assert [one["name"] for one in done["denied"]] == ["bash"]
     assert not (ran.setup.cwd / "made").exists()
-    assert "Nobody is there to be asked" in to_text(ran.server.requests[0])
+    assert "This run cannot ask a person" in to_text(ran.server.requests[0])
     assert "Allowed: srv__echo." in to_text(ran.server.requests[0])
 
 
@@ -574,7 +574,7 @@ class Refusing:
         self.descriptor: ToolDescriptor = describe(inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        return ToolResult.error(f"{self.name} was not run: nobody is there to ask", code="denied")
+        return ToolResult.error(f"{self.name} was not run: this run cannot ask a person", code="denied")
 
 
 def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
@@ -596,7 +596,7 @@ def test_denied_call_is_listed_and_the_run_continues(
     said = capfd.readouterr()
     (denied,) = json.loads(said.out)["denied"]
     assert denied["name"] == "bash"
-    assert "nobody is there to ask" in denied["reason"]
+    assert "this run cannot ask a person" in denied["reason"]
     assert "No commands are allowed here." in to_text(ran.server.requests[0])
 
 
@@ -607,7 +607,7 @@ def test_sub_session_has_the_permissions_of_its_parent(
     assert guarded(ran, monkeypatch, *script) == 0
     (denied,) = json.loads(capfd.readouterr().out)["denied"]
     assert denied["name"] == "bash"
-    assert "nobody is there to ask" in to_text(ran.server.requests[2])
+    assert "this run cannot ask a person" in to_text(ran.server.requests[2])
 
 
 # -- ends ------------------------------------------------------------------------------------------

@@ -1,19 +1,25 @@
 """Plan mode: only read-only tools run until a plan is approved.
 
 The two cards of plan mode return marks. The session acts on them here: it stores the mode, which the permissions read
-at every call, stores the plan, and decides whether plan mode ends.
+at every call, stores the plan, and has a person decide whether plan mode ends. In plan mode the permissions refuse
+commands altogether, so that no command needs a stricter sandbox.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
 from anyio import to_thread
 
+from indusagi.core.records import record
+from indusagi.core.text import escape_invisible
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.deck.contract import CardWrapper, is_foreign
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonValue
     from induscode.deck.contract import Capability
@@ -25,22 +31,56 @@ _ENTERED = (
 )
 _NOT_ON = "Plan mode was not on: nothing has changed."
 _APPROVED = "The plan is approved and plan mode is off. Go ahead."
+_EDITS_ACCEPTED = " Files of the working directory may be changed without asking."
+_REVISE = "The user wants the plan changed: plan mode stays on. Change the plan, and present it again."
+_REFUSED = "The user refused the plan: plan mode stays on. Change nothing, and ask what the user wants instead."
 _UNAPPROVED = (
-    "Nobody is there to approve the plan: plan mode stays on. Change nothing, and end with the plan as your answer."
+    "This run cannot ask a person to approve the plan: plan mode stays on. Change nothing, and end with the plan as "
+    "your answer."
 )
+
+
+class PlanAnswer(StrEnum):
+    """Answer of a person to a plan."""
+
+    APPROVE = "approve"
+    ACCEPT_EDITS = "approve and accept edits"
+    REVISE = "revise"
+    REFUSE = "refuse"
+
+
+@record
+class PlanDecision:
+    """Answer of a person to a plan, with a text for the model."""
+
+    answer: PlanAnswer
+    comment: str = ""
+
+
+class PlanApprover(Protocol):
+    """A way to ask a person about a plan."""
+
+    async def approve_plan(self, plan: str, stored: str, /) -> PlanDecision:
+        """Show a plan, with a sentence that says where it is stored, and wait for the answer."""
+        ...
 
 
 class PlanMode:
     """Plan mode of one session, initially off."""
 
-    def __init__(self, *, approves: bool) -> None:
-        """Create the mode; `approves` says whether the user has approved changes in advance.
+    def __init__(self, *, approves: bool, approver: PlanApprover | None = None) -> None:
+        """Create the mode.
 
-        Then a plan is approved as soon as it is presented. Otherwise plan mode stays on to the end of the run.
+        With an `approver` a person decides about every plan. Without one, `approves` says whether the user has approved
+        changes in advance: a plan is then approved as soon as it is presented, otherwise plan mode stays on to the end
+        of the run.
         """
         self.active = False
         self.folder: str | None = None
         """Directory for plans, one file each; None if plans are not stored."""
+        self.approver = approver
+        self.on_accept_edits: Callable[[], None] = lambda: None
+        """Called when a person approves a plan and accepts its edits."""
         self._approves = approves
 
     def wrap(self, card: Capability) -> Capability:
@@ -60,10 +100,24 @@ class PlanMode:
         except OSError as exc:
             return f" It could not be kept: {exc}."
 
-    def try_exit(self) -> bool:
-        """End plan mode if that is approved; tell whether it is off."""
-        self.active = self.active and not self._approves
-        return not self.active
+    async def present_plan(self, plan: str) -> tuple[bool, str]:
+        """Store a plan and have it decided; tell whether plan mode has ended by it, with a text for the model."""
+        stored = await self.store_plan(plan)
+        if not self.active:
+            return False, _NOT_ON + stored
+        if self.approver is None:
+            self.active = not self._approves
+            return self._approves, (_APPROVED if self._approves else _UNAPPROVED) + stored
+        decision = await self.approver.approve_plan(plan, stored.strip())
+        comment = f" The user says: {escape_invisible(decision.comment)[0]}" if decision.comment else ""
+        if decision.answer in {PlanAnswer.REVISE, PlanAnswer.REFUSE}:
+            return False, (_REVISE if decision.answer is PlanAnswer.REVISE else _REFUSED) + comment + stored
+        self.active = False
+        text = _APPROVED
+        if decision.answer is PlanAnswer.ACCEPT_EDITS:
+            self.on_accept_edits()
+            text += _EDITS_ACCEPTED
+        return True, text + comment + stored
 
 
 class _PlanCard(CardWrapper):
@@ -80,9 +134,6 @@ class _PlanCard(CardWrapper):
             applied, text = True, _ENTERED
             self.mode.active = True
         else:
-            stored = await self.mode.store_plan(str(result.details.get("plan", "")))
-            was_active = self.mode.active
-            applied = was_active and self.mode.try_exit()
-            text = (_NOT_ON if not was_active else _APPROVED if applied else _UNAPPROVED) + stored
+            applied, text = await self.mode.present_plan(str(result.details.get("plan", "")))
         mark = {**result.details, "applied": applied}
         return ToolResult((JsonContentBlock(mark), TextContentBlock(text)), details=mark)

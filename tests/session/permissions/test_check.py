@@ -103,7 +103,7 @@ async def test_without_an_approver_the_denial_names_the_flags(
 ) -> None:
     result = await check_call(Permissions(), name, work, **arguments)
     assert not result.allowed
-    assert result.reason.startswith(f"{name} was not run: nobody is there to ask.")
+    assert result.reason.startswith(f"{name} was not run: this run cannot ask a person.")
     unquoted = remedy.replace("'", "")
     assert unquoted in result.reason.replace("'", "")
 

@@ -94,7 +94,7 @@ class ServerEndpointImpl:
         self._request_timed_out = asyncio.Event()
         self._config = config
         self._session_factory = session_factory
-        self._handlers = handlers or Handlers()
+        self._handlers = (handlers or Handlers()).bind(config.id)
         self._on_event = on_event
         self._phase = EndpointPhase.IDLE
         self._fault: ProtocolFault | None = None

@@ -13,19 +13,36 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation
+    from induscode.session.permissions.check import Permissions
+    from induscode.session.permissions.confirm import Approver
     from induscode.session.plan_mode import PlanMode
 
-_POSTURES: dict[Approval, str] = {
+_EDITS = "Files of the working directory may be changed. "
+_ALL = "Every call is allowed, except what a rule denies."
+_UNASKED: dict[Approval, str] = {
     "ask": (
-        "Nobody is there to be asked: what changes something, runs commands, calls servers or "
+        "This run cannot ask a person: what changes something, runs commands, calls servers or "
         "reaches the network is refused unless a rule allows it."
     ),
     "auto-edit": (
-        "Files of the working directory may be changed. Nobody is there to be asked: commands, "
+        f"{_EDITS}This run cannot ask a person: commands, "
         "calls of servers and the network are refused unless a rule allows them."
     ),
-    "all": "Every call is allowed, except what a rule denies.",
+    "all": _ALL,
 }
+"""What runs where no person can be asked."""
+_ASKED: dict[Approval, str] = {
+    "ask": (
+        "A person is asked about each call that changes something, runs commands, calls servers or reaches the "
+        "network, unless a rule allows it. A refusal may give the reason: follow it."
+    ),
+    "auto-edit": (
+        f"{_EDITS}A person is asked about commands, calls of servers and the network, unless a rule allows them. "
+        "A refusal may give the reason: follow it."
+    ),
+    "all": _ALL,
+}
+"""What runs where a person is asked."""
 
 
 class InvalidRuleError(CoreError):
@@ -41,12 +58,17 @@ class PermissionSetup:
     posture: str = ""
     """Sentence for the system prompt: what runs without asking."""
     notes: Sequence[Note] = ()
+    permissions: Permissions | None = None
+    """The checks themselves; None if the caller checks calls itself."""
 
 
-def load_permissions(invocation: Invocation, mode: PlanMode | None = None) -> PermissionSetup:
-    """Load the permissions of a run that cannot ask a person: its flags, and the rules of user and project.
+def load_permissions(
+    invocation: Invocation, mode: PlanMode | None = None, approver: Approver | None = None
+) -> PermissionSetup:
+    """Load the permissions of a run: its flags, and the rules of user and project.
 
-    It blocks: call it in a thread. With `mode`, the cards of plan mode take effect.
+    It blocks: call it in a thread. With `mode`, the cards of plan mode take effect. Without an `approver`, a call that
+    a person would be asked about is denied.
 
     Raises:
         InvalidRuleError: A rule on the command line is invalid.
@@ -62,13 +84,19 @@ def load_permissions(invocation: Invocation, mode: PlanMode | None = None) -> Pe
     store = RuleStore()
     startup_rules, notes = load_startup_rules(store, invocation.cwd)
     permissions = Permissions(
-        [*flag_rules, *startup_rules], approval=ApprovalMode(invocation.approval), plan=mode, store=store
+        [*flag_rules, *startup_rules],
+        approver=approver,
+        approval=ApprovalMode(invocation.approval),
+        plan=mode,
+        store=store,
     )
+    if mode is not None:
+        mode.on_accept_edits = permissions.accept_edits
 
     def wrap(card: Capability) -> Capability:
         return require_permission(card if mode is None else mode.wrap(card), permissions)
 
-    posture = _POSTURES[invocation.approval]
+    posture = (_UNASKED if approver is None else _ASKED)[invocation.approval]
     if invocation.allow:
         posture += f" Allowed: {', '.join(invocation.allow)}."
-    return PermissionSetup(wrap=wrap, posture=posture, notes=notes)
+    return PermissionSetup(wrap=wrap, posture=posture, notes=notes, permissions=permissions)

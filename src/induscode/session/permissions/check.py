@@ -123,6 +123,11 @@ class Permissions:
         """The rules that hold, with those made in this session."""
         return tuple(self._rules)
 
+    def accept_edits(self) -> None:
+        """Write files of the workspace without asking from now on, as with `--approval auto-edit`."""
+        if self._approval is ApprovalMode.ASK:
+            self._approval = ApprovalMode.AUTO_EDIT
+
     async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
         """Check a call; a person may be asked."""
         prepared = await prepare_arguments(card, arguments)
@@ -138,7 +143,7 @@ class Permissions:
                 remedy = f"To allow it, start with {suggest_flags(facts, decision)}."
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
-                return _deny(facts, decision, f"nobody is there to ask. {remedy} Why it would be asked:")
+                return _deny(facts, decision, f"this run cannot ask a person. {remedy} Why it would be asked:")
             result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result

@@ -22,6 +22,7 @@ from induscode.session.permissions.policy import ApprovalMode
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.session.permissions.shell.arguments import find_problem
 from induscode.session.permissions.shell.launchers import base_name, find_runner, names
+from induscode.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from induscode.session.permissions.call_facts import CallFacts
@@ -79,6 +80,8 @@ class PermissionRequest:
 
     tool: str
     server: str | None
+    title: str
+    """What will happen, in one sentence without control characters."""
     lines: tuple[str, ...]
     """Every fact, complete, with control characters escaped."""
     reasons: tuple[str, ...]
@@ -87,6 +90,8 @@ class PermissionRequest:
     """Rules that a yes for longer than once creates; empty if there are none."""
     scopes: tuple[ApprovalScope, ...]
     """Possible answers besides no, which is the default."""
+    firm: bool = False
+    """Whether a rule asks, or no rule can allow the call."""
 
 
 @record
@@ -132,11 +137,31 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
     return PermissionRequest(
         tool=facts.tool,
         server=facts.server,
+        title=_format_title(facts),
         lines=tuple(lines),
         reasons=tuple(escape_invisible(reason)[0] for reason in decision.reasons),
         saves=tuple(map(str, rules)),
         scopes=tuple(scopes),
+        firm=bool(decision.firm),
     )
+
+
+def _format_title(facts: CallFacts) -> str:
+    """Say in one sentence what a call will do."""
+    if facts.remote is not None:
+        title = f"server {facts.remote.server} wants to run {facts.remote.name}"
+    elif facts.script is not None:
+        first, *others = facts.script.text.strip().splitlines() or [""]
+        more = f" … and {len(others)} more lines" if others else ""
+        title = f"{facts.tool} wants to run: {first}{more}"
+    elif facts.paths:
+        path = facts.paths[0]
+        title = f"{facts.tool} wants to {'write to' if path.writing else 'read'} {path.resolved}"
+    elif facts.url is not None:
+        title = f"{facts.tool} wants to fetch {facts.url}"
+    else:
+        title = f"{facts.tool} {facts.kind.value}"
+    return escape_unprintable(title)
 
 
 def escape_text(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias, cast
 
@@ -23,6 +24,8 @@ HOPS = "indusagi/hops"
 """Key in the `_meta` of a call: how many gateways of ours it has passed."""
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 UNKNOWN_CALLER = -32000
+current_server: ContextVar[str | None] = ContextVar("current_server", default=None)
+"""The id of the server whose request a handler answers."""
 ABANDONED_S = 60.0
 """How long, at least, an abandoned call counts as one that a request of the server may belong to."""
 
@@ -39,6 +42,26 @@ class Handlers:
     """Answers `roots/list`: https://modelcontextprotocol.io/specification/2025-06-18/client/roots."""
     on_notification: Callable[[str, JsonObject], None] | None = None
     """Receives every notification that belongs to no request of ours (logging, changes, …)."""
+
+    def bind(self, server: str) -> Handlers:
+        """Return the same handlers for one server: while one of them runs, `current_server` is its id."""
+
+        def bind_handler(handler: Handler | None) -> Handler | None:
+            if handler is None:
+                return None
+
+            async def handle(params: JsonObject) -> JsonObject:
+                token = current_server.set(server)
+                try:
+                    return await handler(params)
+                finally:
+                    current_server.reset(token)
+
+            return handle
+
+        return replace(
+            self, elicit=bind_handler(self.elicit), sample=bind_handler(self.sample), roots=bind_handler(self.roots)
+        )
 
     def by_method(self) -> dict[str, Handler]:
         """Map each method that has a handler to it."""
