@@ -96,7 +96,12 @@ def command(
         call.ad_hoc = call.plan.rows[0].id
         call.tool = f"{call.ad_hoc}__{tool}"
     else:
-        call.plan = _plan_servers(invocation, tool)
+        from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
+
+        # A native tool needs no server; a file that was named is checked all the same.
+        is_native = has_capability(tool)
+        plan = load_plan(invocation) if invocation.mcp or not is_native else None
+        call.plan = None if is_native else plan
     checks = build_call_checks(invocation.cwd)
     print_notes(checks.notes)
     call.wrap = checks.native
@@ -106,17 +111,6 @@ def command(
             return await call.execute(token)
 
     return run_with_signals(execute)
-
-
-def _plan_servers(invocation: Invocation, tool: str) -> ServerPlan | None:
-    """Plan the servers of a run; None for a native tool, which needs none."""
-    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
-
-    if not has_capability(tool):
-        return load_plan(invocation)
-    if invocation.mcp:  # a file that was named is checked even if no server is needed
-        load_plan(invocation)
-    return None
 
 
 class _Call:
@@ -214,7 +208,13 @@ class _Call:
         reasons += [str(note) for note in plan.notes if note.owner.startswith(owners)]
         tools = [card.name for card in session.deck().tools()]
         if self.ad_hoc is not None:
-            return self._report_missing_ad_hoc(self.ad_hoc, reasons, tools)
+            # The messages do not show the id that was made for the server on the command line.
+            if reasons:
+                owner = f"server {self.ad_hoc!r}"
+                print_status("; ".join(reason.replace(owner, "the server") for reason in reasons))
+                return FAULT
+            name, *names = (text.removeprefix(f"{self.ad_hoc}__") for text in (self.tool, *tools))
+            raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
         message = f"there is no tool {self.tool!r}"
         if reasons and self._likely:
             print_status(f"{message}: {'; '.join(reasons)}")
@@ -225,16 +225,6 @@ class _Call:
 
         names = [*(str(card.id) for card in capability_cards()), *tools]
         raise build_unknown_name(message, self.tool, names, self._context)
-
-    def _report_missing_ad_hoc(self, server: str, reasons: Sequence[str], tools: Sequence[str]) -> int:
-        """Print why the server on the command line lacks the tool, without the id that was made for it."""
-        if reasons:
-            print_status("; ".join(reason.replace(f"server {server!r}", "the server") for reason in reasons))
-            return FAULT
-        prefix = f"{server}__"
-        names = [name.removeprefix(prefix) for name in tools]
-        name = self.tool.removeprefix(prefix)
-        raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
 
     async def _run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
         from indusagi.capabilities.budget import UNLIMITED  # noqa: PLC0415 — loaded with the deck
@@ -272,7 +262,10 @@ class _Call:
         from induscode.commands.support.outcome import format_block, print_blocks, save_blocks, to_json  # noqa: PLC0415 — for a call that ran
         from induscode.commands.support.output import write_json  # noqa: PLC0415 — for a call that ran
 
-        code = _get_exit_code(outcome)
+        code, reason = 0, outcome.details.get("code")
+        if outcome.is_error:
+            is_fault = reason in _FAULTS and "server" in outcome.details
+            code = MISUSED if reason in _MISUSES else FAULT if is_fault else ANSWERED_WITH_ERROR
         if code not in {MISUSED, FAULT} and self._save is not None:
             try:
                 for path in save_blocks(outcome.content, self._save, self.tool):
@@ -310,14 +303,3 @@ def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:
         print_status(f"{name}: {progress.done:g}{total} {progress.message}")
 
     return print_progress
-
-
-def _get_exit_code(outcome: ToolOutcome) -> int:
-    if not outcome.is_error:
-        return 0
-    code = outcome.details.get("code")
-    if code in _MISUSES:
-        return MISUSED
-    if code in _FAULTS and "server" in outcome.details:
-        return FAULT
-    return ANSWERED_WITH_ERROR

@@ -91,8 +91,12 @@ class SubSessions:
         parent = self._parent
         if parent is None:
             return DelegateReport(ok=False, text="The session is not open yet.", reason="error")
+        name = request.resume or new_ulid()
+        directory = os.path.join(self._directory, name)
+        if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
+            return DelegateReport(ok=False, text=f"There is no task {name!r} to go on with.", reason="error")
         try:
-            transcript = await to_thread.run_sync(self._open_transcript, request.resume)
+            transcript = await to_thread.run_sync(Transcript, directory, self._cwd)
         except (OSError, ConversationError) as exc:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         try:
@@ -101,13 +105,6 @@ class SubSessions:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         finally:
             await to_thread.run_sync(transcript.close)
-
-    def _open_transcript(self, resume: str | None) -> Transcript:
-        name = resume or new_ulid()
-        directory = os.path.join(self._directory, name)
-        if resume is not None and not (is_ulid(name) and os.path.isdir(directory)):
-            raise ConversationError(f"There is no task {resume!r} to go on with.")
-        return Transcript(directory, self._cwd)
 
     async def _run(
         self, request: DelegateRequest, ctx: ToolContext, parent: ParentSession, transcript: Transcript

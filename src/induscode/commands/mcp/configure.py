@@ -143,6 +143,7 @@ def add_json(
 def _add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
+    from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
     from induscode.deck.mcp.config import discover_mcp_config  # noqa: PLC0415 — after a change
 
     invocation = read_invocation(context)
@@ -155,7 +156,15 @@ def _add_server(
     print_line(f"Added server {name!r} to {path}")
     if scope == "project":
         give_consent(row)
-    _print_warnings(row, scope)
+    target = row.config
+    command = target.command if isinstance(target, StdioServerConfig) else None
+    values = target.env if isinstance(target, StdioServerConfig) else target.headers
+    plain = [key for key, value in values.items() if not _REFERENCE.search(value)]
+    if scope == "project" and plain:
+        problem = f"the value of {', '.join(plain)} is in a file of the project"
+        print_status(f"{problem}: write ${{VARIABLE}} to take it from the environment")
+    if command is not None and not _REFERENCE.search(command) and shutil.which(command) is None:
+        print_status(f"the command {command!r} is not on PATH: indus mcp doctor {row.id}")
     files = [used.origin.file for used in discover_mcp_config(invocation.cwd).rows if used.id == name]
     other = next((file for file in files if file != os.path.abspath(path)), None)
     if other is not None:
@@ -202,21 +211,6 @@ def give_consent(row: ServerRow) -> None:
 
     TrustStore().approve(row)
     print_line(f"You have consented to {row.id!r} as it is; other users are asked: indus mcp trust")
-
-
-def _print_warnings(row: ServerRow, scope: Scope) -> None:
-    """Warn of secrets in a file of the project, and of a command that is not on PATH."""
-    from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
-
-    config = row.config
-    secrets = config.env if isinstance(config, StdioServerConfig) else config.headers
-    plain = [name for name, value in secrets.items() if not _REFERENCE.search(value)]
-    if scope == "project" and plain:
-        problem = f"the value of {', '.join(plain)} is in a file of the project"
-        print_status(f"{problem}: write ${{VARIABLE}} to take it from the environment")
-    if isinstance(config, StdioServerConfig):
-        if not _REFERENCE.search(config.command) and shutil.which(config.command) is None:
-            print_status(f"the command {config.command!r} is not on PATH: indus mcp doctor {row.id}")
 
 
 # -- remove, enable, disable ------------------------------------------------------------------

@@ -130,7 +130,16 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
     if not message and disabled:
-        message = _format_disabled(disabled)
+        from indusagi.core.text import format_count  # noqa: PLC0415 — loaded with the ledger
+        from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — loaded with the ledger
+
+        names = ", ".join(tool.ref.name for tool in disabled[:_NAMED])
+        more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
+        all_of_them = command_line("indus", "mcp", "approve", disabled[0].ref.server)
+        approve = disabled[0].approve_command if len(disabled) == 1 else all_of_them
+        number = format_count(len(disabled), "tool is", "tools are")
+        message = f"{number} disabled, changed since approved: {names}{more}"
+        message += f"; look: {disabled[0].diff_command}; approve: {approve}"
     return {
         "name": row.id,
         "transport": name_transport(row.config),
@@ -146,21 +155,6 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         "disabled": [one.as_json() for one in disabled],
         **(build_reference_facts(row) if waiting else {}),
     }
-
-
-def _format_disabled(disabled: Sequence[DisabledTool]) -> str:
-    """Format which tools are disabled, with the commands that show and approve the changes."""
-    from indusagi.core.text import format_count  # noqa: PLC0415 — loaded with the ledger
-    from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — loaded with the ledger
-
-    first, server = disabled[0], disabled[0].ref.server
-    names = ", ".join(one.ref.name for one in disabled[:_NAMED])
-    more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
-    all_of_them = command_line("indus", "mcp", "approve", server)
-    approve = first.approve_command if len(disabled) == 1 else all_of_them
-    number = format_count(len(disabled), "tool is", "tools are")
-    message = f"{number} disabled, changed since approved: {names}{more}"
-    return f"{message}; look: {first.diff_command}; approve: {approve}"
 
 
 def _list_switched_off(invocation: Invocation) -> list[JsonObject]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
     from induscode.commands.serve.reload import ConsentedRows, FileWatch
     from induscode.commands.support.permissions import CardChecks
-    from induscode.deck.mcp.boot import BootOptions, ServerChanges, ServerPlan
+    from induscode.deck.mcp.boot import BootOptions, ServerPlan
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.provision import DeckToolBox
 
@@ -138,11 +138,8 @@ class Gateway:
     def box(self) -> GatewayBox:
         """Return the present toolbox; a changed ledger makes a new one."""
         ledger = self._enrolment.ledger
-        if self._box is None or self._boxed is not ledger:
-            self._box, self._boxed = self._build_box(ledger), ledger
-        return self._box
-
-    def _build_box(self, ledger: BridgeLedger) -> GatewayBox:
+        if self._box is not None and self._boxed is ledger:
+            return self._box
         # In the order of the configuration, whichever server came up first.
         rank = {row.id: index for index, row in enumerate(self.plan.rows)}
         live = [tool for tool in ledger.live_capabilities() if tool.ref.server not in self._ourselves]
@@ -153,7 +150,9 @@ class Gateway:
         # Invisible characters are removed from texts and from structured content, which has to fit its schema.
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self._checks.remote, grafted), unlimited)
-        return GatewayBox(self._native.into_tool_box(), remote.into_tool_box(), self, self._context.schemas)
+        self._box = GatewayBox(self._native.into_tool_box(), remote.into_tool_box(), self, self._context.schemas)
+        self._boxed = ledger
+        return self._box
 
     def is_disabled(self, name: str) -> bool:
         """Return whether a tool is disabled, by the name that clients call."""
@@ -207,8 +206,12 @@ class Gateway:
                 tasks.start_soon(self._announce_changes, host)
                 tasks.start_soon(self._start_known)
                 tasks.start_soon(self._poll_approvals)
-                if self._context.watch is not None:
-                    await self._reload_on_change(self._context.watch, signals, tasks)
+                watch = self._context.watch
+                while watch is not None:
+                    forced = await watch.wait_for_change(signals)
+                    plan = await self._read_plan(forced=forced)
+                    if plan is not None:
+                        await self._apply_plan(plan, tasks)
                 await anyio.sleep_forever()
             finally:
                 unsubscribe()
@@ -254,13 +257,6 @@ class Gateway:
 
     # -- reload -----------------------------------------------------------------------------
 
-    async def _reload_on_change(self, watch: FileWatch, signals: SignalState, tasks: TaskGroup) -> None:
-        while True:
-            forced = await watch.wait_for_change(signals)
-            plan = await self._read_plan(forced=forced)
-            if plan is not None:
-                await self._apply_plan(plan, tasks)
-
     async def _read_plan(self, *, forced: bool) -> ServerPlan | None:
         """Read the files; None if one of them is broken, which changes nothing."""
         if self._report_broken(await to_thread.run_sync(find_broken_files, self._context.files)):
@@ -295,7 +291,15 @@ class Gateway:
             self._box = None
             self._changed.set()
         if changes:
-            print_status(f"the configuration has changed: {_format_changes(changes, plan)}")
+            held_back = [server for server in (*changes.replaced, *changes.added) if server not in plan.configs]
+            parts = {
+                "removed": changes.removed,
+                "replaced": [server for server in changes.replaced if server not in held_back],
+                "added": [server for server in changes.added if server not in held_back],
+                "held back": held_back,
+            }
+            texts = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
+            print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
 
     # -- status lines -----------------------------------------------------------------------
@@ -333,14 +337,3 @@ class Gateway:
             if key(note) not in self._printed:
                 self._printed.add(key(note))
                 print_status(str(note))
-
-
-def _format_changes(changes: ServerChanges, plan: ServerPlan) -> str:
-    held_back = [server for server in (*changes.replaced, *changes.added) if server not in plan.configs]
-    parts = {
-        "removed": changes.removed,
-        "replaced": [server for server in changes.replaced if server not in held_back],
-        "added": [server for server in changes.added if server not in held_back],
-        "held back": held_back,
-    }
-    return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names)

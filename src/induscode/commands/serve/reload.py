@@ -99,15 +99,14 @@ class FileWatch:
                     present = self._last
 
     def _read_signatures(self) -> object:
-        return tuple(_read_signature(path) for path in self._files)
-
-
-def _read_signature(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError as exc:
-        return exc.errno
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        signatures: list[object] = []
+        for path in self._files:
+            try:
+                status = os.stat(path)
+                signatures.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            except OSError as exc:
+                signatures.append(exc.errno)
+        return tuple(signatures)
 
 
 class ConsentedRows:

@@ -223,30 +223,26 @@ async def _serve(host: Host, settings: HttpSettings | None, signals: SignalState
             await host.serve_stdio(signals.end)
             return 0
         async with host.serve_http(settings) as serving:
-            _announce_address(serving, settings, what)
+            print_status(f"serving at {serving.url} {what}")
+            if settings.host in EVERYWHERE and not settings.allowed_hosts:
+                print_status("clients on other machines need --allowed-host NAME:PORT")
+            if serving.connections < settings.connections:
+                limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
+                print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
+            if settings.sse:
+                print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
+            if serving.token_path is None:
+                print_status("no token is asked: every program of this machine can call these tools")
+            elif serving.token_is_new:
+                print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
+            else:
+                print_status(f"token: in {serving.token_path}")
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
         print_status(str(fault))
         return int(ExitCode.FAILED)
     return 0
-
-
-def _announce_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
-    print_status(f"serving at {serving.url} {what}")
-    if settings.host in EVERYWHERE and not settings.allowed_hosts:
-        print_status("clients on other machines need --allowed-host NAME:PORT")
-    if serving.connections < settings.connections:
-        limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
-        print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
-    if settings.sse:
-        print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
-    if serving.token_path is None:
-        print_status("no token is asked: every program of this machine can call these tools")
-    elif serving.token_is_new:
-        print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
-    else:
-        print_status(f"token: in {serving.token_path}")
 
 
 # -- the relay of one server ------------------------------------------------------------------

@@ -123,6 +123,7 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     Raises:
         click.UsageError: Both or neither are given, or it is invalid.
     """
+    import hashlib  # noqa: PLC0415 — for a server on the command line
     import shlex  # noqa: PLC0415 — for `--stdio`
 
     from induscode.deck.mcp.boot import ServerPlan  # noqa: PLC0415 — imports the bridge
@@ -138,19 +139,15 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
         raise click.UsageError(f"--stdio: {exc}", context) from exc
     if not target:
         raise click.UsageError("--stdio takes the command that starts the server", context)
-    row = parse_server_row(_build_id(target), build_fields(target, headers=headers), os.path.abspath("."), "user")
-    configs, notes = resolve_rows([row], os.environ)
-    return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
-
-
-def _build_id(target: Sequence[str]) -> str:
-    """Build an id from the last word that looks like a name and a digest of all words."""
-    import hashlib  # noqa: PLC0415 — for a server on the command line
-
+    fields = build_fields(target, headers=headers)
+    # The id is the host, or the last word that looks like a name, and a digest of all words.
     if target[0].lower().startswith(("http://", "https://")):
         base = urlsplit(target[0]).hostname or "server"
     else:
         base = next((word for word in reversed(target) if re.search("[A-Za-z]{3}", word)), "")
     name = re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/"))).strip("-")[:24]
     digest = hashlib.sha256("\0".join(target).encode("utf-8", "replace")).hexdigest()
-    return f"{name or 'server'}-{digest[:_DIGEST_LETTERS]}"
+    server = f"{name or 'server'}-{digest[:_DIGEST_LETTERS]}"
+    row = parse_server_row(server, fields, os.path.abspath("."), "user")
+    configs, notes = resolve_rows([row], os.environ)
+    return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
