@@ -256,18 +256,14 @@ class _ToolReader:
             self.note_definition(name, subject, message)
         if name in self.tools:
             self.note(subject, "listed more than once; the last definition is used")
-        descriptor = self._describe(name, subject, shown, schema)
-        self.tools[name] = RemoteTool(RemoteToolRef(self._config.id, name), descriptor, raw=row)
-
-    def _describe(self, name: str, subject: str, shown: JsonObject, schema: JsonObject | None) -> ToolDescriptor:
         view = model_view({"type": "object"} if schema is None else schema)
         for place in view.widened:
             message = f"its parameters are shown wider than they are: {place}"
             self.note_definition(name, subject, message, ViewNote)
         annotations, output = shown.get("annotations"), shown.get("outputSchema")
-        limit = self._config.limits.description_chars
-        return ToolDescriptor(
-            model_name(RemoteToolRef(self._config.id, name)),
+        ref, limit = RemoteToolRef(self._config.id, name), self._config.limits.description_chars
+        descriptor = ToolDescriptor(
+            model_name(ref),
             self._cut(name, subject, "description", shown, limit) or "",
             view.schema,
             title=self._cut(name, subject, "title", shown, _TITLE_CHARS),
@@ -275,6 +271,7 @@ class _ToolReader:
             output_schema=output if is_json_object(output) else None,
             definition=shown,
         )
+        self.tools[name] = RemoteTool(ref, descriptor, raw=row)
 
     def _cut(self, name: str, subject: str, key: str, shown: JsonObject, limit: int) -> str | None:
         """Return a text of a definition, cut to a limit; 0 means no limit."""

@@ -135,15 +135,14 @@ class StartPacer:
             yield
             return
         loop = asyncio.get_running_loop()
-        # Owned by this block: cancelled and awaited below.
-        turn = _Turn(self._turns)
-        holder = loop.create_task(_hold_while_computing(turn, cpu_seconds))
+        # Owned by this block: cancelled and awaited below. Its end, also an early one, releases the turn.
+        computing = loop.create_task(_wait_while_computing(cpu_seconds))
+        computing.add_done_callback(lambda _: self._turns.release())
         try:
             yield
         finally:
-            holder.cancel()
-            await asyncio.wait({holder})
-            turn.release()
+            computing.cancel()
+            await asyncio.wait({computing})
 
     async def _wait(self, urgent: asyncio.Event) -> bool:
         """Wait for a turn, or until none is needed; return whether there is one to release."""
@@ -168,20 +167,8 @@ class StartPacer:
         return not turn.cancelled()
 
 
-class _Turn:
-    """A turn that is released once."""
-
-    def __init__(self, turns: asyncio.Semaphore) -> None:
-        self._turns: asyncio.Semaphore | None = turns
-
-    def release(self) -> None:
-        turns, self._turns = self._turns, None
-        if turns is not None:
-            turns.release()
-
-
-async def _hold_while_computing(turn: _Turn, cpu_seconds: Callable[[], Awaitable[float | None]]) -> None:
-    """Release a turn as soon as the process waits for something other than a core."""
+async def _wait_while_computing(cpu_seconds: Callable[[], Awaitable[float | None]]) -> None:
+    """Return as soon as the process waits for something other than a core."""
     now = asyncio.get_running_loop().time
     started_at, used = now(), 0.0
     while True:
@@ -190,12 +177,11 @@ async def _hold_while_computing(turn: _Turn, cpu_seconds: Callable[[], Awaitable
         seconds = await cpu_seconds()
         if seconds is None:
             if now() - started_at >= _UNKNOWN_CPU_S:
-                break
+                return
             continue
         if seconds - used < _BUSY * (now() - sampled_at):
-            break
+            return
         used = seconds
-    turn.release()
 
 
 PERMANENT_REASONS = frozenset({"auth", "not_found", "untrusted", "version", "malformed", "redirect"})
