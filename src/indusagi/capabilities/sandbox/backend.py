@@ -91,7 +91,19 @@ class SandboxBackend:
             raise SandboxMissing(
                 f"commands may only run in a sandbox, and there is none that will do ({state}): {_REMEDY}"
             )
-        private = self._make_private()
+        with self._lock:
+            if self._private is None or not os.path.isdir(self._private.root):
+                import atexit  # noqa: PLC0415 — the first command pays
+                from tempfile import mkdtemp  # noqa: PLC0415 — the first command pays
+
+                private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
+                os.mkdir(private.tmp, 0o700)
+                os.mkdir(private.notes, 0o700)
+                with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:
+                    file.write(PREAMBLE)
+                atexit.register(private.remove)
+                self._private = private
+            private = self._private
         cwd_file = os.path.join(private.notes, new_ulid())
         inherited = command_environment(os.environ, self._allowed) | dict(env)
         if shell.endswith("bash"):
@@ -125,21 +137,6 @@ class SandboxBackend:
                     return SandboxState(kind="landlock", detail=f"abi {abi}", network=network, lacks=lacks)
             reasons.append(why)
         return SandboxState(kind="none", detail="; ".join(reasons) or "no mechanism is allowed")
-
-    def _make_private(self) -> PrivateDir:
-        with self._lock:
-            if self._private is None or not os.path.isdir(self._private.root):
-                import atexit  # noqa: PLC0415 — the first command pays
-                from tempfile import mkdtemp  # noqa: PLC0415 — the first command pays
-
-                private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
-                os.mkdir(private.tmp, 0o700)
-                os.mkdir(private.notes, 0o700)
-                with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:
-                    file.write(PREAMBLE)
-                atexit.register(private.remove)
-                self._private = private
-            return self._private
 
     def remove(self) -> None:
         """Remove the private directory; a later command makes another."""
