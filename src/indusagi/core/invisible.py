@@ -27,7 +27,22 @@ def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonVal
     if isinstance(value, str):
         return clean(value)
     count = sum(clean(text)[1] for text in iter_strings(value))
-    return (_rebuild(value, clean), count) if count else (value, 0)
+    if not count:
+        return value, 0
+    # A copy with its strings cleaned; without recursion, since the sender controls the depth.
+    frame: dict[object, object] = {}
+    pending: list[tuple[object, dict[object, object], object]] = [(value, frame, "")]
+    copies: dict[int, dict[object, object]] = {}
+    while pending:
+        source, target, step = pending.pop()
+        if _is_container(source):
+            if id(source) not in copies:
+                copies[id(source)], children = _open(source, clean)
+                pending.extend((inner, copies[id(source)], key) for key, inner in children)
+            target[step] = copies[id(source)]
+        else:
+            target[step] = clean(source)[0] if isinstance(source, str) else source
+    return cast("JsonValue", frame[""]), count
 
 
 def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str, str]:
@@ -69,23 +84,6 @@ def iter_strings(value: JsonValue) -> Iterator[str]:
 
 def _is_container(value: object) -> TypeGuard[dict[object, object] | list[object]]:
     return isinstance(value, (dict, list))
-
-
-def _rebuild(root: JsonValue, clean: CleanText) -> JsonValue:
-    """Copy a value with its strings cleaned; without recursion, since the sender controls the depth."""
-    frame: dict[object, object] = {}
-    pending: list[tuple[object, dict[object, object], object]] = [(root, frame, "")]
-    copies: dict[int, dict[object, object]] = {}
-    while pending:
-        source, target, step = pending.pop()
-        if _is_container(source):
-            if id(source) not in copies:
-                copies[id(source)], children = _open(source, clean)
-                pending.extend((inner, copies[id(source)], key) for key, inner in children)
-            target[step] = copies[id(source)]
-        else:
-            target[step] = clean(source)[0] if isinstance(source, str) else source
-    return cast("JsonValue", frame[""])
 
 
 def _open(
