@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 
 
+def run_session(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `indus` on a terminal without a model: the session ends by itself."""
+    return run_on_terminal(*arguments, cwd=cwd, TERM="xterm", **variables)
+
+
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 @pytest.mark.parametrize("name", NAMES)
 def test_three_names_start_one_program(name: str, flag: str) -> None:
@@ -36,11 +41,11 @@ def test_help_lists_every_option(flag: str) -> None:
         assert option in done.stdout
 
 
-def test_bare_indus_says_what_there_is_and_where_it_works(tmp_path: Path) -> None:
-    done = run_on_terminal(cwd=tmp_path)
-    assert done.returncode == 0
-    assert f"Working directory: {os.path.realpath(tmp_path)}\n" in done.stdout
-    assert "indus --help" in done.stdout
+def test_bare_indus_opens_a_session_in_its_directory_and_names_the_remedy_without_a_model(tmp_path: Path) -> None:
+    done = run_session(cwd=tmp_path)
+    assert done.returncode == 4
+    assert f"indus {__version__} in {os.path.realpath(tmp_path)}, /help" in done.stdout
+    assert "Set ANTHROPIC_API_KEY or OPENAI_API_KEY" in done.stdout
 
 
 def test_finding_a1_without_a_terminal_bare_indus_is_one_clear_error(tmp_path: Path) -> None:
@@ -50,23 +55,26 @@ def test_finding_a1_without_a_terminal_bare_indus_is_one_clear_error(tmp_path: P
     assert done.stderr.count("\n") == 1
 
 
-def test_finding_a1_a_flag_without_a_prompt_is_an_error_on_a_terminal_too(tmp_path: Path) -> None:
-    done = run_on_terminal("--mcp", ".", cwd=tmp_path)
+def test_finding_a1_flags_reach_the_session_and_a_format_without_a_prompt_is_an_error(tmp_path: Path) -> None:
+    done = run_session("--mcp", ".", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--mcp .: no servers are configured there" in done.stdout
+    done = run_session("--output-format", "json", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--mcp needs a prompt" in done.stderr
+    assert "--output-format needs a prompt" in done.stderr
 
 
-def test_another_directory_can_be_given(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    done = run_on_terminal("-C", "sub", cwd=tmp_path)
-    assert f"Working directory: {os.path.realpath(tmp_path)}/sub\n" in done.stdout
+def test_a_dumb_terminal_gets_one_clear_error(tmp_path: Path) -> None:
+    done = run_on_terminal(cwd=tmp_path, TERM="dumb")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "A terminal of type 'dumb' cannot show a session" in done.stderr
 
 
-def test_a_directory_is_shown_by_its_real_path(tmp_path: Path) -> None:
+def test_another_directory_can_be_given_and_is_shown_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    done = run_on_terminal("-C", "link", cwd=tmp_path)
-    assert f"Working directory: {os.path.realpath(tmp_path)}/real\n" in done.stdout
+    done = run_session("-C", "link", cwd=tmp_path)
+    assert f" in {os.path.realpath(tmp_path)}/real, /help" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -82,13 +90,10 @@ def test_a_directory_is_shown_by_its_real_path(tmp_path: Path) -> None:
     ],
 )
 def test_the_name_of_a_directory_cannot_forge_a_line(tmp_path: Path, end: str, shown: str) -> None:
-    name = f"evil{end}Working directory: "
+    name = f"evil{end}indus in "
     (tmp_path / name / "etc").mkdir(parents=True)
-    told = [run_on_terminal(cwd=tmp_path), run_on_terminal("-C", f"{name}/etc", cwd=tmp_path)]
-    plain, forged = (done.stdout.splitlines() for done in told)
-    assert len(forged) == len(plain)
-    real = os.path.realpath(tmp_path)
-    assert forged[1] == f"Working directory: {real}/evil{shown}Working directory: /etc"
+    done = run_session("-C", f"{name}/etc", cwd=tmp_path)
+    assert f" in {os.path.realpath(tmp_path)}/evil{shown}indus in /etc, /help" in done.stdout
 
 
 def test_the_module_is_the_command() -> None:
@@ -238,18 +243,16 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(script: str, code: 
 
 def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
     (tmp_path / "é").mkdir()
-    done = run_on_terminal(cwd=tmp_path / "é", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0
-    assert "\\xe9\n" in done.stdout
+    done = run_session(cwd=tmp_path / "é", PYTHONIOENCODING="ascii")
+    assert "\\xe9, /help" in done.stdout
 
 
 class TestWithinTheProcess:
     """What a process of its own cannot show."""
 
     def test_an_interrupt_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(program, "is_interactive", lambda: True)
-        monkeypatch.setattr(program, "print_line", _interrupted)
-        monkeypatch.setattr("sys.argv", ["indus"])
+        monkeypatch.setattr(program, "print_status", _interrupted)
+        monkeypatch.setattr("sys.argv", ["indus", "--frobnicate"])
         assert cli.main() == 130
 
     def test_an_interrupt_of_the_fast_path_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:

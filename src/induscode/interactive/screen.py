@@ -201,7 +201,10 @@ class Screen:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        text = "".join(self._pending).replace("\r\n", "\n").replace("\n", "\r\n")
+        encoding = self._output.encoding()
+        # Characters that the terminal's encoding lacks are escaped.
+        text = "".join(self._pending).encode(encoding, "backslashreplace").decode(encoding)
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
         self._pending.clear()
         if not self._app.is_running:
             if text:
