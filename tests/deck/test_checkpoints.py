@@ -403,10 +403,10 @@ def test_a_row_that_cannot_be_written_leaves_the_log_as_it_was(tmp_path: Path, m
     assert again.rows == [{"a": 1}, {"c": 3}]
 
 
-async def test_concurrent_records_are_all_stored(store: FileCheckpoints) -> None:
+async def test_concurrent_records_are_all_stored(store: FileCheckpoints, work: Path) -> None:
     await begin(store, "n")
     async with anyio.create_task_group() as tasks:
         for number in range(20):
-            tasks.start_soon(anyio.to_thread.run_sync, store.record, f"/w/{number}", str(number).encode())
+            tasks.start_soon(anyio.to_thread.run_sync, store.record, f"{work}/{number}", str(number).encode())
     changes = await anyio.to_thread.run_sync(store._changes_since, "n")
     assert len(changes) == 20

@@ -14,6 +14,7 @@ from indusagi.core.json import JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import ToolDescriptor, ToolResult, project_content
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
+from induscode.deck.cards.command_checkpoint import maybe_wrap_commands
 from induscode.deck.catalog import cards_for_profile
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, build_card, describe, is_foreign
 
@@ -40,14 +41,14 @@ def cards_for_deck_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
 
 
 def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequence[Capability]:
-    """Build the cards of rows; cards that change files record checkpoints if there is a store.
+    """Build the cards of rows; cards that change files or run commands record checkpoints if there is a store.
 
     Raises:
         BackendFault: A handle of the context is unusable.
         BuildFailed: A card could not be built.
     """
     ctx.framework.check()
-    return tuple(maybe_wrap_checkpoint(build_card(card, ctx), ctx) for card in cards)
+    return tuple(maybe_wrap_commands(maybe_wrap_checkpoint(build_card(card, ctx), ctx), ctx) for card in cards)
 
 
 def base_context(ctx: DeckContext) -> ToolContext:

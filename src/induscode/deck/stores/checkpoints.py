@@ -1,29 +1,38 @@
-"""The checkpoint store: contents of files before the deck changed them, on disk, and their restoration.
+"""The checkpoint store: what files were before the deck or a command changed them, on disk, and their restoration.
 
-Each content is stored once, under its SHA-256; a log records which file had which content before which node of the
-session. A crash at any moment leaves every file in its old or new state, and the log with every acknowledged row.
+Each content is stored once, under its SHA-256; a log records which path was what before which node of the session:
+a file with its content and mode, a symbolic link, a directory, or nothing. A crash at any moment leaves every file in
+its old or new state, and the log with every acknowledged row.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from anyio import to_thread
 
+from indusagi.capabilities.ports import FileKind
 from indusagi.core.app_dirs import make_private_dir, replace_private_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog
+from induscode.deck.stores.tree import FileImage, put_image, put_mode, read_image, store_content
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from indusagi.capabilities.ports import Fs
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.deck.stores.tree import TreeEntry
+    from induscode.deck.stores.worktree import Snapshot, TreeChange, WorktreeSnapshots
 
 Action: TypeAlias = Literal["write", "delete", "none"]
 
@@ -48,21 +57,35 @@ class RestoreResult:
     """Files that stayed as they are, with the reason."""
 
 
+class PathState(NamedTuple):
+    """What a path is, with the digest of its content."""
+
+    kind: FileKind
+    digest: str
+    mode: int | None = None
+    """None: unknown, and equal to every mode."""
+
+
 @dataclass(slots=True)
 class _Change:
-    """The contents of one file before and after a node."""
+    """What a path was before a node, and what the deck has made of it; None: absent."""
 
-    before: str | None
-    """The digest of the content to restore; None: there was no file."""
-    after: str | None
-    """The digest of what the deck wrote last; None: unknown."""
+    before: PathState | None
+    after: PathState | None = None
+    is_settled: bool = False
+    """Whether `after` is known."""
 
 
 class FileCheckpoints:
-    """A store in one private directory. The methods block: call them in a thread."""
+    """A store in one private directory. The methods block: call them in a thread.
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    With a `workspace` it also records what commands change there (`begin_command`, `end_command`).
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], workspace: str | os.PathLike[str] | None = None) -> None:
         self._directory = os.fspath(directory)
+        self._workspace = None if workspace is None else os.fspath(workspace)
+        self._snapshots: WorktreeSnapshots | None = None
         self._lock = threading.Lock()
         self._log: LineLog | None = None
         self._seen: set[tuple[str, str]] = set()
@@ -81,8 +104,10 @@ class FileCheckpoints:
             self._open_log().append({"op": "node", "node": node, "at": iso_utc(now_ms())})
             self.node = node
 
-    def record(self, path: str, previous: bytes | None) -> None:
-        """Store the content of an absolute path; of several records under a node the first applies.
+    def record(self, path: str, previous: bytes | FileImage | None) -> None:
+        """Store what an absolute path is, before it changes; of several records under a node the first applies.
+
+        For bytes the mode is read from the file; for an absent file the absent directories above it are recorded too.
 
         Raises:
             OSError: It cannot be stored.
@@ -91,23 +116,126 @@ class FileCheckpoints:
             log = self._open_log()
             if (self.node, path) in self._seen:
                 return
-            digest = None
-            if previous is not None:
-                digest = _digest(previous)
-                if not os.path.exists(self._blob(digest)):
-                    replace_private_file(self._blob(digest), previous)
-            log.append({"op": "before", "node": self.node, "path": path, "digest": digest})
-            self._seen.add((self.node, path))
+            image = _complete_image(path, previous)
+            if image is not None and image.kind is not FileKind.DIRECTORY:
+                blob = self._blob(_digest(image.content))
+                if not os.path.exists(blob):
+                    replace_private_file(blob, image.content)
+            absent = [] if image is not None else _list_absent_parents(path)
+            states: list[tuple[str, PathState | None]] = [(folder, None) for folder in absent]
+            self._append_before(log, [*states, (path, _to_state(image))])
 
-    def settle(self, path: str, content: bytes | None) -> None:
-        """Record the content that the deck has written, to detect later changes by others.
+    def settle(self, path: str, content: bytes | FileImage | None) -> None:
+        """Record what the deck has made of a path, to detect later changes by others.
 
         Raises:
             OSError: The log cannot be written.
         """
-        digest = None if content is None else _digest(content)
+        row = _build_row("after", path, _to_state(_complete_image(path, content)))
         with self._lock:
-            self._open_log().append({"op": "after", "path": path, "digest": digest})
+            self._open_log().append(row)
+
+    def _append_before(self, log: LineLog, states: Iterable[tuple[str, PathState | None]]) -> None:
+        unseen = {path: state for path, state in states if (self.node, path) not in self._seen}
+        log.extend([{**_build_row("before", path, state), "node": self.node} for path, state in unseen.items()])
+        self._seen |= {(self.node, path) for path in unseen}
+
+    # -- commands -----------------------------------------------------------------------------
+
+    def begin_command(self) -> Snapshot | None:
+        """Take a snapshot of the work tree before a command; None without a workspace.
+
+        Raises:
+            OSError: The log cannot be written.
+        """
+        if self._workspace is None:
+            return None
+        with self._lock:
+            if self._snapshots is None:
+                from induscode.deck.stores.worktree import WorktreeSnapshots  # noqa: PLC0415 — for the first command
+
+                self._snapshots = WorktreeSnapshots(os.path.join(self._directory, "worktree"), self._workspace)
+            self._open_log().append({"op": "command", "node": self.node})
+        return self._snapshots.take(self.node)
+
+    def end_command(self, before: Snapshot) -> tuple[list[str], list[str]]:
+        """Record what has changed since the snapshot; return the changed paths, and what is not covered.
+
+        Raises:
+            OSError: The changes cannot be recorded.
+        """
+        assert self._snapshots is not None
+        after = self._snapshots.take(before.node)
+        changed, notes = self._snapshots.changes(before, after)
+        lost = self._record_changes(changed, before.node)
+        notes += [f"{path} was changed and cannot be restored: its former content is gone" for path in lost]
+        with self._lock:
+            self._open_log().append({"op": "ended", "node": before.node})
+        for note in notes:
+            self.add_note(note)
+        return [change.path for change in changed], notes
+
+    def add_note(self, text: str) -> None:
+        """Record something that a restore does not cover, once for each node.
+
+        Raises:
+            OSError: The log cannot be written.
+        """
+        with self._lock:
+            row: JsonObject = {"op": "note", "node": self.node, "text": text}
+            if row not in self._open_log().rows:
+                self._open_log().append(row)
+
+    def notes_since(self, node: str) -> list[str]:
+        """List what a restore to the state before a node does not cover.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
+        rows = self._rows_since(node)
+        notes = [str(row["text"]) for row in rows if row["op"] == "note"]
+        begun, ended = (sum(row["op"] == op for row in rows) for op in ("command", "ended"))
+        if begun > ended:
+            notes.append("a command was interrupted together with the program: what it changed is not covered")
+        return list(dict.fromkeys(notes))
+
+    def changed_paths(self, node: str) -> list[str]:
+        """List the paths that were changed under one node.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
+        rows = self._rows_since(node)
+        return [str(row["path"]) for row in rows if row["op"] == "before" and row["node"] == node]
+
+    def _record_changes(self, changes: Sequence[TreeChange], node: str) -> list[str]:
+        """Record changes with two writes to the log, and return the paths whose former content is gone."""
+        assert self._snapshots is not None
+        blobs = os.path.join(self._directory, "blobs")
+        states: dict[TreeEntry, PathState] = {}
+        for entry, image in self._snapshots.images(change.before for change in changes if change.before is not None):
+            digest = "" if image.kind is FileKind.DIRECTORY else store_content(blobs, image.content)
+            states[entry] = PathState(entry.kind, digest, entry.mode)
+        for entry, image in self._snapshots.images({change.after for change in changes if change.after} - set(states)):
+            state = _to_state(image)
+            assert state is not None
+            states[entry] = state
+        lost = [change.path for change in changes if change.before is not None and change.before not in states]
+        kept = [change for change in changes if change.path not in lost]
+        settled = [change for change in kept if change.is_known and (change.after is None or change.after in states)]
+        with self._lock:
+            log = self._open_log()
+            if node == self.node:
+                self._append_before(
+                    log, [(change.path, None if change.before is None else states[change.before]) for change in kept]
+                )
+            log.extend(
+                [
+                    _build_row("after", change.path, None if change.after is None else states[change.after])
+                    for change in settled
+                ]
+            )
+        return lost
 
     def close(self) -> None:
         """Close the log; the next call opens it again."""
@@ -161,7 +289,12 @@ class FileCheckpoints:
             OSError: The log cannot be read.
         """
         changes = await to_thread.run_sync(self._changes_since, node)
-        return tuple([await _plan_step(path, change, fs) for path, change in changes.items()])
+        steps = [await _plan_step(path, change, fs) for path, change in changes.items()]
+        # What was created is removed first, the deepest path first; directories are made before what they hold.
+        folders = {path for path, change in changes.items() if change.before and not change.before.digest}
+        steps.sort(key=lambda step: (step.path not in folders, step.path.count("/")))
+        removals = [step for step in reversed(steps) if step.action == "delete"]
+        return (*removals, *(step for step in steps if step.action != "delete"))
 
     async def restore(self, node: str, fs: Fs, *, insist: Collection[str] = ()) -> RestoreResult:
         """Restore every file to its state before a node, after recording its present content.
@@ -173,13 +306,13 @@ class FileCheckpoints:
             OSError: The present content could not be recorded; no file was changed.
         """
         changes = await to_thread.run_sync(self._changes_since, node)
-        steps = [await _plan_step(path, change, fs) for path, change in changes.items()]
+        steps = await self.preview(node, fs)
         safety = f"safety-{new_ulid()}"
         await to_thread.run_sync(self.begin, safety)
         changing = [step for step in steps if step.action != "none"]
         for step in changing:
             try:
-                present = await _read_present(step.path, fs)
+                present = await read_image(step.path, fs)
             except OSError:
                 continue  # unreadable, so it will not be written either: the result reports it
             await to_thread.run_sync(self.record, step.path, present)
@@ -190,53 +323,104 @@ class FileCheckpoints:
                 left.append((step.path, "another program has changed it since"))
                 continue
             try:
-                before = changes[step.path].before
-                content = None if before is None else await to_thread.run_sync(self.content, before)
-                if content is None:
-                    await fs.rm(step.path)
-                else:
-                    await fs.mkdir(os.path.dirname(step.path))
-                    await fs.write_file(step.path, content)
-                await to_thread.run_sync(self.settle, step.path, content)
+                await self._restore_path(step.path, changes[step.path], fs)
             except OSError as exc:
                 left.append((step.path, str(exc)))
             else:
                 done.append(step.path)
+        for path in reversed(done):  # at last: a directory may be closed to writing
+            before = changes[path].before
+            with suppress(OSError):
+                await put_mode(path, None if before is None else before.mode, fs)
         return RestoreResult(safety, tuple(done), tuple(left))
 
-    def _changes_since(self, node: str) -> dict[str, _Change]:
-        """Collect, for every file, its content before the node and what the deck wrote last."""
+    async def _restore_path(self, path: str, change: _Change, fs: Fs) -> None:
+        image = None
+        if change.before is not None:
+            kind, digest, mode = change.before
+            content = await to_thread.run_sync(self.content, digest) if digest else b""
+            image = FileImage(kind, content, mode)
+        try:
+            await put_image(path, image, fs)
+        except OSError as exc:
+            if image is not None or exc.errno != errno.ENOTEMPTY:
+                raise
+            return  # a directory that holds other files stays
+        await to_thread.run_sync(self.settle, path, image)
+
+    def _rows_since(self, node: str) -> Sequence[JsonObject]:
         with self._lock:
             rows = list(self._open_log().rows)
+        first = next((index for index, row in enumerate(rows) if row.get("node") == node), len(rows))
+        return rows[first:]
+
+    def _changes_since(self, node: str) -> dict[str, _Change]:
+        """Collect, for every path, what it was before the node and what the deck has made of it."""
         changes: dict[str, _Change] = {}
-        reached = False
-        for row in rows:
-            reached = reached or row.get("node") == node
-            if not reached or row["op"] == "node":
+        for row in self._rows_since(node):
+            if row["op"] not in {"before", "after"}:
                 continue
-            path, digest = str(row["path"]), row["digest"]
-            value = digest if isinstance(digest, str) else None
+            path, digest, mode = str(row["path"]), row["digest"], row.get("mode")
+            state = None
+            if isinstance(digest, str):
+                kind = FileKind(str(row.get("kind", FileKind.FILE)))
+                state = PathState(kind, digest, mode if isinstance(mode, int) else None)
             if row["op"] == "before":
-                changes.setdefault(path, _Change(value, None))
+                changes.setdefault(path, _Change(state))
             elif path in changes:
-                changes[path].after = value
+                changes[path].after, changes[path].is_settled = state, True
         return changes
 
 
 async def _plan_step(path: str, change: _Change, fs: Fs) -> RestoreStep:
+    action: Action = "delete" if change.before is None else "write"
     try:
-        present = await _read_present(path, fs)
+        now = _to_state(await read_image(path, fs))
     except OSError:
-        return RestoreStep(path, "write" if change.before else "delete", conflict=True)
-    now = None if present is None else _digest(present)
-    if now == change.before:
+        return RestoreStep(path, action, conflict=True)
+    if _is_same(now, change.before):
         return RestoreStep(path, "none", conflict=False)
-    conflict = change.after is not None and now != change.after
-    return RestoreStep(path, "delete" if change.before is None else "write", conflict)
+    return RestoreStep(path, action, change.is_settled and not _is_same(now, change.after))
 
 
-async def _read_present(path: str, fs: Fs) -> bytes | None:
-    return await fs.read_bytes(path) if await fs.exists(path) else None
+def _is_same(one: PathState | None, other: PathState | None) -> bool:
+    """Tell whether two states are equal; an unknown mode is no difference."""
+    if one is None or other is None:
+        return one is other
+    return one[:2] == other[:2] and (None in {one.mode, other.mode} or one.mode == other.mode)
+
+
+def _complete_image(path: str, content: bytes | FileImage | None) -> FileImage | None:
+    """Add the present mode to the bytes of a file."""
+    if not isinstance(content, bytes):
+        return content
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return FileImage(FileKind.FILE, content)
+    return FileImage(FileKind.FILE, content, stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None)
+
+
+def _to_state(image: FileImage | None) -> PathState | None:
+    if image is None:
+        return None
+    return PathState(image.kind, "" if image.kind is FileKind.DIRECTORY else _digest(image.content), image.mode)
+
+
+def _build_row(op: str, path: str, state: PathState | None) -> dict[str, JsonValue]:
+    if state is None:
+        return {"op": op, "path": path, "digest": None}
+    return {"op": op, "path": path, "digest": state.digest, "kind": str(state.kind), "mode": state.mode}
+
+
+def _list_absent_parents(path: str) -> list[str]:
+    """List the absent directories above a path, the outermost first."""
+    absent: list[str] = []
+    folder = os.path.dirname(path)
+    while folder != os.path.dirname(folder) and not os.path.lexists(folder):
+        absent.insert(0, folder)
+        folder = os.path.dirname(folder)
+    return absent
 
 
 def _digest(content: bytes) -> str:

@@ -1,0 +1,120 @@
+"""Checkpoints of commands: records what `bash` and background commands change, so that it can be restored.
+
+A snapshot of the work tree is taken before a command and another one after it; the difference goes to the checkpoint
+store, beside the files that `write` and `edit` change. A failure never prevents the command: the details of the result
+report what is not covered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from indusagi.capabilities.context import ToolContext
+from indusagi.core.faults import describe_error
+from indusagi.core.json import JsonValue, is_json_object
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import Capability, CardWrapper, DeckContext
+
+COMMAND_TOOLS = ("bash", "process", "bg-process")
+_STARTING = "start"
+_COMMAND_NAMES = ("command", "cmd", "script")
+_READERS = (
+    "basename cat df dirname du echo egrep fgrep grep head id ls nl printf pwd readlink realpath stat tail test true "
+    "uname wc which whoami"
+)
+"""Programs that change no file, whatever their options."""
+_READING = re.compile(
+    rf"\s*(?:{'|'.join(_READERS.split())})(?:[ \t]+(?:'[^'\n]*'|\"[^\"$`\\\n!]*\"|[\w@%+=:,./-]+))*\s*"
+)
+"""One of these programs with literal words: no expansion, redirection or second command."""
+_SHOWN_FILES = 50
+
+
+@runtime_checkable
+class CommandStore(Protocol):
+    """A checkpoint store that also records what commands change. The methods block."""
+
+    def begin_command(self) -> Any:
+        """Take a snapshot before a command; None if commands are not recorded."""
+        ...
+
+    def end_command(self, before: Any) -> tuple[Sequence[str], Sequence[str]]:
+        """Record what has changed since; return the changed paths, and what is not covered."""
+        ...
+
+    def add_note(self, text: str) -> None:
+        """Record something that a restore does not cover."""
+        ...
+
+
+class CommandCheckpointingCard(CardWrapper):
+    """A card that records what its command changes."""
+
+    def __init__(self, inner: Capability, store: CommandStore) -> None:
+        super().__init__(inner)
+        self._store = store
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the inner card between two snapshots, unless the command only reads."""
+        if not may_change_files(self.name, arguments):
+            return await self.inner.run(arguments, ctx)
+        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
+
+        before, missed = None, ""
+        try:
+            before = await to_thread.run_sync(self._store.begin_command)
+        except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's
+            missed = f"what the command changes is not kept: {describe_error(exc)}"
+        if before is None:
+            result = await self.inner.run(arguments, ctx)
+            return replace(result, details={**result.details, "notCheckpointed": missed}) if missed else result
+        try:
+            result = await self.inner.run(arguments, ctx)
+        except BaseException:
+            await self._record_changes(before, None)  # also of a cancelled command
+            raise
+        facts = await self._record_changes(before, find_job(self.name, result))
+        return replace(result, details={**result.details, **facts}) if facts else result
+
+    async def _record_changes(self, before: Any, job: str | None) -> dict[str, JsonValue]:
+        """Record what has changed since a snapshot, and return details about it."""
+        from anyio import CancelScope, to_thread  # noqa: PLC0415 — a running card has loaded it already
+
+        facts: dict[str, JsonValue] = {}
+        missed: list[str] = []
+        try:
+            with CancelScope(shield=True):
+                changed, notes = await to_thread.run_sync(self._store.end_command, before)
+                missed += notes
+                facts |= {"changedFiles": [*changed[:_SHOWN_FILES]]} if changed else {}
+                if job is not None:
+                    missed.append(f"{job} runs on: what it changes from now on is not covered")
+                    await to_thread.run_sync(self._store.add_note, missed[-1])
+        except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's, the command has run
+            missed.append(f"what the command changed is not kept: {describe_error(exc)}")
+        return facts | ({"notCheckpointed": "; ".join(missed)} if missed else {})
+
+
+def may_change_files(tool: str, arguments: JsonValue) -> bool:
+    """Tell whether a call may change files: a start of a command that is not known to read only."""
+    if not is_json_object(arguments) or (tool != "bash" and arguments.get("action") != _STARTING):
+        return False
+    command = next((arguments[name] for name in _COMMAND_NAMES if isinstance(arguments.get(name), str)), None)
+    return isinstance(command, str) and _READING.fullmatch(command) is None
+
+
+def find_job(tool: str, result: ToolResult) -> str | None:
+    """Find the id of the job that a command has become."""
+    job = result.details.get("job" if tool == "bash" else "id")
+    return job if isinstance(job, str) and not result.is_error else None
+
+
+def maybe_wrap_commands(card: Capability, ctx: DeckContext) -> Capability:
+    """Wrap a card that runs commands, if the store records them; otherwise return it unchanged."""
+    store = ctx.framework.checkpoint
+    if card.name not in COMMAND_TOOLS or not isinstance(store, CommandStore):
+        return card
+    return CommandCheckpointingCard(card, store)

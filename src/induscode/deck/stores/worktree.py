@@ -1,0 +1,173 @@
+"""Snapshots of the work tree, taken before and after commands, so that what commands change can be restored.
+
+In a git repository the snapshot is a tree in a private object store; elsewhere it is a bounded copy of the files. Both
+hold files byte for byte with their permission bits, symbolic links and directories. What a snapshot does not hold is
+named in its notes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from indusagi.capabilities.ports import FileKind
+from indusagi.core.app_dirs import make_private_dir
+from indusagi.core.faults import describe_error
+from indusagi.core.records import record
+from induscode.deck.stores.file_tree import FileTree, TreeLimitError
+from induscode.deck.stores.git_tree import GitTimeoutError, GitTree, find_git, find_repository
+from induscode.deck.stores.tree import FileImage, LeftOut, TreeEntry, TreeScan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+SnapshotMethod: TypeAlias = Literal["git", "files", "none"]
+IGNORED_NOTE = "files that git ignores, and git's own records, are not covered"
+
+
+class TreeStore(Protocol):
+    """Scans one tree, and holds its contents."""
+
+    def scan(self) -> TreeScan:
+        """List the tree, and store what has changed since the last scan."""
+        ...
+
+    def read_contents(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Read stored contents by their names."""
+        ...
+
+
+@record(kw_only=True)
+class Snapshot:
+    """The state of the work tree at one time."""
+
+    node: str
+    method: SnapshotMethod
+    """`none`: nothing is covered, and the notes say why."""
+    entries: Mapping[str, TreeEntry]
+    """By path, relative to the workspace."""
+    left_out: Mapping[str, LeftOut]
+    notes: tuple[str, ...] = ()
+    """What is not covered, for people."""
+    id: str = ""
+    """The name of the git tree; empty without git."""
+
+
+@record
+class TreeChange:
+    """One path that differs between two snapshots; None: it was absent."""
+
+    path: str
+    """Absolute."""
+    before: TreeEntry | None
+    after: TreeEntry | None
+    is_known: bool = True
+    """False: there is a file afterwards, and the snapshot does not hold its content."""
+
+
+class WorktreeSnapshots:
+    """The snapshots of one workspace, with their contents in a private directory. The methods block."""
+
+    def __init__(self, directory: str | os.PathLike[str], workspace: str | os.PathLike[str]) -> None:
+        self._directory = os.path.abspath(directory)
+        self._workspace = os.path.realpath(workspace)
+        self._lock = threading.Lock()
+        self._store: TreeStore | None = None
+        self._method: SnapshotMethod = "none"
+        self._notes: tuple[str, ...] = ()
+        self._given_up = ""
+        """Why no snapshots are taken any more; empty while they are."""
+
+    def take(self, node: str) -> Snapshot:
+        """Take a snapshot; a failure gives one that covers nothing, with the reason as a note."""
+        with self._lock:
+            try:
+                return self._take(node)
+            except Exception as exc:  # noqa: BLE001 — boundary: a snapshot never prevents a command
+                note = f"what commands change is not covered: {describe_error(exc)}"
+                if isinstance(exc, (GitTimeoutError, TreeLimitError)):
+                    self._given_up = note  # the next command does not wait as long once more
+                return _build_empty(node, note)
+
+    def changes(self, before: Snapshot, after: Snapshot) -> tuple[list[TreeChange], list[str]]:
+        """List the paths that differ between two snapshots, and what changed without being covered."""
+        if "none" in {before.method, after.method}:
+            return [], list(dict.fromkeys((*before.notes, *after.notes)))
+        changed: list[TreeChange] = []
+        for path in sorted({**before.entries, **after.entries, **after.left_out}):
+            old, new = before.entries.get(path), after.entries.get(path)
+            is_known = path not in after.left_out
+            if path in before.left_out or (old == new and is_known):
+                continue
+            full = os.path.join(self._workspace, path)
+            if new is None and old is not None and old.kind is FileKind.DIRECTORY and os.path.isdir(full):
+                continue  # it holds files that git ignores
+            changed.append(TreeChange(full, old, new, is_known))
+        notes: list[str] = []
+        for path, left in before.left_out.items():
+            later = after.left_out.get(path)
+            if later is None or later.signature != left.signature:
+                notes.append(f"{path} was changed and cannot be restored: {left.reason}")
+        return changed, notes
+
+    def images(self, entries: Iterable[TreeEntry]) -> Iterator[tuple[TreeEntry, FileImage]]:
+        """Read what entries of a snapshot were, each once and in any order; absent contents are skipped.
+
+        Raises:
+            OSError: Contents cannot be read.
+        """
+        by_key: dict[str, set[TreeEntry]] = {}
+        for entry in entries:
+            if entry.kind is FileKind.DIRECTORY:
+                yield entry, FileImage(entry.kind, b"", entry.mode)
+            else:
+                by_key.setdefault(entry.key, set()).add(entry)
+        if self._store is None:
+            return
+        for key, content in self._store.read_contents(by_key):
+            for entry in by_key[key]:
+                yield entry, FileImage(entry.kind, content, entry.mode)
+
+    def content(self, entry: TreeEntry) -> bytes:
+        """Read the bytes of a file, or the text of a link.
+
+        Raises:
+            OSError: It is absent.
+        """
+        for _, image in self.images((entry,)):
+            return image.content
+        raise FileNotFoundError(f"no snapshot holds the content {entry.key[:12]}")
+
+    def _take(self, node: str) -> Snapshot:
+        if not self._given_up and self._store is None:
+            self._store = self._choose_store()
+        if self._store is None or self._given_up:
+            return _build_empty(node, self._given_up)
+        scan = self._store.scan()
+        notes = (*self._notes, *scan.notes)
+        return Snapshot(
+            node=node, method=self._method, entries=scan.entries, left_out=scan.left_out, notes=notes, id=scan.id
+        )
+
+    def _choose_store(self) -> TreeStore | None:
+        if self._workspace in {os.sep, os.path.realpath(os.path.expanduser("~"))}:
+            self._given_up = f"what commands change in {self._workspace} is not covered: it is not a project"
+            return None
+        make_private_dir(self._directory)
+        repository = find_repository(self._workspace)
+        program = find_git(self._workspace) if repository is not None else None
+        if repository is not None and program is not None:
+            git = GitTree(make_private_dir(os.path.join(self._directory, "git")), self._workspace, repository, program)
+            if not git.is_ignored():
+                self._method, self._notes = "git", (IGNORED_NOTE,)
+                return git
+        elif repository is not None:
+            self._notes = ("git was not found: files are copied instead, within limits",)
+        self._method = "files"
+        return FileTree(os.path.join(self._directory, "files"), self._workspace)
+
+
+def _build_empty(node: str, note: str) -> Snapshot:
+    return Snapshot(node=node, method="none", entries={}, left_out={}, notes=(note,))
