@@ -201,7 +201,9 @@ class InteractiveApp:
 
         async with AsyncExitStack() as stack:
             with self._leaving.guard():
-                self._conversation = await stack.enter_async_context(open_conversation(invocation, follow_config=True))
+                self._conversation = await stack.enter_async_context(
+                    open_conversation(invocation, follow_config=True, dialog=self.screen)
+                )
             if self._conversation is None:
                 return None
             try:
