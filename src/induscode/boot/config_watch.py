@@ -1,21 +1,35 @@
-"""The files that configure the servers of a run, and whether one of them has changed."""
+"""The files that configure the servers of a run: which they are, whether one has changed, and what of a change is used.
+
+A file that is broken for a moment changes nothing. A file that was named with `--mcp` and belongs to the workspace may
+be changed by a `git pull` or by the model itself: its changed rows wait for consent.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from induscode.deck.mcp.config import list_config_paths
+from indusagi.core.config_file import read_config_file
+from indusagi.core.faults import Note
+from indusagi.core.json import is_json_object
+from induscode.deck.mcp.config import find_shape_problem, list_config_paths
 from induscode.deck.mcp.config.trust import TrustStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
+
+_UNCHANGED = "the servers stay as they were"
 
 
 def list_config_files(invocation: Invocation) -> Sequence[str]:
     """List every file that may configure servers of this run, existing or not."""
+    if invocation.no_mcp:
+        return ()
     files: list[str] = []
     for name in invocation.mcp or (invocation.cwd,):
         path = os.path.join(invocation.cwd, os.path.expanduser(name))
@@ -27,31 +41,141 @@ def list_config_files(invocation: Invocation) -> Sequence[str]:
     return tuple(dict.fromkeys(files))
 
 
+# -- changes ----------------------------------------------------------------------------------
+
+
 class ConfigFiles:
-    """The signatures of these files. Consent given in another process counts as a change."""
+    """Configuration files and their signatures. Consent given in another process counts as a change."""
 
     def __init__(self, files: Sequence[str]) -> None:
         try:
             trust = (TrustStore().path,)
         except OSError:
             trust = ()  # without a home directory no server is trusted
-        self._files = (*files, *trust)
+        self.files = files
+        self._watched = (*files, *trust)
         self._last = self.read_signatures()
 
     def has_changed(self) -> bool:
-        """Tell whether a file has changed since the last time. It blocks."""
+        """Return whether a file has changed since the last time. It blocks."""
         present = self.read_signatures()
         changed, self._last = present != self._last, present
         return changed
 
     def read_signatures(self) -> object:
-        """Read inode, size and times of every file; for an absent one the error number."""
-        return tuple(_read_signature(path) for path in self._files)
+        """Read inode, size and times of every file; of an absent one the error number. It blocks."""
+        signatures: list[object] = []
+        for path in self._watched:
+            try:
+                status = os.stat(path)
+                signatures.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            except OSError as exc:
+                signatures.append(exc.errno)
+        return tuple(signatures)
 
 
-def _read_signature(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError as exc:
-        return exc.errno
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
+    """Return a note for each existing file that cannot be read or does not have the shape of a configuration."""
+    notes: list[Note] = []
+    for path in files:
+        if not os.path.lexists(path):
+            continue
+        content = read_config_file(path)
+        if content.trouble is not None or not is_json_object(content.document):
+            trouble = content.trouble or "it is not an object"
+        else:
+            trouble = find_shape_problem(content.document)
+        if trouble is not None:
+            notes.append(Note(f"file {path}", f"{trouble}; {_UNCHANGED}", "correct it"))
+    return notes
+
+
+def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
+    """Return a note for each server of the `present` plan whose row in the new one cannot be read."""
+    lost = {row.id for row in present.rows} - {row.id for row in plan.rows}
+    owners = tuple(f"server {server!r} of " for server in lost)
+    return [
+        Note(note.owner, f"{note.message}; {_UNCHANGED}", "correct it")
+        for note in plan.notes
+        if owners and note.owner.startswith(owners) and note.message.startswith("skipped: ")
+    ]
+
+
+# -- consent ----------------------------------------------------------------------------------
+
+
+class ConsentedRows:
+    """The rows of `--mcp` files as they were when the run started.
+
+    Naming a file on the command line is consent to its present content. A file outside of the workspace belongs to
+    the user, and its changes are accepted. A file inside comes with the project: its changed rows are held back until
+    they are accepted. A symbolic link is inside if it stands there or leads there.
+
+    Args:
+        workspace: The working directory of the run.
+        plan: The servers at the start; their rows are accepted.
+        remedy: How a person accepts a row that was held back; `{}` is the name of the server.
+        scopes: The scopes whose rows need it; rows of the project have their own consent (`indus mcp trust`).
+    """
+
+    def __init__(
+        self, workspace: str, plan: ServerPlan, remedy: str, *, scopes: Collection[Scope] = frozenset({"given"})
+    ) -> None:
+        self._inside = tuple(
+            os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace))
+        )
+        self._remedy = remedy
+        self._scopes = scopes
+        self._rows: dict[tuple[str, str], tuple[object, ...]] = {}
+        self.renew(plan)
+
+    def renew(self, plan: ServerPlan) -> None:
+        """Accept the rows of `plan` as they are, and no others."""
+        self._rows = {}
+        for row in plan.rows:
+            self.accept(row)
+
+    def accept(self, row: ServerRow) -> None:
+        """Accept a row as it is."""
+        if self._is_of_workspace(row):
+            self._rows[row.origin.file, row.id] = _consented_part(row)
+
+    def find_changed(self, plan: ServerPlan) -> Sequence[ServerRow]:
+        """List the rows of `plan` that are not as they were accepted."""
+        return [
+            row
+            for row in plan.rows
+            if self._is_of_workspace(row) and self._rows.get((row.origin.file, row.id)) != _consented_part(row)
+        ]
+
+    def hold_back(self, plan: ServerPlan) -> ServerPlan:
+        """Take the changed rows out of `plan`, with a note for each."""
+        changed = {row.id: row for row in self.find_changed(plan)}
+        if not changed:
+            return plan
+        notes = [
+            Note(
+                f"server {row.id!r} of {row.origin}",
+                "not started: it is not as it was when the file was named",
+                self._remedy.format(row.id),
+            )
+            for row in changed.values()
+        ]
+        return replace(
+            plan,
+            configs={server: config for server, config in plan.configs.items() if server not in changed},
+            consent={**plan.consent, **dict.fromkeys(changed, "changed")},
+            notes=(*plan.notes, *notes),
+        )
+
+    def _is_of_workspace(self, row: ServerRow) -> bool:
+        path = row.origin.file
+        # A directory on the way may be a link too, with the file itself inside.
+        entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        paths = (path, entry, os.path.realpath(path))
+        return row.origin.scope in self._scopes and any(one.startswith(self._inside) for one in paths)
+
+
+def _consented_part(row: ServerRow) -> tuple[object, ...]:
+    """Return what consent covers: the row, and the values of its variables."""
+    return row.config, row.expansion, row.secrets

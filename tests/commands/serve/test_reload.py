@@ -302,7 +302,7 @@ class Scripted(FileWatch):
 
     script: list[object]
 
-    def _read_signatures(self) -> object:
+    def read_signatures(self) -> object:
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
 
@@ -323,7 +323,7 @@ def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyP
         raise OSError("there is no home directory")
 
     monkeypatch.setattr(TrustStore, "path", property(homeless))
-    assert FileWatch(())._read_signatures() == ()
+    assert FileWatch(()).read_signatures() == ()
 
 
 def test_a_person_who_starts_it_is_told_who_should(tmp_path: Path) -> None:

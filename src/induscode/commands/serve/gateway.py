@@ -16,9 +16,9 @@ from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from indusagi.runtime.contract import ToolOutcome
+from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.commands.serve.recursion import drop_own_address
-from induscode.commands.serve.reload import find_broken_files, find_broken_rows
 from induscode.commands.support.runner import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
+    from induscode.boot.config_watch import ConsentedRows
     from induscode.boot.session import Session
     from induscode.commands.serve.options import Schemas
     from induscode.commands.serve.process import SignalState
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
-    from induscode.commands.serve.reload import ConsentedRows, FileWatch
+    from induscode.commands.serve.reload import FileWatch
     from induscode.commands.support.permissions import CardChecks
     from induscode.deck.mcp.boot import BootOptions, ServerPlan
     from induscode.deck.mcp.ledger import BridgeLedger

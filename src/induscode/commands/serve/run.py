@@ -21,6 +21,7 @@ from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
+from induscode.boot.config_watch import ConsentedRows, list_config_files
 from induscode.boot.session import open_session
 from induscode.commands.serve.gateway import FIRST_S, Gateway, GatewayContext
 from induscode.commands.serve.process import handle_signals, non_blocking_stderr
@@ -33,7 +34,7 @@ from induscode.commands.serve.recursion import (
     read_ancestry,
     refuse_recursion,
 )
-from induscode.commands.serve.reload import ConsentedRows, FileWatch, list_config_files
+from induscode.commands.serve.reload import FileWatch
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
@@ -77,7 +78,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         click.UsageError: The flags or the configuration cannot be used.
     """
     with non_blocking_stderr():
-        files = () if invocation.no_mcp else list_config_files(invocation)
+        files = list_config_files(invocation)
         # Before the files are read: a change while they are read is a change.
         watch = FileWatch(files) if files else None
         plan = load_plan(invocation)
@@ -95,7 +96,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             info=GatewayInfo(options.name, __version__),
             options=BootOptions(reloadable=True, decorate_config=partial(add_ancestry, above)),
             address=address,
-            consented=ConsentedRows(invocation.cwd, plan),
+            consented=ConsentedRows(invocation.cwd, plan, f"look at it, then kill -HUP {os.getpid()}"),
             watch=watch,
             files=files,
             schemas=options.schemas,
