@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import anyio
 from anyio import to_thread
@@ -16,7 +17,7 @@ from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
     from indusagi.capabilities.budget import SessionDir
-    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.context import CleanupStack, ToolContext
     from indusagi.capabilities.ports import ShellProcess
 
 LIVE_JOBS = 32
@@ -57,6 +58,7 @@ class JobTable:
         if self._bound:
             return
         self._bound = True
+        _TABLES_BY_END.setdefault(ctx.closing, []).append(self)
         if isinstance(ctx.shell, LocalShell):
             ctx.closing.add(ctx.shell.aclose)
         ctx.closing.add(self.aclose)
@@ -185,6 +187,8 @@ def _project_path(folder: str, name: str) -> str | None:
 
 
 _TABLES: PerContext[JobTable] = PerContext(JobTable)
+_TABLES_BY_END: WeakKeyDictionary[CleanupStack, list[JobTable]] = WeakKeyDictionary()
+"""The tables whose jobs end together, by what ends them."""
 
 
 def jobs_of(ctx: ToolContext) -> JobTable:
@@ -192,3 +196,8 @@ def jobs_of(ctx: ToolContext) -> JobTable:
     table = _TABLES.of(ctx)
     table.bind(ctx)
     return table
+
+
+def list_jobs(ctx: ToolContext) -> list[Job]:
+    """List the jobs of all tables that end with a context: its own, and those of its sub-sessions."""
+    return [job for table in _TABLES_BY_END.get(ctx.closing, ()) for job in table.all()]

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.context import ContextId, ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
@@ -85,7 +86,7 @@ class TodoItem:
 
 
 class TodoLedger:
-    """The list of one card; two cards never share one."""
+    """The list of one card, or of the context that a host has opened it for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,6 +108,14 @@ class TodoLedger:
         return tuple(item for item in self.items() if item.state in _OPEN)
 
 
+_LEDGERS: WeakKeyDictionary[ContextId, TodoLedger] = WeakKeyDictionary()
+
+
+def open_todo_ledger(ctx: ToolContext) -> TodoLedger:
+    """Give a context a list of its own, which the host of a session can store and restore."""
+    return _LEDGERS.setdefault(ctx.context_id, TodoLedger())
+
+
 def todo_card() -> CapabilityCard:
     """Return the row of the catalog."""
     summary = "Keep a weighted checklist"
@@ -114,9 +123,10 @@ def todo_card() -> CapabilityCard:
 
 
 def _build(_: DeckContext) -> Capability:
-    ledger = TodoLedger()
+    own = TodoLedger()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        ledger = _LEDGERS.get(ctx.context_id, own)
         if arguments["action"] == "read":
             return _show_items(ledger.items(), ())
         if "items" not in arguments:

@@ -114,6 +114,7 @@ class Permissions:
         self._asking = anyio.Lock()
         self._workspaces: dict[str, str] = {}
         """Resolved working directories, by the directory of a context; they do not change in a session."""
+        self._session_rules: list[Rule] = []
         self._shell_folders: PerContext[_ShellFolder] = PerContext(_ShellFolder)
         self.notes: list[Note] = []
         """Problems with the store."""
@@ -122,6 +123,17 @@ class Permissions:
     def rules(self) -> Sequence[Rule]:
         """The rules that hold, with those made in this session."""
         return tuple(self._rules)
+
+    @property
+    def session_rules(self) -> Sequence[Rule]:
+        """The rules that a person has given for this session only."""
+        return tuple(self._session_rules)
+
+    def restore_rules(self, rules: Iterable[Rule]) -> None:
+        """Add rules that a person has given in an earlier part of this session."""
+        added = [rule for rule in rules if rule not in self._session_rules]
+        self._session_rules += added
+        self._rules += added
 
     def accept_edits(self) -> None:
         """Write files of the workspace without asking from now on, as with `--approval auto-edit`."""
@@ -252,6 +264,7 @@ class Permissions:
         local = [replace(rule, workspace=facts.workspace) for rule in rules]
         self._rules += local
         if scope is ApprovalScope.SESSION or self._store is None:
+            self._session_rules += local
             return
         try:
             await to_thread.run_sync(self._store.add, [replace(rule, origin=RuleOrigin.USER) for rule in local])

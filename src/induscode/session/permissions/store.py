@@ -115,7 +115,7 @@ class RuleStore:
             notes.append(Note(path, "it cannot be read", "it is set aside at the next change"))
             rules.append(ask_about_everything(RuleOrigin.USER, path))
         for row in content.rows:
-            rule = _parse_row(row, path)
+            rule = parse_rule_row(row, path)
             if isinstance(rule, Note):
                 notes.append(rule)
                 rule = ask_about_everything(RuleOrigin.USER, path)
@@ -130,14 +130,7 @@ class RuleStore:
         """
         with self._file().change() as content:
             for rule in rules:
-                row: JsonObject = {
-                    "effect": rule.effect.value,
-                    "rule": str(rule),
-                    "workspace": rule.workspace,
-                    "server": rule.server,
-                    "pin": rule.pin,
-                    "at": iso_utc(now_ms()),
-                }
+                row: JsonObject = {**dump_rule(rule), "at": iso_utc(now_ms())}
                 if {**row, "at": None} not in [{**old, "at": None} for old in content.rows]:
                     content.rows.append(row)
 
@@ -171,7 +164,19 @@ class RuleStore:
                 content.unsandboxed.append(workspace)
 
 
-def _parse_row(row: JsonObject, path: str) -> Rule | Note:
+def dump_rule(rule: Rule) -> JsonObject:
+    """Give a rule as a row for `parse_rule_row`."""
+    return {
+        "effect": rule.effect.value,
+        "rule": str(rule),
+        "workspace": rule.workspace,
+        "server": rule.server,
+        "pin": rule.pin,
+    }
+
+
+def parse_rule_row(row: JsonObject, path: str) -> Rule | Note:
+    """Parse a stored rule; a note says what is wrong with the row of the file `path`."""
     text, effect = row.get("rule"), row.get("effect")
     if not isinstance(text, str) or effect not in set(Effect):
         return Note(path, f"a row of it is no rule: {json.dumps(row)[:200]}", "remove the row")
