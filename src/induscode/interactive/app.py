@@ -13,10 +13,13 @@ import signal
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 _AGAIN_S = 2.0
 """A second Ctrl-C within this time leaves."""
 _SPIN_S = 0.1
+_WATCH_S = 0.25
+_CONVERSATION, _MARKDOWN = "induscode.session.run", "induscode.interactive.markdown"
+"""Modules that are imported in threads, after the first prompt."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -95,7 +101,8 @@ class InteractiveApp:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.screen.run)
                 try:
-                    await self._hold_conversations()
+                    await self.screen.shown.wait()
+                    await self._load_and_converse()
                 finally:
                     self.screen.close()
         finally:
@@ -175,6 +182,27 @@ class InteractiveApp:
         self._prompt = text
 
     # -- conversations ------------------------------------------------------------------------
+
+    async def _load_and_converse(self) -> None:
+        """Import what the first prompt does without, in threads so that keys are answered meanwhile, and converse."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_status)
+            with self._leaving.guard():
+                await to_thread.run_sync(import_module, _CONVERSATION, abandon_on_cancel=True)
+            if not self._leaving.cancelled:
+                tasks.start_soon(partial(to_thread.run_sync, import_module, _MARKDOWN, abandon_on_cancel=True))
+                await self._hold_conversations()
+            tasks.cancel_scope.cancel()
+
+    async def _watch_status(self) -> None:
+        """Redraw when the status row has changed: the conversation is open, a server is up."""
+        shown = ""
+        while True:
+            status = self.screen.state.status(self.screen.width)
+            if status != shown:
+                shown = status
+                self.screen.refresh()
+            await anyio.sleep(_WATCH_S)
 
     async def _hold_conversations(self) -> None:
         """Hold one conversation after the other, until the person leaves."""

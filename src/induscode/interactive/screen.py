@@ -138,6 +138,8 @@ class Screen:
         output: Vt100_Output | None = None,
     ) -> None:
         self.state = LiveState()
+        self.shown = asyncio.Event()
+        """Set when the live region was drawn for the first time, or never will be."""
         self._listener = listener
         self._output: Vt100_Output = output or open_output()
         self._color = color
@@ -170,6 +172,7 @@ class Screen:
             max_render_postpone_time=0,
             include_default_pygments_style=False,
         )
+        self._app.after_render += lambda _: self.shown.set()
         # A lone Esc is told apart from the start of a key sequence after these times.
         self._app.ttimeoutlen, self._app.timeoutlen = 0.05, 0.1
 
@@ -232,6 +235,7 @@ class Screen:
         except EOFError:  # the terminal is gone
             self._listener.leave()
         finally:
+            self.shown.set()
             self.flush()
 
     def close(self) -> None:
@@ -468,12 +472,11 @@ class Screen:
                 self._choose(keys.index(event.data.lower()))
 
     def _interrupt(self, _: KeyPressEvent) -> None:
-        if self._open is not None:
-            self._settle(Reply(cancelled=True))
-        elif self._draft.text:
+        if self._open is None and self._draft.text:
             self._draft.reset()
-        else:
-            self._listener.interrupt()
+            return
+        self._settle(Reply(cancelled=True))
+        self._listener.interrupt()
 
     def _escape(self, _: KeyPressEvent) -> None:
         if self._open is not None:
