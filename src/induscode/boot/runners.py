@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -66,15 +66,17 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
     return deck.retain(lambda card: canon_tool_name(card.name) in wanted)
 
 
-def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> ServerPlan:
-    """Plan the servers of a run, without starting any.
+def plan_servers(
+    invocation: Invocation, trust: TrustStore | None = None, switched_on: Collection[str] = ()
+) -> ServerPlan:
+    """Plan the servers of a run, without starting any. Those in `switched_on` may be switched off in their files.
 
     Raises:
         ConfigPathError: A path of `--mcp` does not exist.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
-    found = _read_config(invocation)
+    found = _read_config(invocation, switched_on)
     store = trust or TrustStore()
     # Naming a file is consent to it as it is; the user's own files need none.
     consent: dict[str, Consent] = {
@@ -121,20 +123,20 @@ def check_named_configs(invocation: Invocation) -> None:
         _read_config(invocation)
 
 
-def _read_config(invocation: Invocation) -> DiscoveredConfig:
+def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     if not invocation.mcp:
-        return discover_mcp_config(invocation.cwd)
+        return discover_mcp_config(invocation.cwd, switched_on=switched_on)
     parts: list[DiscoveredConfig] = []
     for given in invocation.mcp:
         path = os.path.join(invocation.cwd, os.path.expanduser(given))
         if os.path.isdir(path):
-            parts.append(discover_mcp_config(path))
+            parts.append(discover_mcp_config(path, switched_on=switched_on))
             if not parts[-1].files:
                 looked = " and ".join(os.path.join(given, name) for name in _PROJECT_FILES)
                 raise ConfigPathError(f"--mcp {given}: no servers are configured there ({looked})")
         elif os.path.lexists(path):
             try:
-                parts.append(read_named_rows(path))
+                parts.append(read_named_rows(path, switched_on=switched_on))
             except UnusableFileError as exc:
                 raise ConfigPathError(f"--mcp {exc}") from exc
         else:
@@ -175,7 +177,7 @@ async def load_mcp_capabilities(
 async def attach_servers(
     plan: ServerPlan, store: LedgerStore, options: BootOptions | None = None, *, wait: bool = True
 ) -> BootedBridge:
-    """Attach the servers of a plan, and announce slow starts on standard error.
+    """Attach the servers of a plan, and announce slow starts on standard error unless `on_event` gets the events.
 
     With `wait` it returns when every server that starts without a call has come up or failed.
     """
@@ -184,7 +186,7 @@ async def attach_servers(
     options = options or BootOptions()
     if not plan.rows and not options.reloadable:
         return BootedBridge(store, plan)
-    bridge = await boot_bridge(store, plan, replace(options, on_event=StartAnnouncer()))
+    bridge = await boot_bridge(store, plan, replace(options, on_event=options.on_event or StartAnnouncer()))
     try:
         if wait:
             await bridge.wait_started()
@@ -238,9 +240,11 @@ def _print_on_terminal(line: str) -> None:
 
 def describe_slow_start(server: str, slow: SlowStart) -> str:
     """Describe a slow start in one line, with its probable cause."""
-    start = "first start" if slow.first else "start"
+    return f"{'first start' if slow.first else 'start'} of {server!r}: {explain_slow_start(slow)}"
+
+
+def explain_slow_start(slow: SlowStart) -> str:
+    """Give the probable cause of a slow start."""
     if slow.package_manager is None:
-        return f"{start} of {server!r}: still waiting for its first answer"
-    if slow.first:
-        return f"{start} of {server!r}: {slow.package_manager} may be downloading it"
-    return f"{start} of {server!r}: waiting for {slow.package_manager}"
+        return "still waiting for its first answer"
+    return f"{slow.package_manager} may be downloading it" if slow.first else f"waiting for {slow.package_manager}"

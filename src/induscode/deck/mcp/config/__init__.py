@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
@@ -69,17 +69,17 @@ def server_config_from_row(row: JsonObject) -> ServerConfig | None:
         return None
 
 
-def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig:
+def discover_mcp_config(path_or_cwd: str | os.PathLike[str], *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read one file, or all conventional files of a directory, and choose one row for each id.
 
     In one file the last row of an id applies. Among several files the user's precede the project's, and among the
-    user's the first in the conventional order applies.
+    user's the first in the conventional order applies. Rows in `switched_on` are read also if they are switched off.
     """
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
-        return merge_config_files([(target, "given")])
+        return merge_config_files([(target, "given")], switched_on=switched_on)
     project = os.path.join(target, ".mcp.json")
-    return merge_config_files([*list_config_paths(target), (project, "project")])
+    return merge_config_files([*list_config_paths(target), (project, "project")], switched_on=switched_on)
 
 
 def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
@@ -98,7 +98,7 @@ def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
     )
 
 
-def merge_config_files(paths: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
+def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read files, and choose one row for each id."""
     notes: list[Note] = []
     files: list[str] = []
@@ -107,7 +107,7 @@ def merge_config_files(paths: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
         if not os.path.lexists(path):
             continue
         files.append(path)
-        rows, remarks = read_rows(path, scope)
+        rows, remarks = read_rows(path, scope, switched_on=switched_on)
         notes.extend(remarks)
         for row in rows:
             rival = kept.get(row.id)
@@ -139,7 +139,7 @@ class UnusableFileError(ValueError):
     """A configuration file without a usable server; the message has the place, the reason and the remedy."""
 
 
-def read_named_rows(path: str) -> DiscoveredConfig:
+def read_named_rows(path: str, *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read a file that the user has named: problems that are notes elsewhere are errors here.
 
     Raises:
@@ -156,7 +156,7 @@ def read_named_rows(path: str) -> DiscoveredConfig:
         raise UnusableFileError(f"{path}: {trouble}; {_EXAMPLE}")
     if detect_dialect(path, found.document) is None:
         raise UnusableFileError(f"{path}: it names no servers; {_EXAMPLE}")
-    rows, notes = read_rows(path, "given")
+    rows, notes = read_rows(path, "given", switched_on=switched_on)
     unusable = [note for note in notes if note.message.startswith("skipped: ")]
     if unusable and not rows and not any(note.message == _SWITCHED_OFF for note in notes):
         raise UnusableFileError(f"{unusable[0].owner}: {unusable[0].message}; correct it")
@@ -172,7 +172,9 @@ def find_shape_problem(document: JsonObject) -> str | None:
     return None
 
 
-def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[Note]]:
+def read_rows(
+    path: str, scope: Scope, *, switched_on: Collection[str] = ()
+) -> tuple[Sequence[ServerRow], Sequence[Note]]:
     """Read the servers of one file; an invalid row leaves the others usable."""
     found = read_config_file(path)
     if found.trouble is not None:
@@ -186,6 +188,9 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
     for number, raw in enumerate(dialect.read_rows(document), start=1):
+        if is_json_object(raw.fields) and is_switched_off(raw.fields) and raw.name not in switched_on:
+            notes.append(Note(_name_owner(number, raw.name, origin), _SWITCHED_OFF))
+            continue
         row = _parse_row(number, raw.name, raw.fields, origin, dialect, notes)
         if row is None:
             continue
@@ -198,12 +203,9 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
 def _parse_row(
     number: int, identity: str, fields: JsonValue, origin: Origin, dialect: Dialect, notes: list[Note]
 ) -> ServerRow | None:
-    owner = f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
+    owner = _name_owner(number, identity, origin)
     if not is_json_object(fields):
         notes.append(Note(owner, "skipped: it is not an object"))
-        return None
-    if is_switched_off(fields):
-        notes.append(Note(owner, _SWITCHED_OFF))
         return None
     try:
         row = parse_row(identity, fields, origin, expansion=dialect.expansion)
@@ -212,6 +214,10 @@ def _parse_row(
         return None
     notes.extend(Note(owner, remark) for remark in row.remarks)
     return row
+
+
+def _name_owner(number: int, identity: str, origin: Origin) -> str:
+    return f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
 
 
 def resolve_rows(
