@@ -1,7 +1,8 @@
 """Conversations on disk: one append-only log for each, which `--continue` and `--resume` read.
 
 A conversation is a private directory in this user's state directory, named by its id. The log records the working
-directory, every message, the deck of every turn, and which files were read. A file lock admits one process at a time.
+directory, every message, the deck of every turn, which files were read, and what `KeptState` stores. Rows are only ever
+appended, and rows of another version are kept and ignored. A file lock admits one process at a time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import deque
-from shutil import rmtree
+from shutil import copytree, ignore_patterns, rmtree
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.context import ReadState
@@ -21,15 +22,19 @@ from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog, decode_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
 
 KEEP = 200
 """Number of conversations that are kept."""
 KEEP_DAYS = 30
-_LOG = "transcript.log"
+LOG_NAME = "transcript.log"
 _READ_OP = "read"
+REWIND_OP = "rewind"
+COMPACT_OP = "compact"
+FORK_OP = "fork"
+_MESSAGE_OP = "message"
 _DAY_NS = 24 * 3_600 * 1_000_000_000
 _FIRST_LINE = 64 * 1024
 
@@ -59,7 +64,7 @@ class Transcript:
             except BlockingIOError as exc:
                 message = f"the conversation {self.id} is open in another process: wait for its end"
                 raise ConversationError(message) from exc
-            self._log = LineLog(os.path.join(self.directory, _LOG))
+            self._log = LineLog(os.path.join(self.directory, LOG_NAME))
         except BaseException:
             os.close(self._lock)
             raise
@@ -70,25 +75,62 @@ class Transcript:
         """Give all rows, the oldest first."""
         return tuple(self._log.rows)
 
+    def visible_rows(self, until: int | None = None) -> Sequence[tuple[int, JsonObject]]:
+        """Give the rows that no rewind has hidden, with their positions in `rows()`, the oldest first.
+
+        A rewind is a row with the position `before`: the rows from there up to it are hidden. A later rewind to the
+        position of such a row shows them again. `until` gives them as they were before that position.
+        """
+        rows = list(enumerate(self._log.rows[:until]))
+        parts: list[Sequence[tuple[int, JsonObject]]] = []
+        end = len(rows)
+        for index, row in reversed(rows):
+            before = row.get("before")
+            if row.get("op") == REWIND_OP and index < end and isinstance(before, int) and 0 <= before <= index:
+                parts.append(rows[index:end])
+                end = before
+        parts.append(rows[:end])
+        return [row for part in reversed(parts) for row in part]
+
     def messages(self) -> Sequence[JsonObject]:
-        """Give the messages, the oldest first."""
-        rows = (row.get("message") for row in self.rows() if row.get("op") == "message")
-        return tuple(message for message in rows if is_json_object(message))
+        """Give the messages that a model receives, the oldest first.
+
+        Those that a rewind has hidden are left out; a compaction replaces the messages before the row `first` by its
+        summary.
+        """
+        return tuple(message for _, message in self.numbered_messages())
+
+    def numbered_messages(self) -> Sequence[tuple[int, JsonObject]]:
+        """Give what `messages` gives, with the position of each row; a summary has the position of its compaction."""
+        rows = self.visible_rows()
+        messages: list[tuple[int, JsonObject]] = []
+        for index, row in reversed(rows):
+            summary, first = row.get("summary"), row.get("first")
+            if row.get("op") == COMPACT_OP and is_json_object(summary) and isinstance(first, int):
+                messages.append((index, summary))
+                rows = [(number, kept) for number, kept in rows if number >= first]
+                break
+        for index, row in rows:
+            message = row.get("message")
+            if row.get("op") == _MESSAGE_OP and is_json_object(message):
+                messages.append((index, message))
+        return messages
 
     def add_message(self, message: JsonObject) -> None:
         """Append a message."""
-        self._append({"op": "message", "message": message})
+        self.append_rows([{"op": _MESSAGE_OP, "message": message}])
 
-    def mark(self, op: str, **facts: str | int) -> None:
+    def mark(self, op: str, **facts: JsonValue) -> None:
         """Append a row about the conversation itself."""
-        self._append({"op": op, "at": iso_utc(now_ms()), **facts})
+        self.append_rows([build_row(op, facts)])
 
-    def _append(self, row: JsonObject) -> None:
+    def append_rows(self, rows: Sequence[JsonObject]) -> None:
+        """Append rows with one write; a failure is stored in `failure`."""
         # A full disk does not end the conversation; rows behind a gap would mislead a later run.
         if self.failure is not None:
             return
         try:
-            self._log.append(row)
+            self._log.extend(rows)
         except OSError as exc:
             self.failure = str(exc)
 
@@ -96,6 +138,11 @@ class Transcript:
         """Close the log, and release the lock."""
         self._log.close()
         os.close(self._lock)
+
+
+def build_row(op: str, facts: Mapping[str, JsonValue]) -> JsonObject:
+    """Build a row with the present time."""
+    return {"op": op, "at": iso_utc(now_ms()), **facts}
 
 
 class ConversationReadState(ReadState):
@@ -109,7 +156,12 @@ class ConversationReadState(ReadState):
         super().__init__()
         self._transcript = transcript
         self._pending: deque[dict[str, str | int]] = deque()
-        for row in transcript.rows():
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore what the conversation holds, such as after a rewind. It blocks."""
+        self._files.clear()
+        for _, row in self._transcript.visible_rows():
             path, digest = row.get("path"), row.get("digest")
             first, last = row.get("first"), row.get("last")
             if row.get("op") != _READ_OP or not isinstance(path, str):
@@ -138,9 +190,10 @@ class ConversationReadState(ReadState):
 
         The order matters: a read that the model never received does not count.
         """
-        self._transcript.add_message(message)
+        rows: list[JsonObject] = [{"op": _MESSAGE_OP, "message": message}]
         while self._pending:
-            self._transcript.mark(_READ_OP, **self._pending.popleft())
+            rows.append(build_row(_READ_OP, self._pending.popleft()))
+        self._transcript.append_rows(rows)
 
 
 # -- the directory of all conversations ---------------------------------------------------------
@@ -155,8 +208,10 @@ def conversations_dir() -> str:
     return os.path.join(state_dir(), "conversations")
 
 
-def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False) -> Transcript:
+def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False, fork: bool = False) -> Transcript:
     """Open conversation `resume`, the `last` one in `cwd`, or a new one. It blocks.
+
+    With `fork` a copy of it is opened, under a new id.
 
     Raises:
         OSError: The log cannot be opened.
@@ -164,41 +219,67 @@ def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False) 
     """
     root = conversations_dir()
     if resume is not None:
-        if not is_ulid(resume) or not os.path.isfile(os.path.join(root, resume, _LOG)):
+        if not is_ulid(resume) or not os.path.isfile(os.path.join(root, resume, LOG_NAME)):
             raise ConversationError(f"there is no conversation {resume!r}; --continue takes the last one")
-        return Transcript(os.path.join(root, resume), cwd)
+        return Transcript(os.path.join(root, fork_conversation(resume, root) if fork else resume), cwd)
     if last:
         name = find_last_conversation(cwd, root)
         if name is None:
             raise ConversationError(f"there is no conversation in {cwd} to go on with")
-        return Transcript(os.path.join(root, name), cwd)
+        return Transcript(os.path.join(root, fork_conversation(name, root) if fork else name), cwd)
     make_private_dir(root)
     remove_old_conversations(root)
     return Transcript(os.path.join(root, new_ulid()), cwd)
 
 
+def fork_conversation(name: str, root: str) -> str:
+    """Copy a conversation with all that belongs to it, and give the id of the copy. It blocks.
+
+    Its files are only ever appended to: a copy that is made while it is open holds what was complete then.
+
+    Raises:
+        OSError: It could not be copied; nothing is left of the copy.
+    """
+    copy = new_ulid()
+    path = os.path.join(root, copy)
+    try:
+        copytree(os.path.join(root, name), path, symlinks=True, ignore=ignore_patterns("lock", "*.corrupt-*"))
+        log = LineLog(os.path.join(path, LOG_NAME))
+        try:
+            log.append(build_row(FORK_OP, {"from": name}))
+        finally:
+            log.close()
+    except BaseException:
+        rmtree(path, ignore_errors=True)
+        raise
+    return copy
+
+
 def find_last_conversation(cwd: str, root: str) -> str | None:
     """Find the conversation in a working directory that was written last."""
-    for _, name in _list_by_age(root):
-        try:
-            with open(os.path.join(root, name, _LOG), "rb") as file:
-                row = decode_line(file.readline(_FIRST_LINE).rstrip(b"\n"))
-        except OSError:
-            continue
-        if row is not None and row.get("cwd") == cwd:
-            return name
-    return None
+    return next((name for _, name in list_by_age(root) if find_cwd(os.path.join(root, name)) == cwd), None)
+
+
+def find_cwd(directory: str) -> str | None:
+    """Find the working directory of the conversation in `directory`; None if its log cannot be read."""
+    try:
+        with open(os.path.join(directory, LOG_NAME), "rb") as file:
+            row = decode_line(file.readline(_FIRST_LINE).rstrip(b"\n"))
+    except OSError:
+        return None
+    cwd = None if row is None else row.get("cwd")
+    return cwd if isinstance(cwd, str) else None
 
 
 def remove_old_conversations(root: str) -> None:
     """Remove conversations past `KEEP_DAYS` or past the newest `KEEP`; one that is in use stays."""
     oldest = now_ms() * 1_000_000 - KEEP_DAYS * _DAY_NS
-    for index, (modified, name) in enumerate(_list_by_age(root)):
+    for index, (modified, name) in enumerate(list_by_age(root)):
         if (index >= KEEP or modified < oldest) and not _is_in_use(os.path.join(root, name)):
             rmtree(os.path.join(root, name), ignore_errors=True)
 
 
-def _list_by_age(root: str) -> list[tuple[int, str]]:
+def list_by_age(root: str) -> list[tuple[int, str]]:
     """List modification times and names, the newest first."""
     try:
         names = os.listdir(root)
@@ -207,7 +288,7 @@ def _list_by_age(root: str) -> list[tuple[int, str]]:
     entries: list[tuple[int, str]] = []
     for name in filter(is_ulid, names):
         try:
-            entries.append((os.stat(os.path.join(root, name, _LOG)).st_mtime_ns, name))
+            entries.append((os.stat(os.path.join(root, name, LOG_NAME)).st_mtime_ns, name))
         except OSError:  # not a conversation, or removed meanwhile
             continue
     return sorted(entries, reverse=True)
