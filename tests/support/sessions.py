@@ -81,7 +81,7 @@ class SessionSetup:
         # Unbuffered output would hide a missing flush.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         return subprocess.Popen(
-            [command(), *_build_command_line(self.build_fields(prompt, **flags))],
+            [command(), *build_command_line(self.build_fields(prompt, **flags))],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -105,7 +105,7 @@ class ProcessResult:
     err: str
 
 
-def _build_command_line(fields: Mapping[str, Any]) -> list[str]:
+def build_command_line(fields: Mapping[str, Any]) -> list[str]:
     """Write an invocation as a command line."""
     words = ["-C", fields["cwd"], "-p", fields["prompt"]]
     for key, value in fields.items():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.launch.invocation import Invocation
+    from induscode.session.line_dialog import LineDialog
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
@@ -102,7 +103,11 @@ def command(
         is_native = has_capability(tool)
         plan = load_plan(invocation) if invocation.mcp or not is_native else None
         call.plan = None if is_native else plan
-    checks = build_call_checks(invocation.cwd)
+    if output != "json":
+        from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
+
+        call.dialog = find_line_dialog()
+    checks = build_call_checks(invocation.cwd, call.dialog)
     print_notes(checks.notes)
     call.wrap = checks.native
 
@@ -142,13 +147,21 @@ class _Call:
         self.plan: ServerPlan | None = None
         """None for a native tool."""
         self.wrap: Callable[[Capability], Capability] | None = None
+        self.dialog: LineDialog | None = None
+        """The terminal on which the person is asked, if there is one."""
 
     async def execute(self, token: CancelToken) -> int:
         """Open the session, call the tool and print its result."""
         from induscode.boot.session import open_session  # noqa: PLC0415 — imports the deck
         from induscode.deck.contract import Profile  # noqa: PLC0415 — imports the deck
-        from induscode.deck.mcp.boot import ServerPlan  # noqa: PLC0415 — imports the deck
+        from induscode.deck.mcp.boot import BootOptions, ServerPlan  # noqa: PLC0415 — imports the deck
 
+        options = None
+        if self.dialog is not None:
+            from induscode.session.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
+
+            self.dialog.cancel = token
+            options = BootOptions(handlers=build_server_handlers(self.dialog, roots=(self._invocation.cwd,)))
         plan = ServerPlan() if self.plan is None else await self._narrow_plan(self.plan)
         async with AsyncExitStack() as stack:
             opened: tuple[Session, Capability | None] | None = None
@@ -157,7 +170,7 @@ class _Call:
                 # A server's tool needs no native cards, which take time to load.
                 profile = Profile.ALL if self.plan is None else None
                 session = await stack.enter_async_context(
-                    open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile)
+                    open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile, options=options)
                 )
                 print_notes(note for note in session.store.notes if note not in self._printed)
                 opened = session, await self._find_card(session)

@@ -34,6 +34,7 @@ from induscode.session.models import choose_model
 from induscode.session.permissions import load_permissions
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
+from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.transcript import ConversationReadState, Transcript, open_transcript
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
     from induscode.session.contract import EventSink, RunResult
+    from induscode.session.dialog import Dialog
     from induscode.session.model_loop import ModelLoop
     from induscode.session.models import ModelChoice
     from induscode.session.permissions import PermissionSetup
@@ -72,7 +74,7 @@ def build_resources(cwd: str, transcript: Transcript) -> SessionResources:
     """Build the resources of a session in `cwd`; files are opened at first use."""
     return SessionResources(
         FileMemory(os.path.join(cwd, MEMORY_NAME)),
-        FileCheckpoints(os.path.join(transcript.directory, "checkpoints")),
+        FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
         SubSessions(os.path.join(transcript.directory, "tasks"), cwd),
         ConversationReadState(transcript),
     )
@@ -114,6 +116,8 @@ class Conversation:
     """Closes what a turn opens for those after it."""
     loading: BackgroundTask
     """Imports the model loop."""
+    sampling: SamplingModel = field(default_factory=SamplingModel)
+    """Answers sampling requests of servers with the model of the turn."""
     waking: list[BackgroundTask] = field(default_factory=list[BackgroundTask])
     """Starts of servers that a changed configuration has added."""
     config_files: ConfigFiles | None = None
@@ -143,6 +147,7 @@ class Conversation:
         except OSError as exc:
             self.notes.append(f"what files held before is not kept: {exc}")
         turns = TurnRecorder(session, self.transcript, node)
+        self.sampling.attach(partial(loop.complete_message, budget=budget))
         self.resources.delegate.attach(
             ParentSession(loop, session.deck, self.map_servers, system_prompt, budget, sink, turns.record)
         )
@@ -245,11 +250,13 @@ async def open_conversation(
     *,
     notes: Sequence[str] = (),
     follow_config: bool = False,
+    dialog: Dialog | None = None,
 ) -> AsyncGenerator[Conversation]:
     """Open the conversation of an invocation inside the block. Servers start in the background.
 
     `permissions` replaces those that the invocation asks for. With `follow_config` no server is waited for, and
-    `reload_servers` applies changes of the configuration.
+    `reload_servers` applies changes of the configuration. With a `dialog` a person decides about calls, plans and
+    requests of servers; without one, what a person would be asked about is refused.
 
     Raises:
         NoModelError: There is no model.
@@ -272,8 +279,14 @@ async def open_conversation(
                 f"{choice.label} reads {window:,} tokens, so of the native tools only "
                 f"{', '.join(SMALL_WINDOW_TOOLS)} are shown; --tools names others"
             )
-        mode = PlanMode(approves=invocation.approval != "ask")
-        permissions = permissions or await to_thread.run_sync(load_permissions, invocation, mode)
+        sampling, approver, handlers = SamplingModel(), None, None
+        if dialog is not None:
+            from induscode.session.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs
+
+            approver = PersonApprover(dialog)
+            handlers = build_server_handlers(dialog, sampling.complete, (invocation.cwd,))
+        mode = PlanMode(approves=invocation.approval != "ask", approver=approver)
+        permissions = permissions or await to_thread.run_sync(load_permissions, invocation, mode, approver)
         warnings.extend(map(str, permissions.notes))
         warnings.extend(await to_thread.run_sync(list_leftover_jobs))
         transcript = await stack.enter_async_context(_open_stored(invocation, warnings))
@@ -287,7 +300,7 @@ async def open_conversation(
             memory=resources.memory,
         )
         loading = await stack.enter_async_context(_preload())
-        options = BootOptions(reloadable=True) if follow_config else None
+        options = BootOptions(reloadable=follow_config, handlers=handlers)
         config_files = None
         if follow_config:
             config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
@@ -310,6 +323,7 @@ async def open_conversation(
             notes=warnings,
             stack=stack,
             loading=loading,
+            sampling=sampling,
             config_files=config_files,
         )
         try:

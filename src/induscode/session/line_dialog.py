@@ -68,7 +68,8 @@ class LineDialog:
 
     def __init__(self, path: str = _TERMINAL, cancel: CancelToken | None = None) -> None:
         self._path = path
-        self._cancel = cancel or CancelToken()
+        self.cancel = cancel or CancelToken()
+        """Ends an open question; replaced once the program has its token."""
         self._lock = anyio.Lock()
 
     async def ask(self, question: Question, /) -> Reply:
@@ -128,7 +129,7 @@ class LineDialog:
             finally:
                 done.set()
 
-        forget = self._cancel.on_cancel(end_wait)
+        forget = self.cancel.on_cancel(end_wait)
         try:
             # The task group waits for the thread also if this task is cancelled.
             async with anyio.create_task_group() as tasks:

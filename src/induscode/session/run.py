@@ -1,5 +1,8 @@
 """One headless run, from the prompt on the command line to the exit code of the program.
 
+On a terminal the person is asked before a call that needs permission; with JSON output, or if standard error is not a
+terminal, such a call is denied.
+
 A server that has never been ready is waited for before the first request, so that a model has every tool; so is one
 with `required: true`. The tools of a server that was ready before are known, and the first call waits for the server.
 Missing servers are reported on standard error and in the first event, or in the last one if they fail later.
@@ -23,6 +26,7 @@ from induscode.boot.runners import ConfigPathError
 from induscode.deck.contract import BackendFault, UnknownCapability
 from induscode.session.contract import ExitCode, RunResult, signal_code
 from induscode.session.conversation import open_conversation
+from induscode.session.line_dialog import find_line_dialog
 from induscode.session.models import InvalidAddressError, NoModelError
 from induscode.session.output import RunStart, RunSummary, StdoutWriter, create_reporter
 from induscode.session.permissions import InvalidRuleError
@@ -122,7 +126,12 @@ async def answer_prompt(
                     read_prompt, invocation.prompt, stdin or sys.stdin, lambda: cancel.cancelled
                 )
                 notes = [note] if note else []
-                conversation = await stack.enter_async_context(open_conversation(invocation, permissions, notes=notes))
+                dialog = None
+                if invocation.output_format == "text":
+                    dialog = await to_thread.run_sync(find_line_dialog, cancel)
+                conversation = await stack.enter_async_context(
+                    open_conversation(invocation, permissions, notes=notes, dialog=dialog)
+                )
                 is_interactive = sys.stderr is not None and sys.stderr.isatty()
                 reporter = create_reporter(invocation.output_format, writer, verbose=is_interactive)
                 run = Run(conversation, reporter, cancel)

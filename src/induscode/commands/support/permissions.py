@@ -1,7 +1,8 @@
 """Permission checks of `indus call` and `indus serve`.
 
-A session without a person refuses what it would ask about; `indus call` was typed by a person, and `indus serve` has
-clients that ask their own users. What a rule denies is denied everywhere.
+A session without a person refuses what it would ask about; `indus call` was typed by a person, who is asked on a
+terminal if a rule asks or no rule can allow the call, and `indus serve` has clients that ask their own users. What a
+rule denies is denied everywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
+    from induscode.session.dialog import Dialog
     from induscode.session.permissions.confirm import PermissionAnswer, PermissionRequest
 
     Wrap = Callable[[Capability], Capability]
@@ -30,14 +32,17 @@ class CardChecks:
     notes: Sequence[Note] = ()
 
 
-def build_call_checks(cwd: str) -> CardChecks:
-    """Build the checks of a typed call: what a rule denies is refused, every question is answered with yes."""
+def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
+    """Build the checks of a typed call: what a rule denies is refused, and typing the call answers questions with yes.
+
+    With a `dialog` the person is asked if a rule asks, or if no rule can allow the call.
+    """
     from induscode.session.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
     from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
 
     store = RuleStore()
     rules, notes = load_startup_rules(store, cwd)
-    permissions = Permissions(rules, approver=_TypedCall(), store=store)
+    permissions = Permissions(rules, approver=_TypedCall(dialog), store=store)
 
     def wrap(card: Capability) -> Capability:
         return CheckedCard(card, permissions)
@@ -46,10 +51,17 @@ def build_call_checks(cwd: str) -> CardChecks:
 
 
 class _TypedCall:
-    """Approves a call once: typing it was the approval."""
+    """Approves a call once, because typing it was the approval; a firm question is put to the person."""
 
-    async def ask(self, question: PermissionRequest) -> PermissionAnswer:
-        """Approve once."""
+    def __init__(self, dialog: Dialog | None) -> None:
+        self._dialog = dialog
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once, or ask."""
+        if request.firm and self._dialog is not None:
+            from induscode.session.approver import PersonApprover  # noqa: PLC0415 — for a call that is asked about
+
+            return await PersonApprover(self._dialog).ask(request)
         from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer  # noqa: PLC0415 — for a call that runs
 
         return PermissionAnswer(ApprovalScope.ONCE)

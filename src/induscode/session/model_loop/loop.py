@@ -25,16 +25,19 @@ from pydantic_ai.messages import (
     ToolReturn,
     repair_messages,
 )
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.toolsets.abstract import AbstractToolset, ToolsetTool
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolCall
 from induscode.session.contract import RunResult, TextDelta, Usage
 from induscode.session.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
 from induscode.session.model_loop.providers import to_model_fault
+from induscode.session.model_loop.sampling import build_sampling_result, parse_sampling_request
 from induscode.session.tool_calls import NonObjectArguments, PassThroughValidator, RepeatedCallError, ToolCalls
 from induscode.session.transcript import ConversationError
 
@@ -44,9 +47,12 @@ if TYPE_CHECKING:
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
 
+    from indusagi.core.json import JsonObject
     from induscode.deck.provision import DeckToolBox
-    from induscode.session.contract import RunPlan
+    from induscode.session.contract import RequestBudget, RunPlan
 
+SAMPLING_FAILED = -32000
+"""Error code of a sampling request that the model did not answer."""
 _REQUEST_S = 600.0
 """Longest silence of a model's server."""
 _SAVE_S = 2.0
@@ -219,15 +225,7 @@ class ModelLoop:
             result = RunResult(reason="error", message=str(fault), fault=fault)
         finally:
             forget()
-        used = state.usage
-        usage = Usage(
-            used.requests,
-            used.input_tokens,
-            used.output_tokens,
-            used.cache_read_tokens,
-            used.cache_write_tokens,
-            None if used.cost is None else float(used.cost),
-        )
+        usage = _to_usage(state.usage)
         self.usage = self.usage.add(usage)
         await plan.sink(usage)
         last = "".join(state.passages[-1]) if state.passages else ""
@@ -235,6 +233,30 @@ class ModelLoop:
         responses = [message for message in state.messages if isinstance(message, ModelResponse)]
         context = responses[-1].usage.input_tokens + responses[-1].usage.output_tokens if responses else 0
         return replace(result, text=last, passages=passages, usage=usage, context_tokens=context)
+
+    async def complete_message(self, params: JsonObject, budget: RequestBudget) -> JsonObject:
+        """Complete the sampling request of a server with one request to the model, outside of every conversation.
+
+        Raises:
+            RpcError: The request is invalid, the budget is spent, or the model gave no answer.
+        """
+        messages, settings = parse_sampling_request(params)
+        if budget.left == 0:
+            raise RpcError(SAMPLING_FAILED, f"the limit of {budget.limit} requests to the model is reached")
+        budget.used += 1
+        settings["timeout"] = _REQUEST_S
+        try:
+            async with self._model.request_stream(messages, settings, ModelRequestParameters()) as stream:
+                async for _ in stream:
+                    pass
+                response = stream.get()
+        except (failures.UserError, failures.AgentRunError) as exc:
+            fault = to_model_fault(exc, self._model.base_url) if isinstance(exc, failures.AgentRunError) else exc
+            raise RpcError(SAMPLING_FAILED, f"the model gave no answer: {fault}") from exc
+        used = RunUsage(requests=1)
+        used.incr(response.usage)
+        self.usage = self.usage.add(_to_usage(used))
+        return build_sampling_result(response, self._model.model_name)
 
     async def _retry_without_images(self, prompt: str, state: RunState) -> RunResult:
         """Run the loop; if the model refuses images, continue once with text in their place."""
@@ -300,6 +322,17 @@ class ModelLoop:
                             await deck.report_unknown_tool(event)
             await state.save_messages(run)
         return RunResult(reason="done", note=_find_truncation(state.messages))
+
+
+def _to_usage(used: RunUsage) -> Usage:
+    return Usage(
+        used.requests,
+        used.input_tokens,
+        used.output_tokens,
+        used.cache_read_tokens,
+        used.cache_write_tokens,
+        None if used.cost is None else float(used.cost),
+    )
 
 
 def _find_truncation(messages: Sequence[ModelMessage]) -> str:

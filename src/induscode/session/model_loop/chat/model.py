@@ -321,7 +321,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[ChatStream]:
         """Send a request, and give its answer as a stream."""
-        _, parameters = self.prepare_request(model_settings, model_request_parameters)
+        settings, parameters = self.prepare_request(model_settings, model_request_parameters)
         instructions = self._get_instruction_parts(messages, parameters) or []
         body: dict[str, Any] = {
             "messages": write_messages(messages, [part.content for part in instructions], self._system),
@@ -331,6 +331,12 @@ class ChatModel(Model[httpx2.AsyncClient]):
         }
         if tools := [write_tool(tool) for tool in parameters.declared_tool_defs.values()]:
             body |= {"tool_choice": "auto", "tools": tools}
+        # Models of OpenAI that reason refuse the older name, and compatible servers may not know the newer one.
+        values = cast("Mapping[str, object]", settings or {})
+        limit = "max_completion_tokens" if self._system == "openai" else "max_tokens"
+        for name, key in (("max_tokens", limit), ("temperature", "temperature"), ("stop_sequences", "stop")):
+            if (value := values.get(name)) is not None:
+                body[key] = value
         response = await self._send(body)
         try:
             yield ChatStream(parameters, response, self._name, self._system, self._address)
