@@ -13,7 +13,6 @@ import signal
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -47,6 +46,10 @@ _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.session.run", "induscode.interactive.markdown"
 """Modules that are imported in threads, after the first prompt."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+async def _import_later(module: str) -> None:
+    await to_thread.run_sync(import_module, module, abandon_on_cancel=True)
 
 
 def run_interactive(invocation: Invocation) -> int:
@@ -188,9 +191,9 @@ class InteractiveApp:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_status)
             with self._leaving.guard():
-                await to_thread.run_sync(import_module, _CONVERSATION, abandon_on_cancel=True)
+                await _import_later(_CONVERSATION)
             if not self._leaving.cancelled:
-                tasks.start_soon(partial(to_thread.run_sync, import_module, _MARKDOWN, abandon_on_cancel=True))
+                tasks.start_soon(_import_later, _MARKDOWN)
                 await self._hold_conversations()
             tasks.cancel_scope.cancel()
 

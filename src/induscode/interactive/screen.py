@@ -172,7 +172,7 @@ class Screen:
             max_render_postpone_time=0,
             include_default_pygments_style=False,
         )
-        self._app.after_render += lambda _: self.shown.set()
+        self._app.after_render.add_handler(self._note_drawing)
         # A lone Esc is told apart from the start of a key sequence after these times.
         self._app.ttimeoutlen, self._app.timeoutlen = 0.05, 0.1
 
@@ -227,6 +227,9 @@ class Screen:
         if text:
             self._output.write_raw(_END_UPDATE)
             self._output.flush()
+
+    def _note_drawing(self, _: Application[None]) -> None:
+        self.shown.set()
 
     async def run(self) -> None:
         """Show the live region and read keys until `close` is called."""
