@@ -27,6 +27,7 @@ _COMMANDS = {
     "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
+    "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "settings": ("show, find and check the settings", "induscode.commands.settings"),
     "completion": ("print the completion script of a shell", "induscode.commands.completion"),
 }

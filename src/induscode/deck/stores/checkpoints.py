@@ -171,7 +171,7 @@ class FileCheckpoints:
         notes += [f"{path} was changed and cannot be restored: its former content is gone" for path in lost]
         with self._lock:
             self._open_log().append({"op": "ended", "node": before.node})
-        for note in notes:
+        for note in dict.fromkeys((*notes, *after.notes)):
             self.add_note(note)
         return [change.path for change in changed], notes
 

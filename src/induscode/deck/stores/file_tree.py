@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 FILE_LIMIT = 20_000
 LIMIT_S = 2.0
-SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".indusvx-bg"})
+SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox"})
 """Directories of tools, which they build again or keep records in."""
+_OURS = ".indusvx-bg"
+"""The output of background commands."""
 _NAMED = 5
 _SETTLED_NS = 50_000_000
 """Age at which the times of a file distinguish a later change: file systems count in ticks of a few milliseconds."""
@@ -102,8 +104,8 @@ class FileTree:
                     raise TreeLimitError(f"{self._workspace} holds more than {FILE_LIMIT:,} files")
                 if time.monotonic() > deadline:
                     raise TreeLimitError(f"reading {self._workspace} takes longer than {LIMIT_S:.0f} s")
-                if found.name in SKIPPED and found.is_dir(follow_symlinks=False):
-                    skipped.add(found.name)
+                if found.name in {*SKIPPED, _OURS} and found.is_dir(follow_symlinks=False):
+                    skipped |= {found.name} - {_OURS}
                     continue
                 try:
                     status = found.stat(follow_symlinks=False)
