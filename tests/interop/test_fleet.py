@@ -109,6 +109,22 @@ async def test_one_server_can_be_stopped_and_restarted() -> None:
                 await asked
 
 
+async def test_the_log_of_a_server_holds_standard_error_and_messages_across_restarts() -> None:
+    async with fleet_of(fault("dies", id="dying"), fault("chatter", 3, id="chatty", limits=ServerLimits())) as fleet:
+        dying, chatty = fleet.endpoint("dying"), fleet.endpoint("chatty")
+        assert dying is not None
+        assert chatty is not None
+        with pytest.raises(ProtocolFault):
+            await dying.invoke("fault", {})
+        await fleet.restart("dying")
+        assert "stderr: about to die" in fleet.read_log("dying")
+        assert fleet.status()["chatty"].answer_s is not None
+        await chatty.invoke("fault", {})
+        assert fleet.read_log("chatty") == ("info: line 0", "info: line 1", "info: line 2")
+        with pytest.raises(ProtocolFault):
+            fleet.read_log("nobody")
+
+
 async def test_server_that_fails_first_is_restarted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with fleet_of(fault("crash-loop", 2, "--log", log)) as fleet:

@@ -342,6 +342,8 @@ class EndpointStatus:
     notes: Sequence[Note] = field(default=(), kw_only=True)
     slow_start: SlowStart | None = field(default=None, kw_only=True)
     """Set while it starts, after one second."""
+    answer_s: float | None = field(default=None, kw_only=True)
+    """Seconds from the last request for its tools or a call to the response; `None` before the first one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phase", EndpointPhase(self.phase))

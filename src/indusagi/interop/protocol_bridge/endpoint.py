@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -107,6 +107,8 @@ class ServerEndpointImpl:
         self._settled = asyncio.Event()
         self._stop = asyncio.Event()
         self._tools_changed = asyncio.Event()
+        self._answer_s: float | None = None
+        self._log_messages: Sequence[str] = ()
 
     # -- state ------------------------------------------------------------------------------
 
@@ -146,7 +148,14 @@ class ServerEndpointImpl:
         if watch is not None and watch.is_slow and self._phase is EndpointPhase.CONNECTING:
             slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
         count = len(self._tools or ())
-        return EndpointStatus(self._config.id, self._phase, count, fault, notes=notes, slow_start=slow_start)
+        return EndpointStatus(
+            self._config.id, self._phase, count, fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
+        )
+
+    def read_log(self) -> Sequence[str]:
+        """Return the last lines of standard error, then the last log messages; each kind in its order."""
+        lines = () if self._process is None else self._process.read_stderr()
+        return (*(f"stderr: {line}" for line in lines), *self._log_messages)
 
     @property
     def _process(self) -> StartedProcess | None:
@@ -201,7 +210,7 @@ class ServerEndpointImpl:
                     session = await stack.enter_async_context(opening)
                 self._history.record_up(self._config)
                 session.on_tools_changed = self._tools_changed.set
-                self._session = session
+                self._session, self._log_messages = session, session.log
                 self._enter(EndpointPhase.READY)
                 self._settled.set()
                 # The phase changes before any caller learns that its call is lost.
@@ -298,7 +307,8 @@ class ServerEndpointImpl:
         # A server that declares other capabilities only has no tools.
         may_have_tools = facts is None or facts.offers("tools") or not facts.capabilities
         try:
-            rows = await session.read_pages("tools/list", "tools") if may_have_tools else ()
+            with self._measure():
+                rows = await session.read_pages("tools/list", "tools") if may_have_tools else ()
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             self._listing_fault = self._to_fault(exc, FaultSite.LIST)
             raise self._listing_fault from self._listing_fault.cause
@@ -356,7 +366,8 @@ class ServerEndpointImpl:
         progress = None if on_progress is None else partial(_report_progress, on_progress)
         try:
             with nullcontext() if cancel is None else cancel.guard():
-                result = await session.call("tools/call", {"name": name, "arguments": arguments}, progress)
+                with self._measure():
+                    result = await session.call("tools/call", {"name": name, "arguments": arguments}, progress)
                 return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
@@ -398,6 +409,14 @@ class ServerEndpointImpl:
             ProtocolFault: Not ready.
         """
         self._require_ready().connection.notify(method, params)
+
+    @contextmanager
+    def _measure(self) -> Generator[None]:
+        """Measure how long the server takes to respond inside the block; a failure is not measured."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        yield
+        self._answer_s = clock() - began
 
     def _to_fault(self, exc: Exception, site: FaultSite, subject: str = "") -> ProtocolFault:
         if isinstance(exc, RequestTimeoutError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -49,6 +50,8 @@ from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpo
 from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)
+
+_LOG_LINES = 200
 
 Waiting: TypeAlias = Literal["asleep", "untrusted"]
 """Why a server is not started: it starts at its first call, or it needs consent."""
@@ -242,10 +245,19 @@ class ServerFleetImpl:
         await supervisor.close()
         successor = self._make_supervisor(supervisor.config, None)
         successor.restarts = supervisor.restarts + 1
+        successor.earlier_log = deque(supervisor.read_log(), maxlen=_LOG_LINES)
         successor.urgent.set()
         self._supervisors[server] = successor
         successor.start()
         await successor.settled.wait()
+
+    def read_log(self, server: str) -> Sequence[str]:
+        """Return what a server has written to standard error and sent as log messages, also before its restarts.
+
+        Raises:
+            ProtocolFault: The id is unknown.
+        """
+        return self._require(server).read_log()
 
     async def stop(self, server: str) -> None:
         """Close one server and leave it closed.
@@ -302,6 +314,8 @@ class _ServerSupervisor:
         self.urgent = asyncio.Event()
         """Set when a caller waits for the server: it starts out of turn."""
         self.restarts = 0
+        self.earlier_log: deque[str] = deque(maxlen=_LOG_LINES)
+        """The log of the endpoints before the present one."""
         self._make_endpoint = make_endpoint
         self._pacer = pacer
         self._record = RestartRecord(supervision)
@@ -318,6 +332,9 @@ class _ServerSupervisor:
         self._task.cancel()
         await self._task.join()
         await self.endpoint.close()
+
+    def read_log(self) -> Sequence[str]:
+        return (*self.earlier_log, *self.endpoint.read_log())
 
     def status(self) -> EndpointStatus:
         next_try_s = None
@@ -352,6 +369,7 @@ class _ServerSupervisor:
                 await asyncio.sleep(wait_s)
                 self._next_try_at = None
                 self.restarts += 1
+                self.earlier_log.extend(self.endpoint.read_log())
                 self.endpoint = self._make_endpoint()
         finally:
             self._next_try_at = None

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     CAPABILITIES,
@@ -177,6 +180,8 @@ class ClientSession:
         self.facts: ServerFacts | None = None
         self.on_tools_changed: Callable[[], None] = lambda: None
         self.notes: list[str] = []
+        self.log: deque[str] = deque(maxlen=limits.stderr_lines)
+        """The last log messages of the server, each in one line."""
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
@@ -397,8 +402,21 @@ class ClientSession:
     def _handle_notification(self, method: str, params: JsonObject) -> None:
         if method == "notifications/tools/list_changed":
             self.on_tools_changed()
+        if method == "notifications/message":
+            self._record_log_message(params)
         if self._handlers.on_notification is not None:
             self._handlers.on_notification(method, params)
+
+    def _record_log_message(self, params: JsonObject) -> None:
+        # https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/logging
+        level, logger, data = (params.get(key) for key in ("level", "logger", "data"))
+        source = " ".join(part for part in (level, logger) if isinstance(part, str))
+        try:
+            text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        except RecursionError:
+            text = "(a value that is nested too deeply)"
+        line = " ".join(cut_text(text, 4 * self._limits.stderr_line_bytes).split())
+        self.log.append(cut_text(f"{source or 'log'}: {line}", self._limits.stderr_line_bytes))
 
     # -- metadata ---------------------------------------------------------------------------
 
