@@ -296,7 +296,7 @@ def test_full_disk_is_reported_and_the_run_continues(ran: Ran, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("induscode.deck.stores.line_log.LineLog.append", full)
+    monkeypatch.setattr("induscode.deck.stores.line_log.LineLog.extend", full)
     done = ran(says("hello"))
     assert (done["code"], done["result"]) == (0, "hello")
     assert sum("No space left" in note for note in done["notes"]) == 2
