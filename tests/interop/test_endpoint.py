@@ -21,6 +21,7 @@ from indusagi.interop import (
     create_server_endpoint,
     is_terminal_phase,
 )
+from indusagi.interop.protocol_bridge.client.handlers import current_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,19 +200,20 @@ async def test_tool_change_triggers_a_new_listing(era: str) -> None:
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 @pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage", "roots/list"])
-async def test_server_requests_reach_their_handlers(era: str, method: str) -> None:
-    asked: list[JsonObject] = []
+async def test_server_requests_reach_their_handlers_with_the_id_of_the_server(era: str, method: str) -> None:
+    asked: list[str | None] = []
 
     async def answer(params: JsonObject) -> JsonObject:
-        asked.append(params)
+        asked.append(current_server.get())
         return {"action": "accept", "content": {"word": "pelican"}, "roots": []}
 
     handlers = Handlers(elicit=answer, sample=answer, roots=answer)
     async with opened(honest("--era", era), handlers) as endpoint:
         result = await endpoint.invoke("ask", {"method": method})
         assert not result.is_error
-        assert len(asked) == 1
+        assert asked == ["honest"]
         assert "pelican" in str(result.content)
+    assert current_server.get() is None
 
 
 async def test_other_lists_and_requests_are_supported() -> None:

@@ -8,12 +8,14 @@ import sys
 import termios
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import anyio
 import pytest
 from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
+from induscode.session import line_dialog
 from induscode.session.dialog import Choice, Question, Reply
 from induscode.session.line_dialog import LineDialog, find_choice, find_line_dialog
 from induscode.terminal import print_status
@@ -245,6 +247,25 @@ def test_process_without_a_terminal_has_no_dialog(monkeypatch: pytest.MonkeyPatc
     assert find_line_dialog() is None  # standard error is captured
     monkeypatch.setattr(sys, "stderr", None)
     assert find_line_dialog() is None
+
+
+def test_dialog_is_found_on_the_terminal_of_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as terminal, open(terminal.path, encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(line_dialog, "_TERMINAL", "/nonexistent")
+        assert find_line_dialog() is None  # standard input is no terminal
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert find_line_dialog() is not None
+
+
+def test_terminal_of_another_process_group_is_not_asked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as terminal, open(terminal.path, encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(line_dialog, "_TERMINAL", terminal.path)
+        assert find_line_dialog() is None  # it controls no process
+        for distance in (1, 0):
+            monkeypatch.setattr(os, "tcgetpgrp", Mock(return_value=os.getpgrp() + distance))
+            assert (find_line_dialog() is None) == bool(distance)
 
 
 def test_choice_without_a_default_needs_a_key() -> None:
