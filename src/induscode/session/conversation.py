@@ -22,7 +22,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.boot.config_watch import ConfigFiles, list_config_files
-from induscode.boot.runners import check_named_configs, plan_servers
+from induscode.boot.runners import check_named_configs
 from induscode.boot.session import open_session
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DeckFramework
@@ -35,12 +35,14 @@ from induscode.session.permissions import load_permissions
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.server_requests import SamplingModel, build_server_handlers
+from induscode.session.servers import ServerPhases, SessionServers
 from induscode.session.transcript import ConversationReadState, Transcript, open_transcript
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
@@ -118,10 +120,8 @@ class Conversation:
     """Imports the model loop."""
     sampling: SamplingModel = field(default_factory=SamplingModel)
     """Answers sampling requests of servers with the model of the turn."""
-    waking: list[BackgroundTask] = field(default_factory=list[BackgroundTask])
-    """Starts of servers that a changed configuration has added."""
-    config_files: ConfigFiles | None = None
-    """Files whose changes `reload_servers` applies; None if the servers stay as they are."""
+    servers: SessionServers | None = None
+    """Applies changes of the configuration; None if the servers stay as they are."""
     loop: ModelLoop | None = field(default=None, init=False)
     context_tokens: int = field(default=0, init=False)
     """Tokens of the last request and its response: what the next request begins with."""
@@ -168,31 +168,8 @@ class Conversation:
         return result
 
     async def reload_servers(self) -> list[str]:
-        """Apply changes of the configuration files, and approvals given in another process; describe the changes.
-
-        New servers start in the background.
-
-        Raises:
-            ConfigPathError: A file of `--mcp` is gone or has no usable server; the servers stay as they were.
-        """
-        if self.config_files is None:
-            return []
-        mcp = self.session.mcp
-        await mcp.reread_approvals()
-        if not await to_thread.run_sync(self.config_files.has_changed):
-            return []
-        plan = await to_thread.run_sync(plan_servers, self.invocation)
-        known = {str(note) for note in mcp.plan.notes}
-        changes = await mcp.change(plan)
-        mcp.plan = plan
-        self.waking.append(BackgroundTask("start of changed servers"))
-        self.waking[-1].start(mcp.wake(changes.to_start))
-        described = [
-            f"servers {word}: {', '.join(names)}"
-            for word, names in (("removed", changes.removed), ("changed", changes.replaced), ("added", changes.added))
-            if names
-        ]
-        return [*described, *(str(note) for note in plan.notes if str(note) not in known)]
+        """Apply changes of the configuration files, and approvals given in another process; describe the changes."""
+        return [] if self.servers is None else await self.servers.apply_changes()
 
     async def wait_for_servers(self) -> None:
         """Wait until the servers that no earlier run has seen, and the required ones, have come up or failed."""
@@ -216,7 +193,9 @@ class Conversation:
     def list_notes(self) -> list[str]:
         """List the notes about the model, the deck and the servers as they are now."""
         notes = [self.choice.note] if self.choice.note else []
-        notes.extend(str(note) for note in (*self.session.notes, *self.session.mcp.enrolment.notes))
+        checks = self.permissions.permissions
+        stored = () if checks is None else checks.notes
+        notes.extend(str(note) for note in (*self.session.notes, *self.session.mcp.enrolment.notes, *stored))
         for name, status in self.session.mcp.status().items():
             if status.fault is not None:
                 fault = str(status.fault)
@@ -251,12 +230,14 @@ async def open_conversation(
     notes: Sequence[str] = (),
     follow_config: bool = False,
     dialog: Dialog | None = None,
+    on_event: Callable[[FleetEvent], None] | None = None,
 ) -> AsyncGenerator[Conversation]:
     """Open the conversation of an invocation inside the block. Servers start in the background.
 
     `permissions` replaces those that the invocation asks for. With `follow_config` no server is waited for, and
     `reload_servers` applies changes of the configuration. With a `dialog` a person decides about calls, plans and
-    requests of servers; without one, what a person would be asked about is refused.
+    requests of servers; without one, what a person would be asked about is refused. `on_event` receives the events of
+    the servers from their first start on.
 
     Raises:
         NoModelError: There is no model.
@@ -300,10 +281,12 @@ async def open_conversation(
             memory=resources.memory,
         )
         loading = await stack.enter_async_context(_preload())
-        options = BootOptions(reloadable=follow_config, handlers=handlers)
-        config_files = None
-        if follow_config:
-            config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
+        phases = ServerPhases(on_event)
+        options = BootOptions(
+            reloadable=follow_config, handlers=handlers, on_event=phases if follow_config or on_event else None
+        )
+        # Before the files are read: a change while they are read is a change.
+        config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
         session = await stack.enter_async_context(
             open_session(
                 invocation, framework=framework, wrap=permissions.wrap, plan_mode=True, wait=False, options=options
@@ -324,14 +307,13 @@ async def open_conversation(
             stack=stack,
             loading=loading,
             sampling=sampling,
-            config_files=config_files,
+            servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
         try:
             yield conversation
         finally:
-            for task in conversation.waking:
-                task.cancel()
-                await task.join()
+            if conversation.servers is not None:
+                await conversation.servers.aclose()
 
 
 @asynccontextmanager
