@@ -71,6 +71,7 @@ def test_write_edit_and_rm_are_rewound_byte_for_byte_and_the_rewind_is_undone(tm
         preview = project.rewind("--to", "2", "--dry-run")
         assert "keep.txt: restored" in preview
         assert "link: removed" in preview
+        assert "  sub/with\\nnewline é: restored\n" in preview
         assert describe_tree(project.cwd) == after_two
         assert "paths restored" in project.rewind("--to", "2", "--yes")
         assert describe_tree(project.cwd) == after_one

@@ -12,7 +12,7 @@ from indusagi.core.text import format_count
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_table, write_json
 from induscode.commands.support.runner import run_until_signal
 from induscode.launch.options import flags, read_cwd
-from induscode.terminal import print_line, print_status
+from induscode.terminal import escape_unprintable, print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,17 +180,17 @@ class RewindSession:
             return
         print_line(f"Back to the state before: {preview.point.title}")
         for step in preview.steps:
+            # Escaped, so that a name with a newline cannot forge a line.
+            path, word = escape_unprintable(self._shorten(step.path)), _DONE[step.action]
             if step.conflict and step.path not in insist:
-                word = f"stays: another program has changed it since (--insist {self._shorten(step.path)} restores it)"
-            else:
-                word = _DONE[step.action]
-            print_line(f"  {self._shorten(step.path)}: {word}")
+                word = f"stays: another program has changed it since (--insist {path} restores it)"
+            print_line(f"  {path}: {word}")
         if not preview.steps and scope != "talk":
             print_line("  no file changes")
         if scope != "files":
             print_line(f"  {_describe_messages(preview.messages)}")
         for note in preview.notes:
-            print_line(f"  not covered: {note}")
+            print_line(f"  note: {escape_unprintable(note)}")
 
     def show_result(self, result: RewindResult, *, json: bool) -> int:
         """Print what a rewind has done, and return the exit code."""
