@@ -6,7 +6,7 @@ the new list no longer contains.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -69,6 +69,11 @@ class Checklist:
     def replace(self, items: Sequence[ChecklistItem]) -> None:
         """Replace the list; the former one is kept until the next change."""
         self.items, self.former = tuple(items), self.items
+
+    def restore(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Replace the list by stored items; those with an unknown status are left out."""
+        items = [ChecklistItem(row["id"], row["text"], row["status"]) for row in rows if row["status"] in _GLYPHS]
+        self.items, self.former = tuple(items), ()
 
     def open_items(self) -> Sequence[ChecklistItem]:
         """List the unfinished items."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -102,6 +102,16 @@ class TodoLedger:
         with self._lock:
             former, self._items = self._items, tuple(items)
             return former
+
+    def restore(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Replace the list by stored items; those with an unknown state or weight are left out."""
+        self.replace(
+            [
+                TodoItem(row["task"], TodoState(row["state"]), TodoWeight(row["weight"]))
+                for row in rows
+                if row["state"] in set(TodoState) and row["weight"] in set(TodoWeight)
+            ]
+        )
 
     def open_items(self) -> Sequence[TodoItem]:
         """List the items that are still to be done."""

@@ -199,8 +199,10 @@ class ModelLoop:
     async def __aexit__(self, *error: Any) -> None:
         await self._model.__aexit__(*error)
 
-    async def run(self, prompt: str, plan: RunPlan) -> RunResult:
+    async def run(self, prompt: str | None, plan: RunPlan) -> RunResult:
         """Run the loop until the model has answered `prompt`; failures and cancellation are results too.
+
+        Without a prompt it answers the end of the history.
 
         Raises:
             OSError: The sink failed: its reader is gone.
@@ -258,7 +260,7 @@ class ModelLoop:
         self.usage = self.usage.add(_to_usage(used))
         return build_sampling_result(response, self._model.model_name)
 
-    async def _retry_without_images(self, prompt: str, state: RunState) -> RunResult:
+    async def _retry_without_images(self, prompt: str | None, state: RunState) -> RunResult:
         """Run the loop; if the model refuses images, continue once with text in their place."""
         try:
             # Calls without a result, left by a run that was interrupted, get one here.
