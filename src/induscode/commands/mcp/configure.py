@@ -18,9 +18,8 @@ from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import print_notes
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.server_rows import build_fields, parse_server_row
-from induscode.commands.support.servers import find_own_file, scope_option
-from induscode.deck.mcp.config.rows import is_switched_off
-from induscode.deck.mcp.config.writer import change_row, edit_own_config, own_config_path
+from induscode.commands.support.servers import find_own_file, scope_option, switch_server
+from induscode.deck.mcp.config.writer import edit_own_config, own_config_path
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
@@ -255,14 +254,5 @@ def disable(context: click.Context, name: str, *, scope: str | None, **_: object
 
 
 def _switch_server(context: click.Context, name: str, scope: str | None, *, on: bool) -> int:
-    path, whose = find_own_file(read_invocation(context).cwd, name, scope)
-
-    def switch(row: JsonObject) -> JsonObject:
-        if is_switched_off(row) is not on:
-            return row
-        rest = {key: value for key, value in row.items() if key not in {"enabled", "disabled"}}
-        return rest if on else {**rest, "enabled": False}
-
-    change_row(path, name, switch, private=whose == "user")
-    print_line(f"Server {name!r} of {path} is switched {'on' if on else 'off'}")
+    print_line(switch_server(read_invocation(context).cwd, name, scope, on=on))
     return 0

@@ -79,12 +79,8 @@ def _ask_consent(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
     """Show a server completely, and store the answer for exactly that."""
     question = store.question(row)
     print_line(f"Server {question.server} of {question.file}")
-    for line in question.lines:
+    for line in question.details:
         print_line(f"  {line}")
-    for name in question.changed:
-        print_line(f"  CHANGED since it was consented to: {name}")
-    for warning in question.warnings:
-        print_line(f"  WARNING: {warning}")
     if not yes and not confirm(f"Start server {question.server} from now on?"):
         print_line(f"{row.id}: not trusted")
         return False

@@ -26,6 +26,12 @@ NATIVE = "native"
 _BYTES_PER_TOKEN = 4
 
 
+def estimate_tokens(descriptor: ToolDescriptor) -> int:
+    """Estimate the tokens of a definition as a model gets it, at four bytes of its JSON each."""
+    definition = {"name": descriptor.name, "description": descriptor.description, "parameters": descriptor.parameters}
+    return -(-len(compact_json(definition).encode("utf-8")) // _BYTES_PER_TOKEN)
+
+
 @record
 class ListedTool:
     """One tool of the list."""
@@ -43,13 +49,7 @@ class ListedTool:
     """Estimated tokens of its definition, at four bytes each."""
 
     def __post_init__(self) -> None:
-        definition = {
-            "name": self.descriptor.name,
-            "description": self.descriptor.description,
-            "parameters": self.descriptor.parameters,
-        }
-        size = len(compact_json(definition).encode("utf-8"))
-        object.__setattr__(self, "tokens", -(-size // _BYTES_PER_TOKEN))
+        object.__setattr__(self, "tokens", estimate_tokens(self.descriptor))
 
     @property
     def name(self) -> str:

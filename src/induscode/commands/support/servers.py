@@ -15,7 +15,7 @@ from induscode.commands.support.output import build_unknown_name
 from induscode.deck.mcp.config import list_config_paths, read_rows
 from induscode.deck.mcp.config.dialects import detect_dialect
 from induscode.deck.mcp.config.rows import is_switched_off
-from induscode.deck.mcp.config.writer import own_config_path, read_own_config
+from induscode.deck.mcp.config.writer import change_row, own_config_path, read_own_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,6 +119,25 @@ def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
         if path not in ours and os.path.isfile(path) and any(row.id == name for row in read_rows(path, whose)[0]):
             raise click.UsageError(f"{name!r} is in {path}, which indus does not write: change it there", context)
     raise build_unknown_server(name, [server for path, _ in places for server in read_own_config(path).rows()])
+
+
+def switch_server(cwd: str, name: str, scope: str | None, *, on: bool) -> str:
+    """Switch a server on or off in one of our own files, and say so in one line.
+
+    Raises:
+        click.UsageError: None has it, or both have it and no scope is given.
+        BridgeFault: The file cannot be read or written.
+    """
+    path, whose = find_own_file(cwd, name, scope)
+
+    def switch(row: JsonObject) -> JsonObject:
+        if is_switched_off(row) is not on:
+            return row
+        rest = {key: value for key, value in row.items() if key not in {"enabled", "disabled"}}
+        return rest if on else {**rest, "enabled": False}
+
+    change_row(path, name, switch, private=whose == "user")
+    return f"Server {name!r} of {path} is switched {'on' if on else 'off'}"
 
 
 def name_transport(config: ServerConfig) -> str:

@@ -93,6 +93,12 @@ class ConsentQuestion:
     changed: tuple[str, ...]
     """What has changed since the consent; empty for a new server."""
 
+    @property
+    def details(self) -> tuple[str, ...]:
+        """The facts, then what has changed, then the warnings, one per line."""
+        changed = (f"CHANGED since it was consented to: {name}" for name in self.changed)
+        return (*self.lines, *changed, *(f"WARNING: {warning}" for warning in self.warnings))
+
 
 class TrustStore:
     """The consents of this user, in one private file outside every project."""
