@@ -17,7 +17,6 @@ import signal
 from typing import TYPE_CHECKING
 
 from indusagi.core.process.child import ChildProcess
-from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.environment import child_environment
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
@@ -251,6 +250,8 @@ class StdioTransport(BaseTransport):
         rest = [self._stderr_rest] if self._stderr_rest else []
         lines = [line.decode("utf-8", "replace") for line in (*self._stderr, *rest)]
         tail = lines[-_SHOWN_LINES:]
+        from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+
         if len(lines) > _SHOWN_LINES and (cause := find_cause(lines)) != find_cause(tail):
             tail = [cause, *tail[1:]]
         return tuple(tail)

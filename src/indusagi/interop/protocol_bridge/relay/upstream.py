@@ -19,7 +19,6 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import open_transport
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
-from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError
@@ -141,6 +140,8 @@ class UpstreamConnection:
     def _handle_end(self, end: TransportEnd) -> None:
         if end.detail.stderr and not self._ended.is_set():
             # Only for the log of the relay: its clients may be anyone.
+            from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+
             cause = find_cause(end.detail.stderr)
             _log.warning("standard error of server %r: %s", self._config.id, cause)
         self._fail(ConnectionClosedError(replace(end, detail=replace(end.detail, stderr=()))))
