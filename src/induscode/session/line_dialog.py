@@ -98,7 +98,8 @@ class LineDialog:
                 continue
             match = find_choice(question, line)
             if match is None:
-                text = f"Type {_list_keys(question)} and press Enter.\n{prompt}"
+                *keys, last = [choice.key for choice in question.choices]
+                text = f"Type {', '.join(keys)} or {last} and press Enter.\n{prompt}"
                 continue
             choice, comment = match
             if choice.takes_text and line.strip() and not comment:
@@ -175,11 +176,6 @@ def find_choice(question: Question, line: str) -> tuple[Choice, str] | None:
     return None
 
 
-def _list_keys(question: Question) -> str:
-    *keys, last = [choice.key for choice in question.choices]
-    return f"{', '.join(keys)} or {last}" if keys else last
-
-
 # -- the terminal, in a thread ------------------------------------------------------------------
 
 
@@ -194,7 +190,8 @@ def _converse(path: str, text: str, wake: int, hidden: bool) -> str | None:
             if not _write(terminal, text.encode("utf-8", "backslashreplace"), wake):
                 return None
             data = bytearray()
-            while _wait(wake, terminal):
+            # select, because poll(2) of macOS does not accept terminals.
+            while wake not in select.select([wake, terminal], [], [])[0]:
                 try:
                     chunk = os.read(terminal, _CHUNK)
                 except BlockingIOError:
@@ -227,12 +224,6 @@ def _input_modes(terminal: int, hidden: bool) -> Generator[None]:
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
-
-
-def _wait(wake: int, terminal: int) -> bool:
-    """Wait for input; False if the wait is cancelled."""
-    # select, because poll(2) of macOS does not accept terminals.
-    return wake not in select.select([wake, terminal], [], [])[0]
 
 
 def _write(terminal: int, data: bytes, wake: int | None) -> bool:

@@ -239,7 +239,7 @@ async def test_shell_without_sandbox_state_counts_as_unsandboxed(work: Path) -> 
 
     ctx = replace(context(work), shell=Silent())
     result = await Permissions(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
-    assert "nobody knows" in result.reason
+    assert "the shell does not report one" in result.reason
 
 
 # -- tools of servers -------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> li
     if not script.commands:
         doubts.append("it holds no command that a rule could name")
     if not is_sandboxed(facts) and not context.unsandboxed:
-        detail = facts.sandbox.detail if facts.sandbox is not None else "nobody knows what holds commands in"
+        detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
         doubts.append(f"there is no sandbox for commands here ({detail})")
     return doubts
 
