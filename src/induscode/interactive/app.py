@@ -118,6 +118,7 @@ class InteractiveApp:
     def submit(self, text: str) -> None:
         """Queue a message."""
         self._messages.append(text)
+        self._interrupted_at = float("-inf")
         self.screen.state.queued = tuple(self._messages)
         self._arrived.set()
         self.screen.refresh()

@@ -9,8 +9,10 @@ alternate screen, scroll regions and erasing of the whole display (CSI 2 J, CSI 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
+import termios
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,7 +33,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.utils import get_cwidth
 
 from induscode.session.dialog import Reply
-from induscode.terminal import escape_unprintable
+from induscode.terminal import escape_unprintable, redirect_to_null
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +113,16 @@ class _Region(Application[None]):
         self._redraw()
 
 
+class _TerminalOutput(Vt100_Output):
+    """Standard output. After the terminal is gone it writes nothing: the session ends by SIGHUP or the end of input."""
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            redirect_to_null(sys.stdout.fileno())
+
+
 def open_output() -> Vt100_Output:
     """Open standard output. The cursor position is never requested: its report could arrive as typed text."""
 
@@ -121,7 +133,21 @@ def open_output() -> Vt100_Output:
             columns, rows = 0, 0
         return Size(rows=rows or 24, columns=columns or 80)
 
-    return Vt100_Output(sys.stdout, get_size, term=os.environ.get("TERM"), enable_bell=False, enable_cpr=False)
+    return _TerminalOutput(sys.stdout, get_size, term=os.environ.get("TERM"), enable_bell=False, enable_cpr=False)
+
+
+def read_typed_ahead(descriptor: int) -> list[str]:
+    """Read the lines that were entered before the terminal is in raw mode.
+
+    The kernel has turned their Enter into a newline (ICRNL, termios(3)), which means a new line of the message later.
+    """
+    data = b""
+    try:
+        while count := int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder):
+            data += os.read(descriptor, count)
+    except OSError:  # the terminal is gone
+        return []
+    return [line for line in data.decode("utf-8", "replace").split("\n") if line.strip()]
 
 
 class Screen:
@@ -233,6 +259,9 @@ class Screen:
 
     async def run(self) -> None:
         """Show the live region and read keys until `close` is called."""
+        for line in read_typed_ahead(self._app.input.fileno()):
+            self._draft.history.append_string(line)
+            self._listener.submit(line.strip())
         try:
             await self._app.run_async(handle_sigint=False, set_exception_handler=False)
         except EOFError:  # the terminal is gone

@@ -1,0 +1,348 @@
+"""`indus` on a pseudo terminal: keys are typed, a terminal emulator (pyte) holds what is shown, every byte is checked.
+
+The emulator keeps the lines that scroll off its top, and it does not wrap them again when its width changes. The
+checker accepts the control sequences that an append-only session needs and no others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyte
+from tests.support.model_server import model_server
+from tests.support.scripts import command
+from tests.support.waiting import is_alive
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.process.tree import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from tests.support.model_server import ModelServer, Reply
+
+    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+
+LIMIT_S = 20.0
+"""Longer than any wait takes that succeeds."""
+REGION_ROWS = 8
+ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"
+CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+_LAUNCH = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+"""Makes the terminal the controlling one. A `preexec_fn` would do as well, but warns where threads run."""
+_SEQUENCE = re.compile(r"\x1b(?:\[(?P<parameters>[0-?]*)(?P<between>[ -/]*)(?P<final>[@-~])|(?P<other>.?))", re.DOTALL)
+_MODES = {"?1", "?7", "?12", "?25", "?2004", "?2026"}
+"""Cursor keys, wrapping, blinking, the cursor, bracketed paste, synchronized output."""
+_FINALS = "ABCDGKm"
+"""Relative movement, column, erasing in the row, colours."""
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def check_output(text: str, *, color: bool = True) -> list[str]:
+    """List what a session must not write to a terminal: everything but text and a few control sequences.
+
+    Forbidden are, above all, erasing the display (CSI 2 J, CSI 3 J), the alternate screen (`?1049h`, `?1047h`, `?47h`),
+    scroll regions (CSI r), absolute positions, OSC sequences, and directions of writing. Without `color`, SGR
+    sequences may only reset.
+    """
+    problems: list[str] = []
+    for match in _SEQUENCE.finditer(text):
+        parameters, between, final = match["parameters"], match["between"], match["final"]
+        if final is None:
+            allowed = False
+        elif final == "J":
+            allowed = parameters in {"", "0"}
+        elif final in {"h", "l"}:
+            allowed = parameters in _MODES
+        elif final == "m" and not color:
+            allowed = parameters in {"", "0"}
+        else:
+            allowed = final in _FINALS and not between and not parameters.startswith(("?", "<", "=", ">"))
+        if not allowed:
+            problems.append(repr(match[0]))
+    chars = sorted(set(_SEQUENCE.sub("", text)) - set("\r\n\b"))
+    problems.extend(
+        f"character U+{ord(char):04X}" for char in chars if char < " " or "\x7f" <= char <= "\x9f" or char in _BIDI
+    )
+    return problems
+
+
+class Emulator(pyte.Screen):
+    """A terminal that keeps what scrolls off its top, and notes how far the cursor moves up."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.scrollback: list[str] = []
+        self.highest = 0
+        """The most rows that the cursor was above the lowest row it had reached before."""
+        self._lowest = 0
+        super().__init__(columns, rows)
+
+    def index(self) -> None:
+        """Move down; the line that leaves the screen at the top is kept."""
+        if self.cursor.y == self.lines - 1:
+            self.scrollback.append(self.read_row(0))
+        super().index()
+        self._lowest = max(self._lowest, len(self.scrollback) + self.cursor.y)
+
+    def cursor_up(self, count: int | None = None) -> None:
+        """Move up, and note how far above the lowest row that is."""
+        wanted = len(self.scrollback) + self.cursor.y - (count or 1)
+        self.highest = max(self.highest, self._lowest - wanted)
+        super().cursor_up(count)
+
+    def read_row(self, row: int) -> str:
+        """Read a row without the spaces at its end."""
+        cells = self.buffer[row]
+        return "".join(cells[column].data for column in range(self.columns)).rstrip()
+
+
+class Terminal:
+    """The program on a terminal of its own. Leaving the block ends it, and checks what it wrote and left behind.
+
+    Args:
+        arguments: The command line.
+        cwd: The directory of the process.
+        environ: Variables beside those of this process.
+        name: The command.
+        columns: The width of the terminal.
+        rows: Its height.
+        color: Whether colours are expected; without it, one is a failure.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path | str | None = None,
+        environ: Mapping[str, str] | None = None,
+        name: str = "indus",
+        program: Sequence[str] = (),
+        columns: int = 80,
+        rows: int = 24,
+        color: bool = True,
+    ) -> None:
+        self.emulator = Emulator(columns, rows)
+        self.raw = bytearray()
+        self._stream = pyte.ByteStream(self.emulator)
+        self._color = color
+        self._mark = new_ulid()
+        self._ours, self._theirs = os.openpty()
+        self._set_size(columns, rows)
+        self._modes = termios.tcgetattr(self._theirs)
+        variables = {**os.environ, "TERM": "xterm-256color", **(environ or {}), MARK: self._mark}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _LAUNCH, *(program or (command(name),)), *arguments],
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            cwd=cwd,
+            env=variables,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                assert self.process.poll() is not None, f"it runs on:\n{self.text}"
+                self.check()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            self.hang_up()
+
+    # -- what the person does -----------------------------------------------------------------
+
+    def type(self, keys: str) -> None:
+        """Send keys."""
+        data = keys.encode()
+        while data:
+            self._read(0.0)  # the program may wait for its output to be read
+            data = data[os.write(self._ours, data[:1024]) :]
+
+    def enter(self, text: str) -> None:
+        """Type a text and Enter."""
+        self.type(text + ENTER)
+
+    def paste(self, text: str) -> None:
+        """Send a text as a terminal does in bracketed paste mode."""
+        self.type(f"\x1b[200~{text}\x1b[201~")
+
+    def resize(self, columns: int, rows: int | None = None) -> None:
+        """Change the size; the kernel sends SIGWINCH."""
+        self._read(0.0)
+        rows = rows or self.emulator.lines
+        self.emulator.resize(rows, columns)
+        self._set_size(columns, rows)
+
+    def hang_up(self) -> None:
+        """Close the terminal."""
+        for descriptor in (self._ours, self._theirs):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._ours = self._theirs = -1
+
+    # -- what the person sees -----------------------------------------------------------------
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows of the screen."""
+        return [self.emulator.read_row(row) for row in range(self.emulator.lines)]
+
+    @property
+    def text(self) -> str:
+        """Everything above and on the screen."""
+        return "\n".join([*self.emulator.scrollback, *self.rows]).rstrip()
+
+    @property
+    def output(self) -> str:
+        """Everything that was written, with its control sequences."""
+        return self.raw.decode("utf-8", "backslashreplace")
+
+    def wait_for(self, wanted: str | Callable[[], bool]) -> None:
+        """Read until a text is shown, or a condition holds.
+
+        Raises:
+            AssertionError: The program ended before, or `LIMIT_S` passed.
+        """
+        deadline = monotonic() + LIMIT_S
+        while not self._holds(wanted):
+            ended = self.process.poll() is not None
+            self._read(0.02)
+            if ended and not self._holds(wanted):
+                raise AssertionError(f"it ended with {self.process.returncode} before {wanted!r}:\n{self.text}")
+            assert monotonic() < deadline, f"{wanted!r} does not come:\n{self.text}"
+
+    def _holds(self, wanted: str | Callable[[], bool]) -> bool:
+        return wanted in self.text if isinstance(wanted, str) else wanted()
+
+    def wait_for_prompt(self) -> None:
+        """Read until the input line is shown and the conversation is open."""
+        self.wait_for(lambda: any(row.startswith(">") for row in self.rows) and "starting…" not in self.text)
+
+    def wait_for_answer(self, text: str) -> None:
+        """Read until a text is shown and the turn is over."""
+        self.wait_for(lambda: text in self.text and not any(row.startswith("working") for row in self.rows))
+
+    def wait_for_end(self) -> int:
+        """Read until the program has ended; give its exit code."""
+        self.wait_for(lambda: self.process.poll() is not None)
+        while self._read(0.0):
+            pass
+        return self.process.returncode
+
+    def leave(self) -> int:
+        """Press Ctrl-D, and give the exit code."""
+        self.type(CTRL_D)
+        return self.wait_for_end()
+
+    # -- what must hold at the end ------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check the bytes, the modes of the terminal, and that no process is left."""
+        assert check_output(self.output, color=self._color) == []
+        assert self.emulator.highest <= REGION_ROWS, f"the cursor moved {self.emulator.highest} rows up"
+        if self._theirs >= 0:
+            assert termios.tcgetattr(self._theirs) == self._modes, "the modes of the terminal differ"
+            for mode in ("?2004", "?2026"):
+                assert self.output.rfind(f"\x1b[{mode}h") <= self.output.rfind(f"\x1b[{mode}l"), f"{mode} is left on"
+            assert self.output.rfind("\x1b[?25l") <= self.output.rfind("\x1b[?25h"), "the cursor is hidden"
+            assert self.output.rfind("\x1b[?7l") <= self.output.rfind("\x1b[?7h"), "long lines are not wrapped"
+        assert self.list_processes() == []
+
+    def list_processes(self) -> list[str]:
+        """List the processes of the session, those included that have left its process group."""
+        if not os.path.isdir("/proc/self"):
+            return [str(self.process.pid)] if is_alive(self.process.pid) else []
+        found: list[str] = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    is_ours = self._mark.encode() in file.read()
+                if is_ours and is_alive(int(pid)):
+                    with open(f"/proc/{pid}/cmdline", "rb") as file:
+                        found.append(f"{pid} {file.read().replace(bytes(1), b' ').decode(errors='replace').strip()}")
+            except OSError:
+                continue
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program."""
+        self.process.send_signal(number)
+
+    # -- mechanics ------------------------------------------------------------------------------
+
+    def _set_size(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what was written, after waiting for it; return whether there was anything."""
+        if self._ours < 0 or not select.select([self._ours], [], [], timeout_s)[0]:
+            return False
+        try:
+            data = os.read(self._ours, 65_536)
+        except OSError:  # EIO: see pty(7)
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return bool(data)
+
+
+@dataclass
+class TerminalSetup:
+    """A working directory and a scripted model; `open` starts `indus` in it on a terminal."""
+
+    cwd: Path
+    server: ModelServer
+    api: Literal["openai", "anthropic"] = "openai"
+    environ: dict[str, str] = field(default_factory=dict[str, str])
+
+    def open(self, *arguments: str, script: tuple[Reply, ...] = (), model: bool = True, **options: Any) -> Terminal:
+        """Start the program; `options` are those of `Terminal`."""
+        self.server.script[:] = script
+        if self.api == "anthropic":
+            variables = {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
+        else:
+            variables = {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
+        environ = {**variables, **self.environ, **options.pop("environ", {})}
+        words = ("--model", f"{self.api}:scripted", *arguments) if model else arguments
+        return Terminal(*words, cwd=self.cwd, environ=environ, **options)
+
+    def write_config(self, name: str, *servers: StdioServerConfig) -> Path:
+        """Write a configuration file with servers into the working directory."""
+        rows = {one.id: {"command": one.command, "args": [*one.args], "env": dict(one.env)} for one in servers}
+        path = self.cwd / name
+        path.write_text(json.dumps({"mcpServers": rows}), encoding="utf-8")
+        return path
+
+    def requested(self, number: int = -1) -> str:
+        """Give a request to the model as text."""
+        return json.dumps(self.server.requests[number], ensure_ascii=False)
+
+
+@contextmanager
+def open_setup(folder: Path) -> Generator[TerminalSetup]:
+    """Run a scripted model for sessions below a directory."""
+    cwd = folder / "project"
+    cwd.mkdir()
+    with model_server() as server:
+        yield TerminalSetup(cwd, server)
