@@ -51,7 +51,7 @@ def test_yes_runs_the_call_once(server: ModelServer, tmp_path: Path) -> None:
     with started(setup) as terminal:
         shown = terminal.answer(ASKED, "y\n")
         assert "write wants to write to" in shown
-        assert "[a] always in this workspace: store allow write(a.txt)" in shown
+        assert "stores the rule: allow write(a.txt)" in shown
         terminal.answer(ASKED, "n\n")
         terminal.answer("why?", "once is enough\n")
         code, rest = terminal.wait()

@@ -66,11 +66,13 @@ def build_permission_question(request: PermissionRequest) -> Question:
     rules = " and ".join(request.saves)
     labels = {
         ApprovalScope.ONCE: "yes, once",
-        ApprovalScope.SESSION: f"yes, for this session: allow {rules}",
-        ApprovalScope.ALWAYS_TOOL: f"always in this workspace: store allow {rules}",
-        ApprovalScope.ALWAYS_SERVER: f"always in this workspace: store allow * for every tool of {request.server}",
+        ApprovalScope.SESSION: "yes, and whatever the rule allows in this session",
+        ApprovalScope.ALWAYS_TOOL: "always in this workspace: what the rule allows",
+        ApprovalScope.ALWAYS_SERVER: f"always in this workspace: every tool of {request.server}",
     }
-    lines = [*request.lines, *(f"why it is asked: {reason}" for reason in request.reasons)]
+    lines = [*request.lines, f"why it is asked: {'; '.join(request.reasons)}"]
+    if rules:
+        lines.append(f"a yes for longer than once stores the rule: allow {rules}")
     choices = [
         Choice(key=key, label=escape_unprintable(labels[scope]))
         for key, scope in _SCOPE_KEYS.items()

@@ -35,7 +35,7 @@ class CardChecks:
 def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
     """Build the checks of a typed call: what a rule denies is refused, and typing the call answers questions with yes.
 
-    With a `dialog` the person is asked if a rule asks, or if no rule can allow the call.
+    With a `dialog` the person is asked if a rule says so.
     """
     from induscode.session.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
     from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
@@ -51,14 +51,14 @@ def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
 
 
 class _TypedCall:
-    """Approves a call once, because typing it was the approval; a firm question is put to the person."""
+    """Approves a call once, because typing it was the approval; what a rule asks about is put to the person."""
 
     def __init__(self, dialog: Dialog | None) -> None:
         self._dialog = dialog
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
         """Approve once, or ask."""
-        if request.firm and self._dialog is not None:
+        if request.asked_by_rule and self._dialog is not None:
             from induscode.session.approver import PersonApprover  # noqa: PLC0415 — for a call that is asked about
 
             return await PersonApprover(self._dialog).ask(request)

@@ -90,8 +90,8 @@ class PermissionRequest:
     """Rules that a yes for longer than once creates; empty if there are none."""
     scopes: tuple[ApprovalScope, ...]
     """Possible answers besides no, which is the default."""
-    firm: bool = False
-    """Whether a rule asks, or no rule can allow the call."""
+    asked_by_rule: bool = False
+    """Whether a rule asks for the question."""
 
 
 @record
@@ -142,7 +142,7 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
         reasons=tuple(escape_invisible(reason)[0] for reason in decision.reasons),
         saves=tuple(map(str, rules)),
         scopes=tuple(scopes),
-        firm=bool(decision.firm),
+        asked_by_rule=decision.asked_by_rule,
     )
 
 

@@ -89,6 +89,8 @@ class Decision:
     """Parts that no rule allows, and that a rule could allow."""
     firm: tuple[str, ...] = ()
     """Reasons that only a person can overrule, not a rule."""
+    asked_by_rule: bool = False
+    """Whether a rule asks for the question."""
     undecided: tuple[str, ...] = ()
     """Reasons why a deny rule could apply to a command: asked about in every mode."""
 
@@ -124,6 +126,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         for rule, match in objections
         if match is not PatternMatch.NO
     ]
+    asked_by_rule = bool(firm)
     firm += [f"{path.given}: {path.problem}" for path in facts.paths if path.problem]
     undecided: list[str] = []
     if facts.script is not None:
@@ -140,6 +143,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         reasons=(*undecided, *(reason for reason in reasons if reason not in undecided)),
         needs=tuple(needs),
         firm=tuple(firm),
+        asked_by_rule=asked_by_rule,
         undecided=tuple(undecided),
     )
 
