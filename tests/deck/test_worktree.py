@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from random import Random
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -126,7 +128,7 @@ def test_the_repository_keeps_its_bytes_and_the_index_its_time(work: Path, snaps
 def make_repository_of(work: Path) -> None:
     run_git(work, "init", "-q")
     run_git(work, "add", "-A")
-    run_git(work, "commit", "-q", "-m", "first")
+    run_git(work, "commit", "-q", "--allow-empty", "-m", "first")
 
 
 def test_content_that_git_converts_is_kept_byte_for_byte(work: Path, snapshots: WorktreeSnapshots) -> None:
@@ -630,3 +632,70 @@ def test_a_store_without_commands_leaves_the_card_as_it_is(work: Path) -> None:
             """Record nothing."""
 
     assert not isinstance(card("bash", work, Plain()), CommandCheckpointingCard)
+
+
+# -- random changes --------------------------------------------------------------------------------
+
+NAMES = ("a", "b", "c.txt", "d")
+
+
+def change_at_random(random: Random, work: Path) -> None:
+    """Make, change, move or remove something at a random place."""
+    path = work.joinpath(*random.choices(NAMES, k=random.randint(1, 3)))
+    try:
+        action = random.choice(("write", "write", "mkdir", "link", "chmod", "move", "remove", "remove"))
+        if action == "write":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(random.randbytes(random.choice((0, 1, 40))))
+        elif action == "mkdir":
+            path.mkdir(parents=True)
+        elif action == "link":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(random.choice(("a", "../b", "nowhere")))
+        elif action == "chmod":
+            path.chmod(random.choice((0o600, 0o644, 0o755, 0o700)), follow_symlinks=path.is_symlink() is False)
+        elif action == "move":
+            path.rename(work.joinpath(*random.choices(NAMES, k=random.randint(1, 3))))
+        elif path.is_dir() and not path.is_symlink():
+            rmtree(path)
+        else:
+            path.unlink()
+    except (OSError, NotImplementedError):
+        return  # it is absent, or something else stands there
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(15))
+async def test_random_changes_are_restored_to_every_node(
+    work: Path, store: FileCheckpoints, ctx: ToolContext, repository: bool, seed: int
+) -> None:
+    random = Random(seed)
+
+    def make_nodes() -> list[dict[str, tuple[int, bytes]]]:
+        for _ in range(8):
+            change_at_random(random, work)
+        if repository:
+            make_repository_of(work)
+        states: list[dict[str, tuple[int, bytes]]] = []
+        for number in range(4):
+            states.append(describe_tree(work))
+            store.begin(f"node-{number}")
+            for _ in range(2):
+                before = store.begin_command()
+                assert before is not None
+                for _ in range(random.randint(1, 6)):
+                    change_at_random(random, work)
+                store.end_command(before)
+        return states
+
+    states = await blocking(make_nodes)
+    final = await blocking(describe_tree, work)
+    safety = ""
+    for number in (3, 1, 0):
+        result = await store.restore(f"node-{number}", ctx.fs)
+        safety = safety or result.safety
+        assert result.left == ()
+        assert await blocking(describe_tree, work) == states[number]
+    undone = await store.restore(safety, ctx.fs)
+    assert undone.left == ()
+    assert await blocking(describe_tree, work) == final

@@ -308,8 +308,10 @@ class GitTree:
         for folder in folders:
             for path, found in scan_folder(self._workspace, folder):
                 key = self._listed.get(path)
-                if key is None and path not in folders and not _is_empty_folder(found):
-                    continue  # ignored, left out, or a repository of its own
+                if key is None and path not in folders:
+                    # Ignored, left out, a repository of its own, or a directory without files.
+                    entries |= _list_empty_folders(path, found) or {}
+                    continue
                 try:
                     entry = build_entry(found.stat(follow_symlinks=False), key or "")
                 except OSError:
@@ -429,11 +431,19 @@ def _read_or_empty(path: str) -> bytes:
         return b""
 
 
-def _is_empty_folder(found: os.DirEntry[str]) -> bool:
-    if found.name == ".git" or not found.is_dir(follow_symlinks=False):
-        return False
+def _list_empty_folders(path: str, found: os.DirEntry[str]) -> dict[str, TreeEntry] | None:
+    """List a directory and those below it, if there is no file in any of them; None at the first file."""
+    if not found.is_dir(follow_symlinks=False):
+        return None
     try:
-        with os.scandir(found.path) as entries:
-            return next(entries, None) is None
+        entry = build_entry(found.stat(follow_symlinks=False), "")
+        with os.scandir(found.path) as inner:
+            folders = {} if entry is None else {path: entry}
+            for child in inner:
+                below = _list_empty_folders(f"{path}/{child.name}", child)
+                if below is None:
+                    return None
+                folders |= below
+            return folders
     except OSError:
-        return False
+        return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import FileKind
+from indusagi.capabilities.ports import FileKind, PathRefused
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.records import record
 
@@ -153,6 +153,8 @@ async def put_image(path: str, image: FileImage | None, fs: Fs) -> None:
         await fs.rm(path)
     elif present is not None and image.kind is FileKind.FILE and not present.mode & _ANY_WRITE:
         await fs.rm(path)  # the port refuses to replace a file that is read-only
+    if not await _is_direct(path, fs):
+        raise OSError(errno.ELOOP, "a link stands in place of a directory above it", path)
     await fs.mkdir(path if image.kind is FileKind.DIRECTORY else os.path.dirname(path))
     if image.kind is FileKind.FILE:
         await fs.write_file(path, image.content)
@@ -187,12 +189,26 @@ def _change_mode(folder: int, name: str, mode: int) -> None:
 
 
 async def _stat(path: str, fs: Fs) -> FileStat | None:
+    """Read the status of a path itself; None if it is absent, also because a link stands in place of a directory."""
     try:
+        if not await _is_direct(path, fs):
+            return None
         return await fs.stat(path, follow=False)
     except OSError as exc:
         if exc.errno in _ABSENT:
             return None
         raise
+
+
+async def _is_direct(path: str, fs: Fs) -> bool:
+    """Tell whether the directories of a path are directories, and no links to others."""
+    parent = os.path.dirname(path)
+    try:
+        return await fs.resolve(parent) == parent
+    except PathRefused as exc:
+        if exc.resolved == parent:
+            raise
+        return False  # a link that leads out of the workspace
 
 
 def list_parents(path: str) -> Iterable[str]:
