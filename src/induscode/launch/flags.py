@@ -91,6 +91,9 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             excludes=("--continue",),
         ),
         FlagSpec(
+            "--fork", (), switch, session, "With --continue or --resume: go on in a copy, the original stays as it is."
+        ),
+        FlagSpec(
             "--model",
             ("-m",),
             value,

@@ -24,6 +24,8 @@ class Invocation:
     output_format: OutputFormat = "text"
     continue_last: bool = False
     resume: str | None = None
+    fork: bool = False
+    """Whether the conversation is copied first."""
     model: str | None = None
     base_url: str | None = None
     context_window: int | None = None
@@ -67,6 +69,8 @@ def build_invocation(
     excluded = [(other, spec.name) for spec in flag_specs() for other in spec.excludes if {other, spec.name} <= names]
     if excluded:
         raise ValueError(f"{excluded[0][0]} and {excluded[0][1]} exclude each other")
+    if read["fork"] and not read["continue"] and read["resume"] is None:
+        raise ValueError("--fork needs --continue or --resume ID")
     settings = _merge(read, given, settings or Settings())
     return Invocation(
         cwd=cwd,
@@ -74,6 +78,7 @@ def build_invocation(
         output_format=cast("OutputFormat", read["output_format"] or "text"),
         continue_last=bool(read["continue"]),
         resume=cast("str | None", read["resume"]),
+        fork=bool(read["fork"]),
         model=cast("str | None", read["model"]),
         base_url=cast("str | None", read["base_url"]),
         context_window=_parse_number("--context-window", read["context_window"], 0) or None,

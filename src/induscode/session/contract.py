@@ -94,6 +94,18 @@ class Usage:
             (self.cost_usd or 0) + (other.cost_usd or 0) if known else None,
         )
 
+    def subtract(self, other: Usage) -> Usage:
+        """Give the part of this usage that was added to an earlier one."""
+        known = self.cost_usd is not None and other.cost_usd is not None
+        return Usage(
+            self.requests - other.requests,
+            self.input_tokens - other.input_tokens,
+            self.output_tokens - other.output_tokens,
+            self.cache_read_tokens - other.cache_read_tokens,
+            self.cache_write_tokens - other.cache_write_tokens,
+            (self.cost_usd or 0) - (other.cost_usd or 0) if known else None,
+        )
+
     def to_json(self) -> JsonObject:
         """Give the counts as a JSON object, without the cost."""
         return {

@@ -16,6 +16,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
+import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
@@ -27,25 +28,39 @@ from induscode.boot.session import open_session
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DeckFramework
 from induscode.deck.mcp.boot import BootOptions
+from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.deck.stores import FileCheckpoints
+from induscode.session.compaction import (
+    AUTOMATIC_SHARE,
+    SUMMARY_INSTRUCTIONS,
+    CompactionError,
+    NothingToCompactError,
+    compact_transcript,
+    estimate_tokens,
+    measure_context,
+)
 from induscode.session.contract import RequestBudget, RunPlan, Usage
 from induscode.session.delegate import ParentSession, SubSessions
+from induscode.session.kept_state import KeptState
 from induscode.session.models import choose_model
 from induscode.session.permissions import load_permissions
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
-from induscode.session.transcript import ConversationReadState, Transcript, open_transcript
+from induscode.session.transcript import ConversationReadState, Transcript, add_session_note, open_transcript
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from indusagi.capabilities.receipts import Receipt
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
+    from induscode.session.compaction import CompactionReport
     from induscode.session.contract import EventSink, RunResult
     from induscode.session.dialog import Dialog
     from induscode.session.model_loop import ModelLoop
@@ -56,6 +71,18 @@ SMALL_WINDOW = 16_384
 """Context window in tokens up to which a model is shown only the native tools below."""
 SMALL_WINDOW_TOOLS = ("read", "ls", "grep", "find", "write", "edit", "bash")
 _SHOWN_COMMAND = 60
+_SUMMARY_S = 300.0
+"""Time for the summary of a compaction."""
+_SAVE_S = 2.0
+"""Time to save the state of a conversation at its end."""
+USAGE_OP = "usage"
+_PLAN_TOLD = {
+    True: (
+        "The user has turned plan mode on: only read-only tools run until a plan is approved. Look around, and "
+        "present a plan with exit_plan_mode."
+    ),
+    False: "The user has turned plan mode off: changes are possible again.",
+}
 
 
 # -- resources ----------------------------------------------------------------------------------
@@ -82,14 +109,18 @@ def build_resources(cwd: str, transcript: Transcript) -> SessionResources:
     )
 
 
-def list_leftover_jobs() -> list[str]:
-    """Describe the jobs that still run after a crash, with the command that ends them. It blocks."""
+def _find_leftovers() -> Sequence[Receipt]:
     from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
 
     try:
-        jobs = find_leftover_jobs()
+        return find_leftover_jobs()
     except OSError:  # the ledger store reports an unusable state directory
         return []
+
+
+def list_leftover_jobs() -> list[str]:
+    """Describe the jobs that still run after a crash, with the command that ends them. It blocks."""
+    jobs = _find_leftovers()
     if not jobs:
         return []
     command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _SHOWN_COMMAND)
@@ -118,6 +149,12 @@ class Conversation:
     """Closes what a turn opens for those after it."""
     loading: BackgroundTask
     """Imports the model loop."""
+    state: KeptState
+    """What is kept beside the messages."""
+    facts: list[str] = field(default_factory=list[str])
+    """What the model is told with the next prompt."""
+    on_note: Callable[[str], None] | None = None
+    """Receives notes at once during a turn; without it they are added to `notes`."""
     sampling: SamplingModel = field(default_factory=SamplingModel)
     """Answers sampling requests of servers with the model of the turn."""
     servers: SessionServers | None = None
@@ -125,11 +162,15 @@ class Conversation:
     loop: ModelLoop | None = field(default=None, init=False)
     context_tokens: int = field(default=0, init=False)
     """Tokens of the last request and its response: what the next request begins with."""
+    plan_told: bool = field(default=False, init=False)
+    """Whether plan mode is on as far as the model knows."""
+    _past_usage: Usage = field(default_factory=lambda: Usage(cost_usd=0.0), init=False)
+    """Usage of the models before a switch."""
 
     @property
     def usage(self) -> Usage:
         """Requests, tokens and cost of all turns so far."""
-        return Usage(cost_usd=0.0) if self.loop is None else self.loop.usage
+        return self._past_usage if self.loop is None else self._past_usage.add(self.loop.usage)
 
     async def run_turn(self, prompt: str, *, sink: EventSink, cancel: CancelToken) -> RunResult:
         """Have the model answer a prompt; failures and cancellation are results too.
@@ -139,13 +180,14 @@ class Conversation:
             ConversationError: The history is invalid.
         """
         loop = await self._open_loop()
+        await self._compact_if_full(prompt, cancel)
         budget = RequestBudget(self.invocation.max_requests)
         session, system_prompt = self.session, self.system_prompt
         node = new_ulid()
         try:
             await to_thread.run_sync(self.resources.checkpoints.begin, node)
         except OSError as exc:
-            self.notes.append(f"what files held before is not kept: {exc}")
+            self._note(f"what files held before is not kept: {exc}")
         turns = TurnRecorder(session, self.transcript, node)
         self.sampling.attach(partial(loop.complete_message, budget=budget))
         self.resources.delegate.attach(
@@ -161,11 +203,137 @@ class Conversation:
             history=self.transcript.messages(),
             sink=sink,
             on_turn=turns.record,
-            on_message=partial(to_thread.run_sync, self.resources.read_state.save_message),
+            on_message=self._save_message,
         )
+        self.state.model = self.choice.label
+        before = self.usage
+        prompt = self._add_facts(prompt)
         result = await loop.run(prompt, plan)
+        if result.fault is not None and result.fault.kind == "context_window":
+            result = await self._retry_compacted(prompt, plan, result)
         self.context_tokens = result.context_tokens or self.context_tokens
+        self.plan_told = self.plan_mode.active
+        await self.state.save()
+        await self._store_usage(before)
         return result
+
+    async def _save_message(self, message: JsonObject) -> None:
+        await to_thread.run_sync(self.resources.read_state.save_message, message)
+        await self.state.save()
+
+    async def _store_usage(self, before: Usage) -> None:
+        usage = self.usage.subtract(before)
+        if usage.requests:
+            mark = partial(self.transcript.mark, USAGE_OP, **usage.to_json(), cost_usd=usage.cost_usd)
+            await to_thread.run_sync(mark)
+
+    def _add_facts(self, prompt: str) -> str:
+        """Add to a prompt what has changed beside it."""
+        facts, self.facts = self.facts, []
+        if self.plan_mode.active != self.plan_told:
+            facts.append(_PLAN_TOLD[self.plan_mode.active])
+        return add_session_note(prompt, facts)
+
+    def _note(self, note: str) -> None:
+        if self.on_note is None:
+            self.notes.append(note)
+        else:
+            self.on_note(note)
+
+    # -- compaction -----------------------------------------------------------------------------
+
+    async def compact(self, instructions: str = "", *, cancel: CancelToken) -> CompactionReport:
+        """Replace the older messages by a summary that the model writes in one request.
+
+        Raises:
+            NothingToCompactError: There is nothing to replace.
+            CompactionError: The model gave no summary, or it could not be stored; nothing is changed.
+        """
+        loop = await self._open_loop()
+
+        async def summarise(text: str) -> str:
+            plan = RunPlan(
+                toolbox=lambda: DeckToolBox(DeckRunner({}, self.session.native.context)),
+                system_prompt=lambda: SUMMARY_INSTRUCTIONS,
+                cancel=cancel,
+                budget=RequestBudget(1),
+                history=(),
+                sink=_ignore,
+                on_turn=_ignore,
+                on_message=_ignore,
+                time_s=_SUMMARY_S,
+            )
+            result = await loop.run(text, plan)
+            if result.reason != "done":
+                raise CompactionError(f"the model gave no summary: {result.message}")
+            return result.text
+
+        before = self.usage
+        try:
+            report = await compact_transcript(
+                self.transcript,
+                summarise,
+                partial(to_thread.run_sync, self.transcript.append_rows),
+                window=self.choice.context_window,
+                instructions=instructions,
+            )
+        finally:
+            await self._store_usage(before)
+        saved = report.tokens_before - report.tokens_after
+        self.context_tokens = max(report.tokens_after, self.context_tokens - saved)
+        return report
+
+    async def _compact_if_full(self, prompt: str, cancel: CancelToken) -> None:
+        window = self.choice.context_window
+        if window is None or self.context_tokens + estimate_tokens(prompt) <= window * AUTOMATIC_SHARE:
+            return
+        try:
+            report = await self.compact(cancel=cancel)
+        except NothingToCompactError:
+            return
+        except CompactionError as exc:
+            self._note(f"the context window is nearly full, and could not be compacted: {exc}")
+        else:
+            self._note(f"the context window was nearly full: {report}")
+
+    async def _retry_compacted(self, prompt: str, plan: RunPlan, result: RunResult) -> RunResult:
+        """Compact the conversation after the model refused it as too long, and have the turn answered once more."""
+        assert self.loop is not None
+        try:
+            report = await self.compact(cancel=plan.cancel)
+        except CompactionError as exc:
+            self._note(f"the conversation could not be compacted: {exc}")
+            return result
+        self._note(f"the context window was full: {report}")
+        history = self.transcript.messages()
+        is_stored = bool(history) and history[-1].get("kind") == "request"
+        return await self.loop.run(None if is_stored else prompt, replace(plan, history=history))
+
+    # -- model and servers ----------------------------------------------------------------------
+
+    async def switch_model(self, name: str) -> bool:
+        """Have another model answer from the next turn on; False if it needs another selection of tools.
+
+        Nothing is changed then, and the conversation must be opened again.
+
+        Raises:
+            NoModelError: There is no such model.
+            InvalidAddressError: The address of its server is invalid.
+        """
+        invocation = replace(self.invocation, model=name)
+        choice = await choose_model(invocation, os.environ)
+        if _is_small(choice, invocation) != _is_small(self.choice, self.invocation):
+            return False
+        self._past_usage, self.loop = self.usage, None
+        self.invocation, self.choice = invocation, choice
+        return True
+
+    async def restore_state(self) -> None:
+        """Restore what a rewind has changed: read state, checklists, plan mode and the size of the context."""
+        await to_thread.run_sync(self.resources.read_state.restore)
+        await to_thread.run_sync(self.state.restore)
+        self.plan_told = self.plan_mode.active
+        self.context_tokens = await to_thread.run_sync(measure_context, self.transcript)
 
     async def reload_servers(self) -> list[str]:
         """Apply changes of the configuration files, and approvals given in another process; describe the changes."""
@@ -201,6 +369,10 @@ class Conversation:
                 fault = str(status.fault)
                 notes.append(fault if repr(name) in fault else f"server {name!r}: {fault}")
         return list(dict.fromkeys(notes))
+
+
+async def _ignore(_: object) -> None:
+    pass
 
 
 class TurnRecorder:
@@ -253,11 +425,11 @@ async def open_conversation(
     async with AsyncExitStack() as stack:
         await to_thread.run_sync(check_named_configs, invocation)
         choice = await choose_model(invocation, os.environ)
-        window = choice.context_window
-        if window is not None and window <= SMALL_WINDOW and not invocation.tools and not invocation.no_tools:
+        asked = invocation
+        if _is_small(choice, invocation):
             invocation = replace(invocation, tools=SMALL_WINDOW_TOOLS)
             warnings.append(
-                f"{choice.label} reads {window:,} tokens, so of the native tools only "
+                f"{choice.label} reads {choice.context_window:,} tokens, so of the native tools only "
                 f"{', '.join(SMALL_WINDOW_TOOLS)} are shown; --tools names others"
             )
         sampling, approver, handlers = SamplingModel(), None, None
@@ -294,8 +466,13 @@ async def open_conversation(
         )
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
         system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
+        state = KeptState(transcript, session.native.context, mode, permissions.permissions)
+        facts = await to_thread.run_sync(_restore_state, state)
+        warnings.extend(facts)
+        if state.last_model not in {"", choice.label}:
+            warnings.append(f"{state.last_model} has answered so far, {choice.label} goes on")
         conversation = Conversation(
-            invocation=invocation,
+            invocation=asked,
             session=session,
             choice=choice,
             transcript=transcript,
@@ -307,20 +484,45 @@ async def open_conversation(
             stack=stack,
             loading=loading,
             sampling=sampling,
+            state=state,
+            facts=facts,
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
+        conversation.plan_told = mode.active
+        conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
         try:
             yield conversation
         finally:
+            with anyio.move_on_after(_SAVE_S, shield=True):
+                await state.save()
             if conversation.servers is not None:
                 await conversation.servers.aclose()
+
+
+def _is_small(choice: ModelChoice, invocation: Invocation) -> bool:
+    """Tell whether a model is shown few native tools because its context window is small."""
+    window = choice.context_window
+    return window is not None and window <= SMALL_WINDOW and not invocation.tools and not invocation.no_tools
+
+
+def _restore_state(state: KeptState) -> list[str]:
+    """Restore the kept state, and describe the jobs that have ended or run without a session. It blocks."""
+    lost = state.restore()
+    marks = {job.mark for job in _find_leftovers()} if lost else set[str]()
+    return [f"background job {replace(job, runs=job.mark in marks)}" for job in lost]
 
 
 @asynccontextmanager
 async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerator[Transcript]:
     """Open the transcript; a new one that cannot be stored is held in a temporary directory."""
     async with AsyncExitStack() as stack:
-        open_stored = partial(open_transcript, invocation.cwd, resume=invocation.resume, last=invocation.continue_last)
+        open_stored = partial(
+            open_transcript,
+            invocation.cwd,
+            resume=invocation.resume,
+            last=invocation.continue_last,
+            fork=invocation.fork,
+        )
         try:
             transcript = await to_thread.run_sync(open_stored)
         except OSError as exc:

@@ -145,6 +145,17 @@ def build_row(op: str, facts: Mapping[str, JsonValue]) -> JsonObject:
     return {"op": op, "at": iso_utc(now_ms()), **facts}
 
 
+def add_session_note(prompt: str, facts: Sequence[str]) -> str:
+    """Add facts of the session to a prompt, as a note for the model."""
+    text = "\n".join(facts)
+    return f"{prompt}\n\n<session-note>\n{text}\n</session-note>" if facts else prompt
+
+
+def remove_session_note(prompt: str) -> str:
+    """Give a prompt as the person wrote it."""
+    return prompt.partition("\n\n<session-note>\n")[0]
+
+
 class ConversationReadState(ReadState):
     """Read state that is stored with the conversation, and restored when it is continued.
 
