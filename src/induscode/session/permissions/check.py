@@ -135,6 +135,40 @@ class Permissions:
         self._session_rules += added
         self._rules += added
 
+    @property
+    def approval(self) -> ApprovalMode:
+        """What happens to a call about which a person would be asked."""
+        return self._approval
+
+    async def store_rule(self, rule: Rule) -> None:
+        """Add a rule that a person has given for always, and store it.
+
+        Raises:
+            OSError: It cannot be stored, and was not added.
+        """
+        if self._store is None:
+            raise OSError("there is no store for rules")
+        stored = replace(rule, origin=RuleOrigin.USER, file=self._store.path)
+        await to_thread.run_sync(self._store.add, [stored])
+        if stored not in self._rules:
+            self._rules.append(stored)
+
+    async def remove_rule(self, rule: Rule) -> bool:
+        """Remove a rule that a person has given for this session or for always; return whether it was one.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        if rule not in self._rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
+            return False
+        if rule.origin is RuleOrigin.USER:
+            # The rule that stands for unreadable ones is in no row, and stays.
+            if self._store is None or not await to_thread.run_sync(self._store.remove, rule):
+                return False
+        self._rules = [other for other in self._rules if other != rule]
+        self._session_rules = [other for other in self._session_rules if other != rule]
+        return True
+
     def accept_edits(self) -> None:
         """Write files of the workspace without asking from now on, as with `--approval auto-edit`."""
         if self._approval is ApprovalMode.ASK:
@@ -262,14 +296,15 @@ class Permissions:
         rules = (build_server_rule(facts),) if is_server else build_rules(facts, decision)
         # The same name is another server, path or script in another project.
         local = [replace(rule, workspace=facts.workspace) for rule in rules]
-        self._rules += local
         if scope is ApprovalScope.SESSION or self._store is None:
-            self._session_rules += local
+            self.restore_rules(local)
             return
-        try:
-            await to_thread.run_sync(self._store.add, [replace(rule, origin=RuleOrigin.USER) for rule in local])
-        except OSError as exc:
-            self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
+        for rule in local:
+            try:
+                await self.store_rule(rule)
+            except OSError as exc:
+                self.restore_rules([rule])
+                self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
 
 
 def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:

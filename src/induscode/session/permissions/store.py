@@ -134,14 +134,15 @@ class RuleStore:
                 if {**row, "at": None} not in [{**old, "at": None} for old in content.rows]:
                     content.rows.append(row)
 
-    def remove(self, text: str, workspace: str | None) -> int:
-        """Remove the rules with this text in a workspace, and give their number.
+    def remove(self, rule: Rule) -> int:
+        """Remove the rows with the effect, the text and the scope of a rule, and give their number.
 
         Raises:
             OSError: The file cannot be written.
         """
+        facts = dump_rule(rule)
         with self._file().change() as content:
-            rows = [row for row in content.rows if row.get("rule") != text or row.get("workspace") != workspace]
+            rows = [row for row in content.rows if any(row.get(key) != value for key, value in facts.items())]
             count = len(content.rows) - len(rows)
             content.rows[:] = rows
         return count
