@@ -114,7 +114,7 @@ def test_the_repository_keeps_its_bytes_and_the_index_its_time(work: Path, snaps
         folder.mkdir(exist_ok=True)
         (folder / f"f{number}").write_text(str(number), encoding="utf-8")
     make_repository_of(work)
-    git = describe_tree(work / ".git")
+    git, index = describe_tree(work / ".git"), (work / ".git/index").stat()
     before = snapshots.take("n")
     assert (before.method, len(before.id)) == ("git", 40)
     assert sum(1 for entry in before.entries.values() if entry.key) == 2_000
@@ -122,6 +122,7 @@ def test_the_repository_keeps_its_bytes_and_the_index_its_time(work: Path, snaps
     after = snapshots.take("n")
     assert len(relative(work, snapshots, before, after)) == 52
     assert describe_tree(work / ".git") == git
+    assert (work / ".git/index").stat().st_mtime_ns == index.st_mtime_ns
     assert run_git(work, "fsck", "--strict") == ""
 
 
@@ -172,8 +173,6 @@ HOSTILE = """
 [remote "origin"]
     url = ext::{program}
     promisor = true
-[extensions]
-    partialClone = origin
 [submodule "inner"]
     update = !{program}
     ignore = none
@@ -205,13 +204,8 @@ def test_the_settings_of_a_hostile_repository_run_no_program(
     for repository in (work, inner):
         config = repository / ".git/config"
         text = config.read_text(encoding="utf-8")
-        config.write_text(
-            text
-            + HOSTILE.format(program=program, hooks=hooks, included=included).replace(
-                "[extensions]\n    partialClone = origin\n", ""
-            ),
-            encoding="utf-8",
-        )
+        hostile = HOSTILE.format(program=program, hooks=hooks, included=included)
+        config.write_text(text + hostile, encoding="utf-8")
         (repository / ".gitattributes").write_text("* filter=evil diff=evil\n", encoding="utf-8")
     (work / "git").write_bytes(program.read_bytes())
     (work / "git").chmod(0o755)
