@@ -215,7 +215,7 @@ def _print_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
         write_json({"drifts": rows})
         return
     for drift in drifts:
-        print_line(f"{drift.ref.server}/{drift.ref.name}: {drift.grade} ({', '.join(drift.fields)})")
+        print_line(drift.summary)
         print_text(drift.diff())
 
 

@@ -26,7 +26,7 @@ NATIVE = "native"
 _BYTES_PER_TOKEN = 4
 
 
-def estimate_tokens(descriptor: ToolDescriptor) -> int:
+def estimate_definition(descriptor: ToolDescriptor) -> int:
     """Estimate the tokens of a definition as a model gets it, at four bytes of its JSON each."""
     definition = {"name": descriptor.name, "description": descriptor.description, "parameters": descriptor.parameters}
     return -(-len(compact_json(definition).encode("utf-8")) // _BYTES_PER_TOKEN)
@@ -49,7 +49,7 @@ class ListedTool:
     """Estimated tokens of its definition, at four bytes each."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", estimate_tokens(self.descriptor))
+        object.__setattr__(self, "tokens", estimate_definition(self.descriptor))
 
     @property
     def name(self) -> str:

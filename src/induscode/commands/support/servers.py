@@ -68,6 +68,8 @@ def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
 
 def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
     """List the rows that are switched off in the files of this run."""
+    if invocation.no_mcp:
+        return ()
     files: list[tuple[str, Scope]] = []
     for name in invocation.mcp if invocation.mcp is not None else (invocation.cwd,):
         path = os.path.join(invocation.cwd, os.path.expanduser(name))

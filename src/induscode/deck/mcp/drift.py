@@ -58,6 +58,11 @@ class Drift:
         """Whether the tool is disabled until a person approves the change."""
         return self.grade is not DriftGrade.COSMETIC
 
+    @property
+    def summary(self) -> str:
+        """The tool, the grade and the parts that differ, in one line."""
+        return f"{self.ref.server}/{self.ref.name}: {self.grade} ({', '.join(self.fields)})"
+
     def diff(self) -> str:
         """Format the change as a unified diff."""
         from difflib import unified_diff  # noqa: PLC0415 — used only to show a change

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import CoreError
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     from induscode.interactive.screen import Screen
     from induscode.launch.invocation import Invocation
     from induscode.session.conversation import Conversation
+
+
+_SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|logs|trust)\b")
 
 
 class SlashError(CoreError):
@@ -58,12 +64,31 @@ class SlashCommand:
     usage: str = ""
     """Its arguments, such as `[NAME]`."""
     describe: str
+    actions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """First words that it takes, with descriptions, for completion."""
     run: Callable[[SlashHost, str], Awaitable[None]]
     """Takes the rest of the line.
 
     Raises:
         SlashError: It cannot be carried out.
     """
+
+
+def split_words(rest: str) -> list[str]:
+    """Split the rest of a line into words as a shell does.
+
+    Raises:
+        SlashError: A quotation mark is not closed.
+    """
+    try:
+        return shlex.split(rest)
+    except ValueError as exc:
+        raise SlashError(f"the line cannot be read: {exc}") from exc
+
+
+def name_slash_commands(text: str) -> str:
+    """Replace commands of a shell by those of the session: `indus mcp trust x` becomes `/mcp trust x`."""
+    return _SHELL_COMMAND.sub(r"/mcp \1", text)
 
 
 def parse_line(line: str) -> tuple[str, str]:

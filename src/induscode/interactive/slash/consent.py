@@ -1,0 +1,148 @@
+"""`/mcp trust`, `approve`, `diff` and `reload`: decisions of the person about servers and changed tools.
+
+A yes counts for exactly what was shown: a row or a definition that has changed meanwhile is asked about again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.text import format_count
+from induscode.commands.support.output import build_unknown_name
+from induscode.deck.mcp.config.trust import TrustStore
+from induscode.interactive.slash import SlashError, name_slash_commands
+from induscode.session.dialog import Choice, Question
+from induscode.session.servers import BrokenConfigError
+from induscode.terminal import escape_controls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.interactive.slash import SlashHost
+    from induscode.session.servers import SessionServers
+
+_YES_NO = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
+
+
+async def _confirm(host: SlashHost, title: str, lines: Sequence[str] = ()) -> bool:
+    reply = await host.screen.ask(Question(title=title, lines=tuple(lines), choices=_YES_NO, default="n"))
+    return reply.key == "y" and not reply.cancelled
+
+
+# -- servers ----------------------------------------------------------------------------------
+
+
+async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str | None) -> None:
+    """Ask about a server, or about all that wait for consent; those with a yes start.
+
+    Raises:
+        SlashError: The configuration is broken, or the server needs no consent.
+    """
+    plan = await _read_plan(servers)
+    held_back = servers.find_held_back(plan)
+    waiting = [row for row in plan.rows if row in held_back or row in plan.untrusted]
+    rows = [row for row in waiting if name in {None, row.id}]
+    if not rows and name is not None:
+        raise SlashError(f"server {name!r} needs no consent")
+    if not rows:
+        raise SlashError("no server waits for consent")
+    trusted = [row.id for row in rows if await _ask_about_server(host, servers, row, is_held_back=row in held_back)]
+    if not trusted:
+        return
+    # Read again: the values of variables are looked up only after consent.
+    changes = await servers.apply_plan(await _read_plan(servers))
+    for change in changes:
+        host.screen.show(name_slash_commands(change))
+    await servers.mcp.wake(server for server in trusted if server in servers.mcp.plan.configs)
+    for server in trusted:
+        status = servers.mcp.status().get(server)
+        if status is not None:
+            tools = format_count(status.tool_count, "tool")
+            host.screen.show(f"server {server!r} is {status.phase}: {status.fault or tools}")
+
+
+async def _ask_about_server(host: SlashHost, servers: SessionServers, row: ServerRow, *, is_held_back: bool) -> bool:
+    """Show a server completely, and keep the answer for exactly that."""
+    store = TrustStore()
+    question = await to_thread.run_sync(store.question, row)
+    title = f"Start server {question.server} of {question.file} from now on?"
+    if not await _confirm(host, title, question.details):
+        host.screen.show(f"{row.id}: not trusted")
+        return False
+    if is_held_back:
+        servers.accept(row)
+    else:
+        await to_thread.run_sync(store.approve, row)
+    return True
+
+
+async def reload_config(host: SlashHost, servers: SessionServers) -> None:
+    """Read the configuration and apply it; the person is asked about changed rows that were held back.
+
+    Raises:
+        SlashError: The configuration is broken; the servers stay as they are.
+    """
+    plan = await _read_plan(servers)
+    for row in servers.find_held_back(plan):
+        await _ask_about_server(host, servers, row, is_held_back=True)
+    changes = await servers.apply_plan(plan)
+    for change in changes or ["the configuration is as it was"]:
+        host.screen.show(name_slash_commands(change))
+
+
+async def _read_plan(servers: SessionServers) -> ServerPlan:
+    try:
+        return await servers.read_plan()
+    except BrokenConfigError as exc:
+        raise SlashError(str(exc).partition("\n")[0]) from exc
+
+
+# -- tools ------------------------------------------------------------------------------------
+
+
+async def show_drifts(host: SlashHost, servers: SessionServers, name: str | None) -> None:
+    """Show how the tools of a server, or of all, differ from what was approved."""
+    await _list_disabled_again(servers, name)
+    drifts = [drift for drift in servers.mcp.enrolment.drifts if name in {None, drift.ref.server}]
+    for drift in drifts:
+        host.screen.show(drift.summary)
+        host.screen.print(escape_controls(drift.diff()))
+    if not drifts:
+        host.screen.show("every tool is as it was approved")
+
+
+async def approve_tools(host: SlashHost, servers: SessionServers, name: str, tool: str | None) -> None:
+    """Show each changed tool of a server, or one of them, and approve it with a yes.
+
+    Raises:
+        SlashError: No such tool waits for approval.
+    """
+    await _list_disabled_again(servers, name)
+    enrolment = servers.mcp.enrolment
+    waiting = [drift for drift in enrolment.drifts if drift.disables and drift.ref.server == name]
+    wanted = [drift for drift in waiting if tool in {None, drift.ref.name}]
+    if not wanted and tool is not None:
+        message = f"no tool {tool!r} of {name!r} waits for approval"
+        raise SlashError(build_unknown_name(message, tool, [drift.ref.name for drift in waiting]).format_message())
+    if not wanted:
+        raise SlashError(f"no tool of {name!r} waits for approval")
+    for drift in wanted:
+        title = f"Approve {drift.ref.server}/{drift.ref.name} as it is now?"
+        lines = (f"grade: {drift.grade}, differs in: {', '.join(drift.fields)}", *drift.diff().splitlines())
+        if not await _confirm(host, title, lines):
+            host.screen.show(f"{drift.ref.server}/{drift.ref.name}: not approved")
+        elif drift not in enrolment.drifts or not enrolment.approve(drift.ref):
+            host.screen.show(f"{drift.ref.server}/{drift.ref.name}: it has changed again: /mcp approve {name}")
+        else:
+            host.screen.show(f"{drift.ref.server}/{drift.ref.name}: approved as it is now")
+
+
+async def _list_disabled_again(servers: SessionServers, name: str | None) -> None:
+    """Start servers with tools that an earlier run has disabled: only a listing has their present definitions."""
+    seen = {drift.ref for drift in servers.mcp.enrolment.drifts}
+    asleep = {tool.ref.server for tool in servers.mcp.disabled if tool.ref not in seen}
+    await servers.mcp.wake(server for server in asleep if name in {None, server})
