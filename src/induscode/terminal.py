@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from induscode.console import print_status_line
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 _STDERR = 2
+_output: Callable[[str], object] | None = None
+"""Receives status lines while a screen is shown; None: they go to standard error."""
 _held: list[str] | None = None
 """Status lines that wait for the end of a question; None without a question."""
 
@@ -42,6 +44,9 @@ def is_interactive() -> bool:
 
 def print_status(message: str) -> None:
     """Print one line for people on standard error; a closed standard error is ignored."""
+    if _output is not None:
+        _output(" ".join(message.split()))
+        return
     # Started with it closed, Python has no standard error, and `print` would take standard output.
     if sys.stderr is None:
         return
@@ -54,6 +59,17 @@ def print_status(message: str) -> None:
             print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
     except OSError:
         redirect_to_null(_STDERR)
+
+
+@contextmanager
+def redirected_status_lines(output: Callable[[str], object]) -> Generator[None]:
+    """Give status lines to a function inside the block, in the thread that prints them."""
+    global _output
+    _output = output
+    try:
+        yield
+    finally:
+        _output = None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -208,9 +208,14 @@ async def attach_servers(
 
 
 class StartAnnouncer:
-    """Prints which servers start slowly, and when each of them is ready."""
+    """Says which servers start slowly, and when each of them is ready.
 
-    def __init__(self) -> None:
+    Args:
+        output: Receives the lines; without it, standard error does if it is a terminal.
+    """
+
+    def __init__(self, output: Callable[[str], None] | None = None) -> None:
+        self._output = output or _print_on_terminal
         self._began: dict[str, float] = {}
         self._slow: set[str] = set()
 
@@ -219,13 +224,13 @@ class StartAnnouncer:
         server, status = event.server, event.status
         if event.event == "slow_start" and status.slow_start is not None:
             self._slow.add(server)
-            show_slow_start(server, status.slow_start)
+            self._output(describe_slow_start(server, status.slow_start))
         elif event.event == "phase" and status.phase is EndpointPhase.CONNECTING:
             self._began[server] = monotonic()
         elif server in self._slow and status.phase is EndpointPhase.READY:
             self._slow.discard(server)
             seconds = monotonic() - self._began.get(server, monotonic())
-            _print_on_terminal(f"server {server!r} is ready after {seconds:.0f} s")
+            self._output(f"server {server!r} is ready after {seconds:.0f} s")
 
 
 def show_slow_start(server: str, slow: SlowStart) -> None:

@@ -8,10 +8,11 @@ leaves; Esc cancels the turn in favour of the queue. Everything is closed in the
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections import deque
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
@@ -23,16 +24,18 @@ from anyio import to_thread
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
+from induscode.interactive.cells import cut_to_cells
 from induscode.interactive.complete import InputCompleter, expand_mentions
 from induscode.interactive.history import open_history
 from induscode.interactive.screen import Screen
-from induscode.interactive.slash import SlashError, find_command, parse_line
+from induscode.interactive.slash import SlashError, find_command, name_slash_commands, parse_line
 from induscode.interactive.status import format_status
-from induscode.terminal import escape_unprintable
+from induscode.terminal import escape_unprintable, redirected_status_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Generator, Mapping
 
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.interactive.render import EventRenderer
     from induscode.interactive.slash import SlashCommand
     from induscode.launch.invocation import Invocation
@@ -44,12 +47,36 @@ _AGAIN_S = 2.0
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.session.run", "induscode.interactive.markdown"
+_COMMANDS = "induscode.interactive.slash.table"
 """Modules that are imported in threads, after the first prompt."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 async def _import_later(module: str) -> None:
     await to_thread.run_sync(import_module, module, abandon_on_cancel=True)
+
+
+class _LogHandler(logging.Handler):
+    """Gives the first line of each message of the log to a function: Python would write it to standard error."""
+
+    def __init__(self, output: Callable[[str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output(record.getMessage().partition("\n")[0])
+
+
+@contextmanager
+def _redirected_messages(output: Callable[[str], object]) -> Generator[None]:
+    """Give status lines and messages of the log to a function inside the block."""
+    handler, root = _LogHandler(output), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with redirected_status_lines(output):
+            yield
+    finally:
+        root.removeHandler(handler)
 
 
 def run_interactive(invocation: Invocation) -> int:
@@ -81,10 +108,13 @@ class InteractiveApp:
         self._next: Invocation | None = None
         self._interrupted_at = float("-inf")
         self._exit_code = 0
-        completer = InputCompleter(invocation.cwd, lambda: {name: c.describe for name, c in self._commands.items()})
+        self._noted: set[str] = set()
+        self._faults: dict[str, str] = {}
+        self._announce_start: Callable[[FleetEvent], None] | None = None
+        completer = InputCompleter(invocation.cwd, self._describe_commands)
         self.screen = Screen(self, color=self.color, history=open_history(), completer=completer)
         self.screen.state.status = lambda width: format_status(self._conversation, width, busy=self._turn is not None)
-        self.screen.state.rows = lambda limit: self._renderer.live_rows(limit) if self._renderer is not None else ()
+        self.screen.state.rows = self._list_live_rows
 
     @property
     def conversation(self) -> Conversation:
@@ -101,13 +131,15 @@ class InteractiveApp:
         self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help lists the commands")
         self.screen.flush()
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.screen.run)
-                try:
-                    await self.screen.shown.wait()
-                    await self._load_and_converse()
-                finally:
-                    self.screen.close()
+            # Nothing else may write to the terminal while the screen is shown.
+            with _redirected_messages(lambda line: loop.call_soon_threadsafe(self._show_note, line)):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self.screen.run)
+                    try:
+                        await self.screen.shown.wait()
+                        await self._load_and_converse()
+                    finally:
+                        self.screen.close()
         finally:
             for number in (*_SIGNALS, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -199,12 +231,12 @@ class InteractiveApp:
             tasks.cancel_scope.cancel()
 
     async def _watch_status(self) -> None:
-        """Redraw when the status row has changed: the conversation is open, a server is up."""
-        shown = ""
+        """Redraw when the status row or the row of a start has changed: the conversation is open, a server is up."""
+        shown: tuple[str, list[str]] = "", []
         while True:
-            status = self.screen.state.status(self.screen.width)
-            if status != shown:
-                shown = status
+            present = self.screen.state.status(self.screen.width), self._describe_starts()
+            if present != shown:
+                shown = present
                 self.screen.refresh()
             await anyio.sleep(_WATCH_S)
 
@@ -228,21 +260,23 @@ class InteractiveApp:
 
     async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
         """Open a conversation, answer messages, close it; return the invocation of the next one, if any."""
-        from induscode.interactive.slash.table import load_commands  # noqa: PLC0415 — after the first prompt
+        from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
         from induscode.session.conversation import open_conversation  # noqa: PLC0415 — after the first prompt
 
         async with AsyncExitStack() as stack:
+            self._announce_start = StartAnnouncer(self.screen.show)
             with self._leaving.guard():
-                self._conversation = await stack.enter_async_context(
-                    open_conversation(invocation, follow_config=True, dialog=self.screen)
+                opening = open_conversation(
+                    invocation, follow_config=True, dialog=self.screen, on_event=self._handle_server_event
                 )
+                self._conversation = await stack.enter_async_context(opening)
             if self._conversation is None:
                 return None
             try:
                 self._invocation = replace(
                     invocation, resume=self._conversation.transcript.id, continue_last=False, prompt=None
                 )
-                self._commands = await load_commands(invocation.cwd)
+                await self._load_commands(invocation.cwd)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
             finally:
@@ -251,7 +285,9 @@ class InteractiveApp:
     async def _converse(self, conversation: Conversation) -> Invocation | None:
         while (message := await self._next_message()) is not None:
             self._next = self._prompt = None
-            await self._reload_servers(conversation)
+            await self._load_commands(conversation.invocation.cwd)
+            for change in await conversation.reload_servers():
+                self.screen.show(f"note: {name_slash_commands(change)}")
             if message.startswith("/"):
                 self.screen.show(f"> {message}")
                 await self._run_command(message)
@@ -263,15 +299,18 @@ class InteractiveApp:
                 return self._next
         return None
 
-    async def _reload_servers(self, conversation: Conversation) -> None:
-        from induscode.boot.runners import ConfigPathError  # noqa: PLC0415 — after the first prompt
+    async def _load_commands(self, cwd: str) -> None:
+        await _import_later(_COMMANDS)
+        from induscode.interactive.slash.table import load_commands  # noqa: PLC0415 — imported above, in a thread
 
-        try:
-            changes = await conversation.reload_servers()
-        except ConfigPathError as exc:
-            changes = [f"{exc}; the servers stay as they were"]
-        for change in changes:
-            self.screen.show(f"note: {change}")
+        self._commands = await load_commands(cwd, self._show_note)
+
+    def _describe_commands(self) -> Mapping[str, str]:
+        """Describe the commands and their first words, for completion."""
+        rows = {name: command.describe for name, command in self._commands.items()}
+        for name, command in self._commands.items():
+            rows |= {f"{name} {word}": about for word, about in command.actions.items()}
+        return rows
 
     async def _next_message(self) -> str | None:
         """Wait for a message; None when the person leaves."""
@@ -289,7 +328,40 @@ class InteractiveApp:
         if messages:
             self.screen.show(f"continuing conversation {conversation.transcript.id} ({messages} messages)")
         for note in (*conversation.notes, *conversation.list_notes()):
-            self.screen.show(f"note: {note}")
+            self._show_note(note)
+
+    def _show_note(self, note: str) -> None:
+        """Show a note, once in a session."""
+        if note not in self._noted and note not in self._faults.values():
+            self._noted.add(note)
+            self.screen.show(f"note: {name_slash_commands(note)}")
+
+    # -- servers ------------------------------------------------------------------------------
+
+    def _handle_server_event(self, event: FleetEvent) -> None:
+        """Show slow starts and faults; a fault once, until the server is up again."""
+        if self._announce_start is not None:
+            self._announce_start(event)
+        server, status = event.server, event.status
+        if event.event == "phase" and status.phase == "ready":
+            self._faults.pop(server, None)
+        elif event.event == "phase" and status.phase == "faulted" and status.fault is not None:
+            fault = str(status.fault)
+            fault = fault if repr(server) in fault else f"server {server!r}: {fault}"
+            if self._faults.get(server) != fault:
+                self._faults[server] = fault
+                self.screen.show(f"note: {fault} (/mcp says what to do)")
+        self.screen.refresh()
+
+    def _describe_starts(self) -> list[str]:
+        servers = None if self._conversation is None else self._conversation.servers
+        return [] if servers is None else servers.phases.describe_starts()
+
+    def _list_live_rows(self, limit: int) -> list[str]:
+        """List the rows of slow starts, at most half of them all, and those of the turn."""
+        starts = self._describe_starts()[: max(1, limit // 2)]
+        rows = [cut_to_cells(f"  {escape_unprintable(start)}", self.screen.width - 1) for start in starts]
+        return rows if self._renderer is None else [*rows, *self._renderer.live_rows(limit - len(rows))]
 
     # -- turns --------------------------------------------------------------------------------
 
