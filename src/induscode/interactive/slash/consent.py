@@ -15,7 +15,7 @@ from induscode.deck.mcp.config.trust import TrustStore
 from induscode.interactive.slash import SlashError, name_slash_commands
 from induscode.session.dialog import Choice, Question
 from induscode.session.servers import BrokenConfigError
-from induscode.terminal import escape_controls
+from induscode.terminal import escape_controls, escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,8 @@ _YES_NO = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
 
 
 async def _confirm(host: SlashHost, title: str, lines: Sequence[str] = ()) -> bool:
-    reply = await host.screen.ask(Question(title=title, lines=tuple(lines), choices=_YES_NO, default="n"))
+    facts = tuple(map(escape_unprintable, lines))
+    reply = await host.screen.ask(Question(title=escape_unprintable(title), lines=facts, choices=_YES_NO, default="n"))
     return reply.key == "y" and not reply.cancelled
 
 
@@ -57,12 +58,15 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
     changes = await servers.apply_plan(await _read_plan(servers))
     for change in changes:
         host.screen.show(name_slash_commands(change))
-    await servers.mcp.wake(server for server in trusted if server in servers.mcp.plan.configs)
+    started = [server for server in trusted if server in servers.mcp.plan.configs]
+    await servers.mcp.wake(started)
     for server in trusted:
-        status = servers.mcp.status().get(server)
-        if status is not None:
+        if server in started:
+            status = servers.mcp.status()[server]
             tools = format_count(status.tool_count, "tool")
             host.screen.show(f"server {server!r} is {status.phase}: {status.fault or tools}")
+        else:  # it has changed again, or a variable has no value
+            host.screen.show(f"server {server!r} is not started: /mcp says why")
 
 
 async def _ask_about_server(host: SlashHost, servers: SessionServers, row: ServerRow, *, is_held_back: bool) -> bool:
@@ -106,7 +110,7 @@ async def _read_plan(servers: SessionServers) -> ServerPlan:
 
 async def show_drifts(host: SlashHost, servers: SessionServers, name: str | None) -> None:
     """Show how the tools of a server, or of all, differ from what was approved."""
-    await _list_disabled_again(servers, name)
+    await servers.mcp.wake(servers.mcp.eager_servers() if name is None else [name])
     drifts = [drift for drift in servers.mcp.enrolment.drifts if name in {None, drift.ref.server}]
     for drift in drifts:
         host.screen.show(drift.summary)
@@ -121,7 +125,8 @@ async def approve_tools(host: SlashHost, servers: SessionServers, name: str, too
     Raises:
         SlashError: No such tool waits for approval.
     """
-    await _list_disabled_again(servers, name)
+    # Only a listing has the present definitions.
+    await servers.mcp.wake([name])
     enrolment = servers.mcp.enrolment
     waiting = [drift for drift in enrolment.drifts if drift.disables and drift.ref.server == name]
     wanted = [drift for drift in waiting if tool in {None, drift.ref.name}]
@@ -139,10 +144,3 @@ async def approve_tools(host: SlashHost, servers: SessionServers, name: str, too
             host.screen.show(f"{drift.ref.server}/{drift.ref.name}: it has changed again: /mcp approve {name}")
         else:
             host.screen.show(f"{drift.ref.server}/{drift.ref.name}: approved as it is now")
-
-
-async def _list_disabled_again(servers: SessionServers, name: str | None) -> None:
-    """Start servers with tools that an earlier run has disabled: only a listing has their present definitions."""
-    seen = {drift.ref for drift in servers.mcp.enrolment.drifts}
-    asleep = {tool.ref.server for tool in servers.mcp.disabled if tool.ref not in seen}
-    await servers.mcp.wake(server for server in asleep if name in {None, server})

@@ -1,0 +1,243 @@
+"""`/mcp` on a terminal, with servers that are processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.model_server import calls, says
+from tests.support.servers import SERVERS, diary, fault, honest
+from tests.support.terminal import TerminalSetup, open_setup
+
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.terminal import Terminal
+
+pytestmark = pytest.mark.process
+
+WIDE = 240
+"""Columns in which no line is wrapped."""
+GIVEN = ("--mcp", "given.json", "--approval", "all")
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[TerminalSetup]:
+    with open_setup(tmp_path) as prepared:
+        yield prepared
+
+
+def wait_for_answer(terminal: Terminal, line: str, answer: str) -> None:
+    """Enter a command, and wait for a text below it."""
+    mark = f"> {line}\n"
+    before = terminal.text.count(mark)
+    terminal.enter(line)
+    terminal.wait_for(lambda: terminal.text.count(mark) > before and answer in terminal.text.rpartition(mark)[2])
+
+
+def test_a_server_that_dies_is_restarted_and_its_log_is_kept(setup: TerminalSetup) -> None:
+    setup.write_config("given.json", fault("dies", id="dying"))
+    script = (calls("dying__fault"), says("it died"))
+    with setup.open(*GIVEN, script=script, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("end it")
+        terminal.wait_for("it died")
+        terminal.wait_for("note: server 'dying': the connection was lost")
+        wait_for_answer(terminal, "/mcp restart dying", "server 'dying' is ready: 2 tools")
+        wait_for_answer(terminal, "/mcp logs dying", "stderr: about to die")
+        wait_for_answer(terminal, "/mcp disconnect dying", "server 'dying' is disconnected")
+        wait_for_answer(terminal, "/mcp", "closed")
+        wait_for_answer(terminal, "/mcp disconnect dying", "server 'dying' is not connected")
+        wait_for_answer(terminal, "/mcp connect dying", "server 'dying' is ready: 2 tools")
+        wait_for_answer(terminal, "/mcp connect dying", "server 'dying' is connected")
+        assert terminal.leave() == 0
+
+
+def test_a_fault_is_shown_in_one_line_with_its_remedy(setup: TerminalSetup) -> None:
+    setup.write_config("given.json", StdioServerConfig("absent", "no-such-command"))
+    with setup.open(*GIVEN, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        terminal.wait_for("(/mcp says what to do)")
+        wait_for_answer(terminal, "/mcp", "what to do: install the command, or correct it")
+        assert "faulted" in terminal.text
+        assert terminal.leave() == 0
+
+
+def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalSetup, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    setup.write_config(".mcp.json", honest("--log", log, id="ours"))
+    script = (calls("ours__echo", text="heard"), says("done"))
+    with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        terminal.wait_for("not started: it needs your consent (/mcp trust ours)")
+        wait_for_answer(terminal, "/mcp", "what to do: /mcp trust ours")
+        wait_for_answer(terminal, "/mcp connect ours", "server 'ours' is not started: it needs your consent")
+        wait_for_answer(terminal, "/mcp trust ours", "[n] no")
+        assert f'argument: "{SERVERS / "honest.py"}"' in terminal.text
+        terminal.type("n")
+        terminal.wait_for("ours: not trusted")
+        assert not diary(log, "start")
+        wait_for_answer(terminal, "/mcp trust ours", "[n] no")
+        terminal.type("y")
+        terminal.wait_for("server 'ours' is ready: 12 tools")
+        terminal.enter("call it")
+        terminal.wait_for("done")
+        wait_for_answer(terminal, "/mcp trust ours", "server 'ours' needs no consent")
+        wait_for_answer(terminal, "/mcp trust", "no server waits for consent")
+        assert terminal.leave() == 0
+    assert "heard" in setup.requested()
+    assert len(diary(log, "start")) == 1
+
+
+def test_a_changed_definition_is_shown_graded_and_approved(setup: TerminalSetup, tmp_path: Path) -> None:
+    definition, script = tmp_path / "definition.json", tmp_path / "server.py"
+    server = [sys.executable, str(SERVERS / "honest.py"), "--rich"]
+    script.write_text(
+        f"import os, sys\nos.execv({sys.executable!r}, [*{server!r}, open({str(definition)!r}).read()])\n"
+    )
+    setup.write_config("given.json", StdioServerConfig("drifting", sys.executable, [str(script)]))
+    definition.write_text(json.dumps({"description": "As it was."}))
+    with setup.open(*GIVEN, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp connect drifting", "drifting' is")
+        wait_for_answer(terminal, "/mcp diff drifting", "every tool is as it was approved")
+        assert terminal.leave() == 0
+    definition.write_text(json.dumps({"description": "As it is."}))
+    with setup.open(*GIVEN, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp approve drifting echo", "no tool 'echo' of 'drifting' waits for approval")
+        wait_for_answer(terminal, "/mcp diff drifting", "drifting/rich: routing (description)")
+        wait_for_answer(terminal, "/mcp", "1 tool is disabled, changed since approved: rich")
+        wait_for_answer(terminal, "/mcp tools drifting", "/mcp approve drifting rich")
+        wait_for_answer(terminal, "/tools rich", "/mcp approve drifting rich")
+        wait_for_answer(terminal, "/mcp approve drifting", "[n] no")
+        assert "grade: routing, differs in: description" in terminal.text
+        assert '-  "description": "As it was."' in terminal.text
+        assert '+  "description": "As it is."' in terminal.text
+        terminal.type("n")
+        terminal.wait_for("drifting/rich: not approved")
+        wait_for_answer(terminal, "/mcp approve drifting rich", "[n] no")
+        terminal.type("y")
+        terminal.wait_for("drifting/rich: approved as it is now")
+        wait_for_answer(terminal, "/tools rich", "As it is.")
+        wait_for_answer(terminal, "/mcp approve drifting", "no tool of 'drifting' waits for approval")
+        assert terminal.leave() == 0
+
+
+def test_a_changed_file_of_the_workspace_is_held_back_until_the_person_agrees(
+    setup: TerminalSetup, tmp_path: Path
+) -> None:
+    planted = tmp_path / "planted"
+    setup.write_config("given.json", honest(id="first"))
+    with setup.open(*GIVEN, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp restart first", "server 'first' is ready")
+        setup.write_config("given.json", honest(id="first"), honest("--log", planted, id="second"))
+        wait_for_answer(terminal, "/mcp", "what to do: look at it: /mcp reload")
+        assert "note: servers held back: second" in terminal.text
+        wait_for_answer(terminal, "/mcp connect second", "it is not as it was when the file was named")
+        wait_for_answer(terminal, "/mcp reload", "[n] no")
+        terminal.type("n")
+        terminal.wait_for("second: not trusted")
+        assert not diary(planted, "start")
+        wait_for_answer(terminal, "/mcp trust second", "[n] no")
+        # What was shown is what is accepted: the row has changed behind the question.
+        setup.write_config("given.json", honest(id="first"), honest("--log", planted, "--tools", 1, id="second"))
+        terminal.type("y")
+        terminal.wait_for("server 'second' is not started: /mcp says why")
+        assert not diary(planted, "start")
+        wait_for_answer(terminal, "/mcp reload", "[n] no")
+        terminal.type("y")
+        terminal.wait_for("servers changed: second")
+        wait_for_answer(terminal, "/mcp connect second", "second' is")
+        assert len(diary(planted, "start")) == 1
+        assert terminal.leave() == 0
+
+
+def test_a_broken_file_leaves_the_servers_as_they_are(setup: TerminalSetup) -> None:
+    path = setup.write_config("given.json", honest(id="first"))
+    with setup.open(*GIVEN, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp restart first", "server 'first' is ready")
+        path.write_text('{"mcpServers": {')
+        wait_for_answer(terminal, "/mcp tools first", "first__echo")
+        assert "the servers stay as they were" in terminal.text
+        path.write_text('{"mcpServers": {"first": {"command": 1}}}')
+        wait_for_answer(terminal, "/mcp reload", "they were")
+        wait_for_answer(terminal, "/mcp", "ready")
+        path.unlink()
+        wait_for_answer(terminal, "/mcp reload", "they were")
+        wait_for_answer(terminal, "/mcp disconnect first", "is disconnected")
+        assert terminal.leave() == 0
+
+
+def test_a_server_is_switched_off_and_on_for_the_session_or_in_its_file(setup: TerminalSetup) -> None:
+    (setup.cwd / ".indusvx").mkdir()
+    path = setup.write_config(".indusvx/mcp.json", honest(id="ours"))
+    with setup.open("--approval", "all", columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp trust ours", "[n] no")
+        terminal.type("y")
+        terminal.wait_for("server 'ours' is ready")
+        wait_for_answer(terminal, "/mcp enable ours", "is switched on already")
+        wait_for_answer(terminal, "/mcp disable ours", "servers removed: ours")
+        wait_for_answer(terminal, "/mcp disable ours", "is switched off already")
+        wait_for_answer(terminal, "/mcp", "ours: switched off for this session")
+        wait_for_answer(terminal, "/mcp restart ours", "is switched off for this session: /mcp enable ours")
+        wait_for_answer(terminal, "/mcp enable ours", "servers added: ours")
+        assert json.loads(path.read_text())["mcpServers"]["ours"].get("enabled") is None
+        wait_for_answer(terminal, "/mcp disable ours --save", "servers removed: ours")
+        assert json.loads(path.read_text())["mcpServers"]["ours"]["enabled"] is False
+        wait_for_answer(terminal, "/mcp", "ours: switched off in")
+        wait_for_answer(terminal, "/mcp restart ours", "switched off in its file: /mcp enable ours")
+        wait_for_answer(terminal, "/mcp enable ours", "servers added: ours")
+        assert json.loads(path.read_text())["mcpServers"]["ours"]["enabled"] is False
+        wait_for_answer(terminal, "/mcp enable ours --save", "is switched on")
+        assert "enabled" not in json.loads(path.read_text())["mcpServers"]["ours"]
+        assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("/mcp bogus", "/mcp has no action 'bogus'"),
+        ("/mcp 'open", "the line cannot be read: No closing quotation"),
+        ("/mcp list more", "what is 'more' for?"),
+        ("/mcp reload more", "what is 'more' for?"),
+        ("/mcp approve", "name the server: first"),
+        ("/mcp approve first a b", "what is 'b' for?"),
+        ("/mcp diff frist", "There is no server 'frist' (there are: first)"),
+        *(
+            (f"/mcp {action}{rest}", answer)
+            for action in ("connect", "disconnect", "restart", "enable", "disable", "tools", "logs", "trust")
+            for rest, answer in (
+                ("", "name the server: first" if action != "trust" else "no server waits for consent"),
+                (" frist", "There is no server 'frist' (there are: first). Did you mean 'first'?"),
+                (" first more", "what is 'more' for?"),
+            )
+        ),
+    ],
+)
+def test_bad_input_gives_one_line(shared: Terminal, line: str, answer: str) -> None:
+    wait_for_answer(shared, line, answer)
+    first, second, *_ = shared.text.rpartition(f"> {line}\n")[2].split("\n")
+    assert first.startswith(answer)
+    assert second == ">"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """One session for all lines that change nothing."""
+    folder = tmp_path_factory.mktemp("shared")
+    with open_setup(folder) as prepared:
+        prepared.write_config("given.json", honest(id="first"))
+        variables = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
+        with prepared.open(*GIVEN, environ=variables, columns=WIDE) as terminal:
+            terminal.wait_for_prompt()
+            yield terminal
+            assert terminal.leave() == 0
