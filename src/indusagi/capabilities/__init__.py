@@ -4,7 +4,7 @@ The names are listed in `__init__.pyi`. Each is loaded when it is first used, so
 no event loop.
 """
 
-from indusagi.core.lazy_exports import load_export, read_exports
+from indusagi.lazy_exports import load_export, read_exports
 
 _EXPORTS = read_exports(__file__)
 __all__ = [*_EXPORTS]  # pyright: ignore[reportUnsupportedDunderAll] — the names of the stub

@@ -1,6 +1,6 @@
 """Interoperation with other systems: the MCP bridge, whose public names this package repeats."""
 
-from indusagi.core.lazy_exports import load_export, read_exports
+from indusagi.lazy_exports import load_export, read_exports
 
 _EXPORTS = read_exports(__file__, "protocol_bridge/__init__.pyi")
 __all__ = [*_EXPORTS]  # pyright: ignore[reportUnsupportedDunderAll] — the names of the bridge's stub

@@ -8,18 +8,16 @@ and the package loads a name from the module that the stub names when the name i
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib import import_module
-
-_EXPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def read_exports(module_file: str, stub: str = "__init__.pyi") -> dict[str, str]:
     """Map each exported name to its module, by the stub that stands beside `module_file`."""
     folder = module_file.rpartition("/")[0]
     with open(f"{folder}/{stub}", encoding="utf-8") as file:
-        return {name: module for module, name in _EXPORT.findall(file.read())}
+        lines = [line.split() for line in file if line.startswith("from ")]
+    return {words[3]: words[1] for words in lines if words[3] == words[-1]}
 
 
 def load_export(package: str, exports: dict[str, str], name: str) -> object:
