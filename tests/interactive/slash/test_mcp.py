@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.model_server import calls, says
 from tests.support.servers import SERVERS, diary, fault, honest
+from tests.support.slash import WIDE, wait_for_answer
 from tests.support.terminal import TerminalSetup, open_setup
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-WIDE = 240
-"""Columns in which no line is wrapped."""
 GIVEN = ("--mcp", "given.json", "--approval", "all")
 
 
@@ -30,14 +29,6 @@ GIVEN = ("--mcp", "given.json", "--approval", "all")
 def setup(tmp_path: Path) -> Iterator[TerminalSetup]:
     with open_setup(tmp_path) as prepared:
         yield prepared
-
-
-def wait_for_answer(terminal: Terminal, line: str, answer: str) -> None:
-    """Enter a command, and wait for a text below it."""
-    mark = f"> {line}\n"
-    before = terminal.text.count(mark)
-    terminal.enter(line)
-    terminal.wait_for(lambda: terminal.text.count(mark) > before and answer in terminal.text.rpartition(mark)[2])
 
 
 def test_a_server_that_dies_is_restarted_and_its_log_is_kept(setup: TerminalSetup) -> None:
@@ -65,6 +56,16 @@ def test_a_fault_is_shown_in_one_line_with_its_remedy(setup: TerminalSetup) -> N
         terminal.wait_for("(/mcp says what to do)")
         wait_for_answer(terminal, "/mcp", "what to do: install the command, or correct it")
         assert "faulted" in terminal.text
+        assert terminal.leave() == 0
+
+
+def test_a_slow_start_is_a_row_of_the_live_region_and_its_end_a_line(setup: TerminalSetup) -> None:
+    setup.write_config("given.json", fault("slow-start", 3, id="slow"))
+    with setup.open(*GIVEN, columns=WIDE) as terminal:
+        terminal.wait_for("  starting slow 2 s: still waiting for its first answer")
+        terminal.wait_for("server 'slow' is ready after")
+        terminal.wait_for(lambda: not any(row.startswith("  starting") for row in terminal.rows))
+        assert "indus: " not in terminal.output  # no status line passes the screen by
         assert terminal.leave() == 0
 
 

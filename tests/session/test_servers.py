@@ -1,0 +1,87 @@
+"""Phases of servers, and rows of the configuration that are held back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, SlowStart
+from indusagi.interop.protocol_bridge.fleet import FleetEvent
+from induscode.boot.config_watch import ConsentedRows
+from induscode.boot.runners import StartAnnouncer, plan_servers
+from induscode.launch.invocation import Invocation
+from induscode.session.servers import ServerPhases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
+
+
+def event(kind: EndpointEvent, phase: EndpointPhase, slow: SlowStart | None = None) -> FleetEvent:
+    return FleetEvent("github", kind, EndpointStatus("github", phase, 0, slow_start=slow))
+
+
+def test_a_start_is_described_after_a_second_with_its_cause_until_it_ends() -> None:
+    now = [100.0]
+    heard: list[FleetEvent] = []
+    phases = ServerPhases(heard.append, clock=lambda: now[0])
+    assert phases.get_age("github") is None
+    phases(event("phase", EndpointPhase.CONNECTING))
+    assert phases.describe_starts() == []
+    now[0] += 3
+    assert phases.describe_starts() == ["starting github 3 s"]
+    phases(event("slow_start", EndpointPhase.CONNECTING, SlowStart(True, "npx")))
+    assert phases.describe_starts() == ["starting github 3 s: npx may be downloading it"]
+    assert phases.is_starting
+    phases(event("phase", EndpointPhase.READY))
+    now[0] += 5
+    assert (phases.describe_starts(), phases.is_starting, phases.get_age("github")) == ([], False, 5)
+    phases.forget(["github"])
+    assert phases.get_age("github") is None
+    assert len(heard) == 3
+
+
+def test_slow_starts_are_announced_to_the_given_output(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    announce = StartAnnouncer(lines.append)
+    announce(event("phase", EndpointPhase.CONNECTING))
+    announce(event("slow_start", EndpointPhase.CONNECTING, SlowStart(False, "uvx")))
+    announce(event("phase", EndpointPhase.READY))
+    assert lines == ["start of 'github': waiting for uvx", "server 'github' is ready after 0 s"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_file_of_the_user_inside_the_workspace_is_held_back_in_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "config/indusvx/mcp.json"
+    path.parent.mkdir(parents=True)
+    invocation = Invocation(cwd=str(tmp_path))
+
+    def write(command: str) -> None:
+        path.write_text(json.dumps({"mcpServers": {"a": {"command": command}}}))
+
+    write("one")
+    plan = plan_servers(invocation)
+    session = ConsentedRows(str(tmp_path), plan, "see {}", scopes={"given", "user"})
+    gateway = ConsentedRows(str(tmp_path), plan, "see {}")
+    write("two")
+    changed = plan_servers(invocation)
+    held = session.hold_back(changed)
+    assert ([*held.configs], held.consent["a"]) == ([], "changed")
+    assert "(see a)" in str(held.notes[-1])
+    assert [*gateway.hold_back(changed).configs] == ["a"]
+    session.accept(changed.rows[0])
+    assert session.hold_back(changed) is changed
+
+
+def test_a_switched_off_row_is_read_for_a_run_that_switches_it_on(tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps({"mcpServers": {"a": {"command": "x", "enabled": False}, "b": {"command": "y"}}}))
+    invocation = Invocation(cwd=str(tmp_path), mcp=(str(file),))
+    assert [*plan_servers(invocation).configs] == ["b"]
+    assert [*plan_servers(invocation, None, ["a"]).configs] == ["a", "b"]
