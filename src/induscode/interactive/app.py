@@ -24,6 +24,7 @@ from anyio import to_thread
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
+from indusagi.core.text import cut_text, format_count
 from induscode.interactive.cells import cut_to_cells
 from induscode.interactive.complete import InputCompleter, expand_mentions
 from induscode.interactive.history import open_history
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 _AGAIN_S = 2.0
 """A second Ctrl-C within this time leaves."""
+_EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
+"""How much of the last prompt and of the end of the last answer a continued conversation shows."""
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.session.run", "induscode.interactive.markdown"
@@ -274,8 +277,9 @@ class InteractiveApp:
                 return None
             try:
                 self._invocation = replace(
-                    invocation, resume=self._conversation.transcript.id, continue_last=False, prompt=None
+                    invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
+                self._conversation.on_note = self._show_note
                 await self._load_commands(invocation.cwd)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
@@ -324,9 +328,18 @@ class InteractiveApp:
         return None
 
     def _show_start(self, conversation: Conversation) -> None:
-        messages = len(conversation.transcript.messages())
+        from induscode.session.stored_conversations import find_last_exchange  # noqa: PLC0415 — after the first prompt
+
+        messages = conversation.transcript.messages()
         if messages:
-            self.screen.show(f"continuing conversation {conversation.transcript.id} ({messages} messages)")
+            count = format_count(len(messages), "message")
+            self.screen.show(f"continuing conversation {conversation.transcript.id} ({count})")
+            prompt, answer = find_last_exchange(messages)
+            lines = prompt.splitlines()[:_EXCERPT_LINES]
+            for line in (f"{'  ' if index else '> '}{line}" for index, line in enumerate(lines)):
+                self.screen.show(cut_text(line, _EXCERPT_CHARS))
+            for line in answer.splitlines()[-_EXCERPT_LINES:]:
+                self.screen.show(line[-_EXCERPT_CHARS:])
         for note in (*conversation.notes, *conversation.list_notes()):
             self._show_note(note)
 
@@ -370,8 +383,12 @@ class InteractiveApp:
         try:
             command = find_command(name, self._commands)
             self._turn = CancelToken(self._leaving)
+            is_done = False
             with self._turn.guard():
                 await command.run(self, rest)
+                is_done = True
+            if not is_done and not self._leaving.cancelled:
+                self.screen.show(f"/{command.name} was cancelled")
         except SlashError as exc:
             self.screen.show(str(exc))
         except (CoreError, OSError) as exc:

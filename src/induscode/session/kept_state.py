@@ -72,10 +72,15 @@ class KeptState:
         from induscode.deck.cards.todo import open_todo_ledger  # noqa: PLC0415 — loaded with the deck
 
         self._stored = {}
-        rules: list[Rule] = []
+        rules: dict[str, Rule] = {}
         for row in self._transcript.rows():
-            if row.get("op") == RULE_OP and (rule := _parse_rule(row)) is not None:
-                rules.append(rule)
+            if row.get("op") != RULE_OP or (rule := _parse_rule(row)) is None:
+                continue
+            if row.get("removed") is True:
+                rules.pop(_rule_key(rule), None)
+                self._stored.pop(_rule_key(rule), None)
+            else:
+                rules[_rule_key(rule)] = rule
                 self._stored[_rule_key(rule)] = dump_rule(rule)
         for _, row in self._transcript.visible_rows():
             facts = {name: value for name, value in row.items() if name not in {"op", "at"}}
@@ -86,7 +91,7 @@ class KeptState:
             elif row.get("op") == JOB_OP and isinstance(row.get("mark"), str):
                 self._stored[f"{JOB_OP} {row['mark']}"] = facts
         if self._permissions is not None:
-            self._permissions.restore_rules(rules)
+            self._permissions.restore_rules(rules.values())
         self._plan_mode.active = self._stored.get(PLAN_OP, {}).get("active") is True
         items = self._list_stored_items("todo_set", ("id", "text", "status"))
         checklist_of(self._context).restore(items)
@@ -111,14 +116,16 @@ class KeptState:
         for key, facts in self._stored.items():
             if key.startswith(f"{JOB_OP} ") and key not in current and facts.get("running") is True:
                 current[key] = {**facts, "running": False}
+        removed = [key for key in self._stored if key.startswith(f"{RULE_OP} ") and key not in current]
         changed = {key: facts for key, facts in current.items() if self._stored.get(key) != facts}
         # An initial state is no change.
         for key in [key for key, facts in changed.items() if key not in self._stored and _is_initial(facts)]:
             del changed[key]
-        if changed:
-            rows = [build_row(key.partition(" ")[0], facts) for key, facts in changed.items()]
+        rows = [build_row(RULE_OP, {**self._stored.pop(key), "removed": True}) for key in removed]
+        rows += [build_row(key.partition(" ")[0], facts) for key, facts in changed.items()]
+        self._stored.update(changed)
+        if rows:
             await to_thread.run_sync(self._transcript.append_rows, rows)
-            self._stored.update(changed)
 
     def _describe(self) -> dict[str, JsonObject]:
         from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck

@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from induscode.interactive.slash import SlashCommand
+from induscode.interactive.slash.context import list_context_commands
+from induscode.interactive.slash.conversations import list_conversation_commands
 from induscode.interactive.slash.custom import load_custom_commands
 from induscode.interactive.slash.mcp import MCP
+from induscode.interactive.slash.memory import list_memory_commands
+from induscode.interactive.slash.rewind import list_rewind_commands
+from induscode.interactive.slash.session import list_session_commands
+from induscode.interactive.slash.tasks import list_task_commands
 from induscode.interactive.slash.tools import PERMISSIONS, TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from induscode.interactive.slash import SlashHost
+    from induscode.interactive.slash import SlashCommand
 
 
 async def load_commands(cwd: str, on_note: Callable[[str], None] | None = None) -> Mapping[str, SlashCommand]:
@@ -22,14 +27,23 @@ async def load_commands(cwd: str, on_note: Callable[[str], None] | None = None) 
 
     `on_note` receives a line about each file that was left out.
     """
-    commands = [SlashCommand(name="exit", describe="leave the session", run=_leave), MCP, PERMISSIONS, TOOLS]
-    table = {command.name: command for command in commands}
+    table: dict[str, SlashCommand] = {}
+    commands = (
+        *list_session_commands(table),
+        *list_context_commands(),
+        *list_conversation_commands(),
+        *list_rewind_commands(),
+        *list_memory_commands(),
+        *list_task_commands(),
+        MCP,
+        PERMISSIONS,
+        TOOLS,
+    )
+    for command in sorted(commands, key=lambda command: command.name):
+        table[command.name] = command
     custom = await to_thread.run_sync(load_custom_commands, cwd, frozenset(table))
     if on_note is not None:
         for note in custom.notes:
             on_note(note)
-    return {**table, **custom.commands}
-
-
-async def _leave(host: SlashHost, _: str) -> None:
-    host.leave()
+    table.update(custom.commands)
+    return table

@@ -1,0 +1,104 @@
+"""`/context` and `/compact`: what fills the context window of the model, and how it is emptied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import compact_json
+from indusagi.core.records import record
+from induscode.deck.contract import describe
+from induscode.interactive.slash import SlashCommand, SlashError
+from induscode.interactive.status import format_tokens
+from induscode.session.compaction import CompactionError, estimate_message, estimate_tokens
+from induscode.terminal import escape_unprintable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from induscode.interactive.slash import SlashHost
+    from induscode.session.conversation import Conversation
+
+_WIDEST = 72
+_NUMBER = 7
+_LONGEST_NAME = 24
+
+
+@record
+class ContextPart:
+    """A part of the context window, in estimated tokens."""
+
+    name: str
+    tokens: int
+
+
+def list_context_commands() -> Sequence[SlashCommand]:
+    """List the commands."""
+    return (
+        SlashCommand(name="context", describe="what fills the context window", run=_show_context),
+        SlashCommand(
+            name="compact", usage="[INSTRUCTIONS]", describe="replace the older messages by a summary", run=_compact
+        ),
+    )
+
+
+def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
+    """Estimate the parts of the next request: system prompt, tools by server, messages."""
+    cards = conversation.session.deck().tools()
+    servers = conversation.map_servers()
+    tools: dict[str, int] = {}
+    for card in cards:
+        descriptor = describe(card)
+        definition = [descriptor.name, descriptor.description, compact_json(descriptor.parameters)]
+        size = sum(map(estimate_tokens, definition))
+        owner = servers.get(card.name)
+        name = "native tools" if owner is None else f"tools of {owner}"
+        tools[name] = tools.get(name, 0) + size
+    prompt = conversation.system_prompt.render([card.name for card in cards], servers)
+    messages = sum(map(estimate_message, conversation.transcript.messages()))
+    return (
+        ContextPart("system prompt", estimate_tokens(prompt)),
+        *(ContextPart(name, size) for name, size in tools.items()),
+        ContextPart("messages", messages),
+    )
+
+
+def format_parts(parts: Sequence[ContextPart], window: int | None, width: int) -> Sequence[str]:
+    """Format parts as lines with bars that fit a width."""
+    used = sum(part.tokens for part in parts)
+    rows = [*parts, ContextPart("together", used)]
+    if window is not None:
+        rows.append(ContextPart("free", max(0, window - used)))
+    total = max(1, window or used)
+    longest = min(_LONGEST_NAME, max(len(escape_unprintable(part.name)) for part in rows))
+    bar = min(width - 1, _WIDEST) - longest - _NUMBER - 2
+    lines: list[str] = []
+    for part in rows:
+        name = escape_unprintable(part.name)
+        name = name if len(name) <= longest else f"{name[: longest - 1]}…"
+        share = min(1.0, part.tokens / total)
+        drawn = "█" * round(share * bar) if bar > 0 else ""
+        lines.append(f"{name:<{longest}} {format_tokens(part.tokens):>{_NUMBER}} {drawn}".rstrip())
+    return lines
+
+
+async def _show_context(host: SlashHost, rest: str) -> None:
+    if rest:
+        raise SlashError("it takes no arguments")
+    conversation = host.conversation
+    window = conversation.choice.context_window
+    for line in format_parts(measure_parts(conversation), window, host.screen.width):
+        host.screen.show(line)
+    if window is None:
+        host.screen.show("the context window is unknown: --context-window N gives it")
+    if conversation.context_tokens:
+        host.screen.show(f"last request, as the model counts: {format_tokens(conversation.context_tokens)}")
+
+
+async def _compact(host: SlashHost, rest: str) -> None:
+    host.screen.show("the model writes a summary (Esc cancels)")
+    try:
+        report = await host.conversation.compact(rest, cancel=CancelToken())
+    except CompactionError as exc:
+        raise SlashError(f"nothing was changed: {exc}") from exc
+    host.screen.show(str(report))
