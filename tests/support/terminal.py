@@ -18,6 +18,7 @@ import sys
 import termios
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +32,6 @@ from indusagi.core.process.tree import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
-    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -259,7 +259,8 @@ class Terminal:
 
     def check(self) -> None:
         """Check the bytes, the modes of the terminal, and that no process is left."""
-        assert check_output(self.output, color=self._color) == []
+        problems = check_output(self.output, color=self._color)
+        assert not problems, f"it wrote {', '.join(problems)}"
         assert self.emulator.highest <= REGION_ROWS, f"the cursor moved {self.emulator.highest} rows up"
         if self._theirs >= 0:
             assert termios.tcgetattr(self._theirs) == self._modes, "the modes of the terminal differ"
@@ -326,6 +327,11 @@ class TerminalSetup:
         environ = {**variables, **self.environ, **options.pop("environ", {})}
         words = ("--model", f"{self.api}:scripted", *arguments) if model else arguments
         return Terminal(*words, cwd=self.cwd, environ=environ, **options)
+
+    @property
+    def home(self) -> Path:
+        """The home directory of the user."""
+        return Path(os.environ["HOME"])
 
     def write_config(self, name: str, *servers: StdioServerConfig) -> Path:
         """Write a configuration file with servers into the working directory."""

@@ -27,13 +27,19 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import ConditionalContainer, HSplit, Layout, Window
 from prompt_toolkit.layout.controls import BufferControl, FormattedTextControl
 from prompt_toolkit.layout.dimension import Dimension
-from prompt_toolkit.layout.processors import BeforeInput, ConditionalProcessor, PasswordProcessor
+from prompt_toolkit.layout.processors import (
+    BeforeInput,
+    ConditionalProcessor,
+    PasswordProcessor,
+    Processor,
+    Transformation,
+)
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.utils import get_cwidth
 
 from induscode.session.dialog import Reply
-from induscode.terminal import escape_unprintable, redirect_to_null
+from induscode.terminal import escape_controls, escape_unprintable, redirect_to_null
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyPressEvent
+    from prompt_toolkit.layout.processors import TransformationInput
 
     from induscode.session.dialog import Question
 
@@ -53,6 +60,7 @@ _FRAME_S = 1 / 30
 """Time between two redraws that no key has caused."""
 _PAUSE_S = 1.0
 """A question takes the keyboard after a pause of this length, so that text being typed is never its answer."""
+_JOINERS = "\u200c\u200d"
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: terminals that know it show the changes in between as one; others ignore it."""
 
@@ -121,6 +129,24 @@ class _TerminalOutput(Vt100_Output):
             super().flush()
         except OSError:
             redirect_to_null(sys.stdout.fileno())
+
+
+class _VisibleInput(Processor):
+    """Shows a sign for each character of the input that changes the direction of text, or is invisible otherwise.
+
+    Control characters are shown by prompt_toolkit; the joiners of emoji and scripts stay.
+    """
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        return Transformation(
+            [
+                (
+                    part[0],
+                    "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in part[1]),
+                )
+                for part in transformation_input.fragments
+            ]
+        )
 
 
 def open_output() -> Vt100_Output:
@@ -343,14 +369,21 @@ class Screen:
         choosing = asking & ~asking_text
         secret = Condition(lambda: self._open is not None and self._open.question.secret)
         self._draft_window = Window(
-            BufferControl(self._draft, input_processors=[BeforeInput("> ", "bold" if self._color else "")]),
+            BufferControl(
+                self._draft, input_processors=[_VisibleInput(), BeforeInput("> ", "bold" if self._color else "")]
+            ),
             height=Dimension(min=1, max=_INPUT_ROWS),
             wrap_lines=True,
             dont_extend_height=True,
         )
         self._answer_window = Window(
             BufferControl(
-                self._answer, input_processors=[BeforeInput("> "), ConditionalProcessor(PasswordProcessor(), secret)]
+                self._answer,
+                input_processors=[
+                    _VisibleInput(),
+                    BeforeInput("> "),
+                    ConditionalProcessor(PasswordProcessor(), secret),
+                ],
             ),
             height=Dimension(min=1, max=_INPUT_ROWS),
             wrap_lines=True,
@@ -481,9 +514,13 @@ class Screen:
         text = self._draft.text.strip()
         if text:
             self._draft.append_to_history()
-        self._draft.reset()
+        self._clear_draft()
         if text:
             self._listener.submit(text)
+
+    def _clear_draft(self) -> None:
+        self._draft.reset()
+        self._note_typing(self._draft)  # `reset` does not report a change
 
     def _insert_newline(self, _: KeyPressEvent) -> None:
         self._draft.insert_text("\n")
@@ -505,7 +542,7 @@ class Screen:
 
     def _interrupt(self, _: KeyPressEvent) -> None:
         if self._open is None and self._draft.text:
-            self._draft.reset()
+            self._clear_draft()
             return
         self._settle(Reply(cancelled=True))
         self._listener.interrupt()
