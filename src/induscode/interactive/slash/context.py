@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _WIDEST = 72
 _NUMBER = 7
 _LONGEST_NAME = 24
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 @record
@@ -76,8 +77,8 @@ def format_parts(parts: Sequence[ContextPart], window: int | None, width: int) -
     for part in rows:
         name = escape_unprintable(part.name)
         name = name if len(name) <= longest else f"{name[: longest - 1]}…"
-        share = min(1.0, part.tokens / total)
-        drawn = "█" * round(share * bar) if bar > 0 else ""
+        eighths = 0 if not part.tokens else max(1, round(min(1.0, part.tokens / total) * max(bar, 0) * 8))
+        drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8] if bar > 0 else ""
         lines.append(f"{name:<{longest}} {format_tokens(part.tokens):>{_NUMBER}} {drawn}".rstrip())
     return lines
 
