@@ -13,6 +13,7 @@ from induscode.boot.config_watch import ConsentedRows
 from induscode.boot.runners import StartAnnouncer, plan_servers
 from induscode.launch.invocation import Invocation
 from induscode.session.servers import ServerPhases
+from induscode.terminal import print_status, redirected_status_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +36,9 @@ def test_a_start_is_described_after_a_second_with_its_cause_until_it_ends() -> N
     assert phases.describe_starts() == ["starting github 3 s"]
     phases(event("slow_start", EndpointPhase.CONNECTING, SlowStart(True, "npx")))
     assert phases.describe_starts() == ["starting github 3 s: npx may be downloading it"]
-    assert phases.is_starting
     phases(event("phase", EndpointPhase.READY))
     now[0] += 5
-    assert (phases.describe_starts(), phases.is_starting, phases.get_age("github")) == ([], False, 5)
+    assert (phases.describe_starts(), phases.get_age("github")) == ([], 5)
     phases.forget(["github"])
     assert phases.get_age("github") is None
     assert len(heard) == 3
@@ -52,6 +52,15 @@ def test_slow_starts_are_announced_to_the_given_output(capfd: pytest.CaptureFixt
     announce(event("phase", EndpointPhase.READY))
     assert lines == ["start of 'github': waiting for uvx", "server 'github' is ready after 0 s"]
     assert capfd.readouterr().err == ""
+
+
+def test_status_lines_go_to_the_screen_while_it_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    with redirected_status_lines(lines.append):
+        print_status("one\nline")
+    print_status("after it")
+    assert lines == ["one line"]
+    assert capfd.readouterr().err == "indus: after it\n"
 
 
 def test_a_file_of_the_user_inside_the_workspace_is_held_back_in_a_session(

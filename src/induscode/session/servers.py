@@ -63,11 +63,6 @@ class ServerPhases:
         known = self._phases.get(server)
         return None if known is None else self._clock() - known[1]
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether a server starts."""
-        return any(phase is EndpointPhase.CONNECTING for phase, _ in self._phases.values())
-
     def describe_starts(self) -> list[str]:
         """Describe each start that takes longer than a second, with its probable cause."""
         now = self._clock()
