@@ -121,7 +121,7 @@ def test_a_command_is_sent_to_the_model_and_read_again_between_turns(tmp_path: P
         folder.mkdir(parents=True)
         (folder / "mcp.md").write_text("never")
         (folder / "greet.md").write_text("Greet $1.")
-        with setup.open(script=(says("hello"), says("bye"))) as terminal:
+        with setup.open(script=(says("hello"), says("farewell"))) as terminal:
             terminal.wait_for("/mcp is a command of the session")
             terminal.wait_for_prompt()
             terminal.enter("/greet 'the world'")
@@ -129,6 +129,6 @@ def test_a_command_is_sent_to_the_model_and_read_again_between_turns(tmp_path: P
             assert "Greet the world." in setup.requested()
             (folder / "part.md").write_text("Say goodbye.")
             terminal.enter("/part")
-            terminal.wait_for("bye")
+            terminal.wait_for("farewell")
             assert "Say goodbye." in setup.requested()
             assert terminal.leave() == 0
