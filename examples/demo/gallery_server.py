@@ -1,19 +1,19 @@
-"""A small MCP server without any library; its result has a text, an image and a resource."""
+"""A small MCP server without any library. Its description comes from a file beside it, if there is one.
+
+So the demo can publish another release of it, as servers that are started with `npx` or `uvx` change between two starts.
+"""
 
 import json
 import sys
+from pathlib import Path
 
-PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+RELEASE = Path(__file__).with_name("gallery_release.txt")
 TOOL = {
     "name": "show",
-    "description": "Show the gallery: its catalogue, a picture and its rules.",
+    "description": RELEASE.read_text(encoding="utf-8") if RELEASE.exists() else "Show the pictures of the gallery.",
     "inputSchema": {"type": "object", "properties": {}},
 }
-CONTENT = [
-    {"type": "text", "text": "\n".join(f"room {number}: picture {number}" for number in range(1, 21))},
-    {"type": "image", "data": PICTURE, "mimeType": "image/png"},
-    {"type": "resource", "resource": {"uri": "gallery://rules", "mimeType": "text/plain", "text": "Do not touch."}},
-]
+CONTENT = [{"type": "text", "text": "\n".join(f"room {number}: picture {number}" for number in range(1, 21))}]
 
 
 def answer(method):
