@@ -48,7 +48,7 @@ def read_rows(identity: str) -> Sequence[JsonObject]:
     return rows
 
 
-def test_finding_a2_plan_mode_is_on_after_continue(setup: SessionSetup) -> None:
+def test_plan_mode_is_on_after_continue(setup: SessionSetup) -> None:
     run(setup, calls("enter_plan_mode"), says("planning"), approval="ask")
     result = run(
         setup, calls("write", path="new.txt", content="x"), says("refused"), approval="all", continue_last=True
@@ -58,7 +58,7 @@ def test_finding_a2_plan_mode_is_on_after_continue(setup: SessionSetup) -> None:
     assert result["code"] == 0
 
 
-def test_finding_a18_both_checklists_are_restored(setup: SessionSetup) -> None:
+def test_both_checklists_are_restored(setup: SessionSetup) -> None:
     run(setup, calls("todo_set", items=ITEMS), calls("todo", action="set", items=WEIGHTED), says("noted"))
     run(setup, calls("todo_read"), calls("todo", action="read"), says("read"), continue_last=True)
     results = setup.server.requests[-1]["messages"][-3:]

@@ -7,6 +7,7 @@ their session: the next one is told which have ended, or still run after a crash
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
@@ -14,7 +15,7 @@ from anyio import to_thread
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
+from induscode.session.permissions.rules import Rule, RuleOrigin
 from induscode.session.permissions.store import dump_rule, parse_rule_row
 from induscode.session.transcript import build_row
 
@@ -173,21 +174,11 @@ class KeptState:
 
 def _parse_rule(row: JsonObject) -> Rule | None:
     rule = parse_rule_row(row, "")
-    if not isinstance(rule, Rule) or rule.effect is not Effect.ALLOW or rule.workspace is None:
-        return None
-    return Rule(
-        effect=rule.effect,
-        tool=rule.tool,
-        specifier=rule.specifier,
-        origin=RuleOrigin.SESSION,
-        workspace=rule.workspace,
-        server=rule.server,
-        pin=rule.pin,
-    )
+    return replace(rule, origin=RuleOrigin.SESSION, file=None) if isinstance(rule, Rule) else None
 
 
 def _rule_key(rule: Rule) -> str:
-    return f"{RULE_OP} {rule} {rule.workspace} {rule.server} {rule.pin}"
+    return f"{RULE_OP} {rule.effect} {rule} {rule.workspace} {rule.server} {rule.pin}"
 
 
 def _is_initial(facts: JsonObject) -> bool:
