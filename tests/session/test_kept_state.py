@@ -1,0 +1,133 @@
+"""Kept state: what changes is appended once, and restored in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.tools import context
+
+from indusagi.capabilities.tools.todo import ChecklistItem, checklist_of
+from induscode.deck.cards.todo import TodoItem, TodoState, TodoWeight, open_todo_ledger
+from induscode.session.kept_state import KeptState
+from induscode.session.permissions.check import Permissions
+from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
+from induscode.session.plan_mode import PlanMode
+from induscode.session.transcript import Transcript
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+
+RULE = Rule(effect=Effect.ALLOW, tool="bash", specifier="git status *", origin=RuleOrigin.SESSION, workspace="/w")
+DENY = Rule(effect=Effect.DENY, tool="webfetch", origin=RuleOrigin.SESSION, workspace="/w")
+
+
+class Opened:
+    """A conversation whose state is kept, as a session opens it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.transcript = Transcript(str(folder / "c"), "/w")
+        self.context: ToolContext = context(folder)
+        self.plan_mode = PlanMode(approves=False)
+        self.permissions = Permissions()
+        self.state = KeptState(self.transcript, self.context, self.plan_mode, self.permissions)
+        self.lost = self.state.restore()
+
+    def save(self) -> list[object]:
+        """Save, and list the operations of the new rows."""
+        known = len(self.transcript.rows())
+        anyio.run(self.state.save)
+        return [row["op"] for row in self.transcript.rows()[known:]]
+
+
+def test_an_initial_state_is_not_stored(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    assert opened.save() == []
+    opened.transcript.close()
+
+
+def test_each_change_is_stored_once_and_restored(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.plan_mode.active = True
+    opened.state.model = "openai:one"
+    opened.permissions.restore_rules([RULE, DENY])
+    checklist_of(opened.context).replace([ChecklistItem("a", "text", "active")])
+    open_todo_ledger(opened.context).replace([TodoItem("task", TodoState.DONE, TodoWeight.LOW)])
+    assert sorted(map(str, opened.save())) == ["checklist", "checklist", "model", "plan", "rule", "rule"]
+    assert opened.save() == []
+    opened.transcript.close()
+    again = Opened(tmp_path)
+    assert (again.plan_mode.active, again.state.last_model) == (True, "openai:one")
+    assert checklist_of(again.context).items == (ChecklistItem("a", "text", "active"),)
+    assert open_todo_ledger(again.context).items() == (TodoItem("task", TodoState.DONE, TodoWeight.LOW),)
+    assert again.permissions.session_rules == (RULE, DENY)
+    assert again.save() == []
+    again.transcript.close()
+
+
+def test_a_removed_rule_stays_removed(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.permissions.restore_rules([RULE])
+    opened.save()
+    assert anyio.run(opened.permissions.remove_rule, RULE)
+    assert opened.save() == ["rule"]
+    opened.transcript.close()
+    again = Opened(tmp_path)
+    assert again.permissions.session_rules == ()
+    again.transcript.close()
+
+
+def test_a_rewind_returns_to_the_former_list_and_keeps_the_rules(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    checklist_of(opened.context).replace([ChecklistItem("a", "first", "active")])
+    opened.save()
+    position = len(opened.transcript.rows())
+    checklist_of(opened.context).replace([ChecklistItem("b", "second", "active")])
+    opened.plan_mode.active = True
+    opened.permissions.restore_rules([RULE])
+    opened.save()
+    opened.transcript.mark("rewind", before=position)
+    opened.state.restore()
+    assert [item.id for item in checklist_of(opened.context).items] == ["a"]
+    assert not opened.plan_mode.active
+    assert opened.permissions.session_rules == (RULE,)
+    opened.transcript.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"op": "plan", "active": "yes"},
+        {"op": "checklist", "list": "todo_set", "items": [{"id": 1}, "x", {"id": "a", "text": "t", "status": "new"}]},
+        {"op": "checklist", "list": "todo", "items": [{"task": "t", "state": "new", "weight": "low"}]},
+        {"op": "checklist", "list": "other", "items": []},
+        {"op": "rule", "rule": "((", "effect": "allow"},
+        {"op": "rule", "rule": "bash", "effect": "perhaps"},
+        {"op": "job", "id": "job-1", "running": True},
+    ],
+)
+def test_an_invalid_row_is_ignored(tmp_path: Path, row: dict[str, object]) -> None:
+    opened = Opened(tmp_path)
+    opened.transcript.append_rows([row])  # pyright: ignore[reportArgumentType] — invalid on purpose
+    opened.transcript.close()
+    again = Opened(tmp_path)
+    assert (again.lost, again.plan_mode.active, again.permissions.session_rules) == ([], False, ())
+    assert checklist_of(again.context).items == ()
+    assert open_todo_ledger(again.context).items() == ()
+    again.transcript.close()
+
+
+def test_a_job_without_an_end_is_lost_until_the_state_is_saved_again(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.transcript.mark("job", id="job-1", mark="m", command="sleep\n 9", cwd="/w", running=True)
+    opened.transcript.close()
+    again = Opened(tmp_path)
+    assert [str(job) for job in again.lost] == ["job-1 (sleep 9) has ended with the last session"]
+    assert again.save() == ["job"]
+    again.transcript.close()
+    last = Opened(tmp_path)
+    assert last.lost == []
+    last.transcript.close()
