@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import answer, bridge, commands, deck, gateway, kernel, start, tools
+from bench import answer, bridge, commands, deck, gateway, kernel, start, terminal, tools
 from bench.gateway import crowd as gateway_crowd
 from bench.tools import search as tools_search
 
@@ -15,6 +15,7 @@ ROWS: tuple[Row, ...] = (
     *start.ROWS,
     *commands.ROWS,
     *answer.ROWS,
+    *terminal.ROWS,
     *kernel.ROWS,
     *tools_search.ROWS,
     *tools.ROWS,

@@ -47,6 +47,8 @@ def test_servers_named_on_the_command_line_are_mounted_into_the_session(
         setup.write_config("github.json", github)
     else:
         setup.write_config(".mcp.json" if "." in words else "mcp.json", fs, github)
+    if "." in words:  # what a project configures needs consent
+        assert run("mcp", "trust", "--yes", "fs", "github", cwd=setup.cwd).returncode == 0
     with setup.open(*words, script=(says("Mounted."),), name="indusr", model=False) as terminal:
         terminal.enter("which tools?")
         terminal.wait_for_answer("Mounted.")

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
+from prompt_toolkit.completion import DynamicCompleter
 
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.text import cut_text, format_count
 from induscode.interactive.cells import cut_to_cells
-from induscode.interactive.complete import InputCompleter, expand_mentions
 from induscode.interactive.history import open_history
 from induscode.interactive.screen import Screen
 from induscode.interactive.slash import SlashError, find_command, name_slash_commands, parse_line
@@ -35,6 +35,8 @@ from induscode.terminal import escape_unprintable, redirected_status_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+
+    from prompt_toolkit.completion import Completer
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.interactive.render import EventRenderer
@@ -114,7 +116,8 @@ class InteractiveApp:
         self._noted: set[str] = set()
         self._faults: dict[str, str] = {}
         self._announce_start: Callable[[FleetEvent], None] | None = None
-        completer = InputCompleter(invocation.cwd, self._describe_commands)
+        self._completer: Completer | None = None
+        completer = DynamicCompleter(lambda: self._completer)
         self.screen = Screen(self, color=self.color, history=open_history(), completer=completer)
         self.screen.state.status = lambda width: format_status(self._conversation, width, busy=self._turn is not None)
         self.screen.state.rows = self._list_live_rows
@@ -229,6 +232,9 @@ class InteractiveApp:
             with self._leaving.guard():
                 await _import_later(_CONVERSATION)
             if not self._leaving.cancelled:
+                from induscode.interactive.complete import InputCompleter  # noqa: PLC0415 — after the first prompt
+
+                self._completer = InputCompleter(self._invocation.cwd, self._describe_commands)
                 tasks.start_soon(_import_later, _MARKDOWN)
                 await self._hold_conversations()
             tasks.cancel_scope.cancel()
@@ -398,6 +404,7 @@ class InteractiveApp:
 
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
         """Answer one message: text and calls are printed as they are finished."""
+        from induscode.interactive.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
         from induscode.interactive.render import EventRenderer  # noqa: PLC0415 — after the first prompt
         from induscode.session.contract import RunResult  # noqa: PLC0415 — after the first prompt
 
