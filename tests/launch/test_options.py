@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from induscode.launch.flags import FlagSpec
+    from induscode.launch.invocation import Invocation
 
 
 def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -72,21 +73,47 @@ def test_finding_a1_a_command_refuses_every_flag_before_it_that_it_does_not_take
         assert said.err.startswith(f"indus: 'indus {' '.join(path)}' does not take {spec.name}. ")
 
 
-@pytest.mark.parametrize("spec", [one for one in _SPECS if one.key != "print"], ids=str)
-def test_finding_a1_without_a_prompt_no_flag_is_dropped(spec: FlagSpec, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.run(_words(spec)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"indus: {spec.name} needs a prompt")
+_OF_A_SESSION = [one for one in _SPECS if one.key not in {"print", "output_format", "fork"}]
 
 
-@pytest.mark.parametrize("spec", [one for one in _SPECS if one.key != "print"], ids=str)
-def test_finding_a1_a_short_name_is_refused_like_the_long_one(
-    spec: FlagSpec, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Invocation]:
+    """Collect the invocations of the sessions that `indus` would open on a terminal."""
+    sessions: list[Invocation] = []
+
+    def open_session(invocation: Invocation) -> int:
+        sessions.append(invocation)
+        return 0
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(program, "is_interactive", lambda: True)
+    monkeypatch.setattr(program, "_run_session", open_session)
+    return sessions
+
+
+@pytest.mark.parametrize("spec", _OF_A_SESSION, ids=str)
+def test_finding_a1_every_flag_reaches_the_session_under_each_of_its_names(
+    spec: FlagSpec, opened: list[Invocation]
 ) -> None:
-    for alias in spec.aliases:
-        assert program.run([alias, *_words(spec)[1:]]) == 2
-        assert f"{spec.name} needs a prompt" in capsys.readouterr().err
+    assert program.run([]) == 0
+    for name in (spec.name, *spec.aliases):
+        words = ["localhost"] if spec.key == "web_allow" else _words(spec)[1:]
+        assert program.run([name, *words]) == 0
+    default, *given = opened
+    assert all(invocation != default for invocation in given), "the flag was dropped"
+
+
+def test_finding_a1_an_output_format_without_a_prompt_is_an_error(
+    opened: list[Invocation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.run(["--output-format", "json"]) == 2
+    assert "--output-format needs a prompt" in capsys.readouterr().err
+    assert opened == []
+
+
+def test_finding_a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(["--no-mcp"]) == 2
+    assert "There is no terminal" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
