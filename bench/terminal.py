@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 30.0
 _ROUNDS = 11
-_PROMPT = b">\x1b[0m"
+PROMPT = b">\x1b[0m"
 _COLUMNS, _ROWS = 80, 24
 _TOKENS_PER_S = 200
 _KEYS = 300
@@ -88,6 +88,14 @@ class Session:
         """Send keys."""
         os.write(self._ours, keys.encode())
 
+    def drain(self) -> None:
+        """Read until the program has ended."""
+        try:
+            while self.read():
+                pass
+        except CannotMeasure:
+            return
+
     def close(self) -> None:
         """End the program."""
         self.process.kill()
@@ -109,7 +117,7 @@ def _first_prompt() -> Pair:
                 started = perf_counter()
                 session = Session([indus, "--model", "openai:scripted"], folder, OPENAI_API_KEY="none")
                 try:
-                    session.read_until(_PROMPT)
+                    session.read_until(PROMPT)
                     total += perf_counter() - started
                 finally:
                     session.close()
@@ -160,7 +168,7 @@ def measure_echo(keys: int) -> list[float]:
         where = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "none"}
         session = Session([console_script("indus"), "--model", "openai:scripted"], folder, **where)
         try:
-            stream.feed(session.read_until(_PROMPT))
+            stream.feed(session.read_until(PROMPT))
             session.type("speak\r")
             stream.feed(session.read_until(b"word100"))
             typed = ""
