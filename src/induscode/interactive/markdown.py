@@ -209,7 +209,8 @@ class _FittingTable(TableElement):
         heads = [cell.content for cell in self.header.row.cells] if self.header and self.header.row else []
         rows = [[cell.content for cell in row.cells] for row in self.body.rows] if self.body else []
         columns = [[head, *(row[index] for row in rows if index < len(row))] for index, head in enumerate(heads)]
-        least = [max(_measure_longest_word(cell) for cell in column) for column in columns]
+        words = [[word for cell in column for word in cell.plain.split()] for column in columns]
+        least = [max(map(cell_len, column), default=1) for column in words]
         most = [max(cell.cell_len for cell in column) for column in columns]
         spare = options.max_width - _COLUMN_GAP * (len(columns) - 1) - sum(least)
         if spare < 0:
@@ -223,10 +224,6 @@ class _FittingTable(TableElement):
         for row in rows:
             table.add_row(*row)
         yield table
-
-
-def _measure_longest_word(text: Text) -> int:
-    return max((cell_len(word) for word in text.plain.split()), default=1)
 
 
 def _list_records(heads: Sequence[Text], rows: Sequence[Sequence[Text]]) -> Iterator[Text]:
@@ -261,7 +258,11 @@ class _TerminalMarkdown(Markdown):
             if token.type == "inline":
                 children = [*_show_targets(token.children or ())]
                 if not color:
-                    children = [_mark_code(child) for child in children]
+                    # Code keeps its marks where no colour can tell it from text.
+                    children = [
+                        _text_token(f"`{child.content}`") if child.type == "code_inline" else child
+                        for child in children
+                    ]
                     if before is not None and before.type == "heading_open":
                         children.insert(0, _text_token("#" * int(before.tag[1:]) + " "))
                 token.children = children
@@ -271,11 +272,6 @@ class _TerminalMarkdown(Markdown):
 
 def _text_token(content: str) -> Token:
     return Token("text", "", 0, content=content)
-
-
-def _mark_code(token: Token) -> Token:
-    """Keep the marks of code where no colour can tell it from text."""
-    return _text_token(f"`{token.content}`") if token.type == "code_inline" else token
 
 
 def _show_targets(tokens: Sequence[Token]) -> Iterator[Token]:

@@ -207,7 +207,10 @@ class Conversation:
         )
         self.state.model = self.choice.label
         before = self.usage
-        prompt = self._add_facts(prompt)
+        facts, self.facts = self.facts, []
+        if self.plan_mode.active != self.plan_told:
+            facts.append(_PLAN_TOLD[self.plan_mode.active])
+        prompt = add_session_note(prompt, facts)
         result = await loop.run(prompt, plan)
         if result.fault is not None and result.fault.kind == "context_window":
             result = await self._retry_compacted(prompt, plan, result)
@@ -226,13 +229,6 @@ class Conversation:
         if usage.requests:
             mark = partial(self.transcript.mark, USAGE_OP, **usage.to_json(), cost_usd=usage.cost_usd)
             await to_thread.run_sync(mark)
-
-    def _add_facts(self, prompt: str) -> str:
-        """Add to a prompt what has changed beside it."""
-        facts, self.facts = self.facts, []
-        if self.plan_mode.active != self.plan_told:
-            facts.append(_PLAN_TOLD[self.plan_mode.active])
-        return add_session_note(prompt, facts)
 
     def _note(self, note: str) -> None:
         if self.on_note is None:

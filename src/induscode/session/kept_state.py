@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from induscode.session.plan_mode import PlanMode
     from induscode.session.transcript import Transcript
 
+_INITIAL_FACTS: tuple[JsonObject, ...] = (
+    {"active": False},
+    {"list": "todo_set", "items": []},
+    {"list": "todo", "items": []},
+)
+"""Facts of a new conversation: plan mode off, empty lists."""
 PLAN_OP, CHECKLIST_OP, RULE_OP, MODEL_OP, JOB_OP = "plan", "checklist", "rule", "model", "job"
 _CHECKLISTS = ("todo_set", "todo")
 _SHOWN_COMMAND = 80
@@ -120,7 +126,7 @@ class KeptState:
         removed = [key for key in self._stored if key.startswith(f"{RULE_OP} ") and key not in current]
         changed = {key: facts for key, facts in current.items() if self._stored.get(key) != facts}
         # An initial state is no change.
-        for key in [key for key, facts in changed.items() if key not in self._stored and _is_initial(facts)]:
+        for key in [key for key, facts in changed.items() if key not in self._stored and facts in _INITIAL_FACTS]:
             del changed[key]
         rows = [build_row(RULE_OP, {**self._stored.pop(key), "removed": True}) for key in removed]
         rows += [build_row(key.partition(" ")[0], facts) for key, facts in changed.items()]
@@ -179,8 +185,3 @@ def _parse_rule(row: JsonObject) -> Rule | None:
 
 def _rule_key(rule: Rule) -> str:
     return f"{RULE_OP} {rule.effect} {rule} {rule.workspace} {rule.server} {rule.pin}"
-
-
-def _is_initial(facts: JsonObject) -> bool:
-    """Tell whether facts are those of a new conversation: plan mode off, an empty list."""
-    return facts in ({"active": False}, {"list": "todo_set", "items": []}, {"list": "todo", "items": []})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from indusagi.capabilities.ports import Fs
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
     from induscode.session.transcript import Transcript
 
@@ -110,15 +110,12 @@ def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
         parts = message.get("parts") if is_json_object(message) else None
         for part in parts if isinstance(parts, list) else ():
             if is_json_object(part) and part.get("part_kind") == "user-prompt":
-                text = " ".join(clean_text(_to_text(part.get("content")))[0].split())
+                content = part.get("content")
+                items = content if isinstance(content, list) else [content]
+                written = " ".join(item for item in items if isinstance(item, str))
+                text = " ".join(clean_text(written)[0].split())
                 return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"
     return "(the prompt was not stored)"
-
-
-def _to_text(content: JsonValue) -> str:
-    if isinstance(content, list):
-        return " ".join(item for item in content if isinstance(item, str))
-    return content if isinstance(content, str) else ""
 
 
 async def preview_rewind(

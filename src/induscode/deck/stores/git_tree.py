@@ -143,7 +143,11 @@ class GitTree:
         self._write("config", f"[core]\n\trepositoryformatversion = {version}\n\tbare = false\n{extension}".encode())
         self._write("objects/info/alternates", os.fsencode(f"{objects}\n"))
         for name in ("exclude", "attributes"):
-            self._write(f"info/{name}", _read_or_empty(os.path.join(self._repository.shared, "info", name)))
+            try:
+                data = read_small_file(os.path.join(self._repository.shared, "info", name), _LARGEST_SETTINGS)
+            except OSError:
+                data = b""
+            self._write(f"info/{name}", data)
         self._options = [
             word
             for setting, key in (
@@ -422,13 +426,6 @@ class GitTree:
     def _write(self, name: str, data: bytes) -> None:
         with open(os.path.join(self._directory, name), "wb") as file:
             file.write(data)
-
-
-def _read_or_empty(path: str) -> bytes:
-    try:
-        return read_small_file(path, _LARGEST_SETTINGS)
-    except OSError:
-        return b""
 
 
 def _list_empty_folders(path: str, found: os.DirEntry[str]) -> dict[str, TreeEntry] | None:

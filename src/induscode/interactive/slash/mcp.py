@@ -254,7 +254,7 @@ async def _show_tools(host: SlashHost, words: Sequence[str]) -> None:
     shown = [card for card in mcp.capabilities if card.ref.server == name]
     disabled = [tool for tool in mcp.disabled if tool.ref.server == name]
     rows = [
-        (card.name, f"{estimate_definition(card.descriptor):,}", _get_first_line(card.descriptor.description))
+        (card.name, f"{estimate_definition(card.descriptor):,}", card.descriptor.description.strip().partition("\n")[0])
         for card in shown
     ]
     rows += [(tool.name, "-", f"{tool.reason}: {name_slash_commands(tool.approve_command)}") for tool in disabled]
@@ -266,10 +266,6 @@ async def _show_tools(host: SlashHost, words: Sequence[str]) -> None:
             host.screen.show(f"{note.owner.removeprefix(owner)}: {note.message}")
     if not rows:
         host.screen.show(f"no tool of server {name!r} is known: /mcp connect {name} starts it")
-
-
-def _get_first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
 
 
 async def _show_logs(host: SlashHost, words: Sequence[str]) -> None:
