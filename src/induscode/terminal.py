@@ -26,14 +26,13 @@ def escape_unprintable(text: str) -> str:
 
 def escape_controls(text: str) -> str:
     """Escape the characters that a terminal would interpret; keep newlines, tabs and every kind of space."""
-    return "".join(c if _is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
-
-
-def _is_harmless(c: str) -> bool:
-    if c.isprintable() or c in "\n\t":
-        return True
     # Spaces of other scripts are harmless; U+2028 and U+2029 count as space and end a line.
-    return c.isspace() and c >= "\xa0" and c not in "\u2028\u2029"
+    return "".join(
+        c
+        if c.isprintable() or c in "\n\t" or (c.isspace() and c >= "\xa0" and c not in "\u2028\u2029")
+        else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def is_interactive() -> bool:

@@ -81,8 +81,10 @@ class KeptState:
         self._stored = {}
         rules: dict[str, Rule] = {}
         for row in self._transcript.rows():
-            if row.get("op") != RULE_OP or (rule := _parse_rule(row)) is None:
+            rule = parse_rule_row(row, "") if row.get("op") == RULE_OP else None
+            if not isinstance(rule, Rule):
                 continue
+            rule = replace(rule, origin=RuleOrigin.SESSION, file=None)
             if row.get("removed") is True:
                 rules.pop(_rule_key(rule), None)
                 self._stored.pop(_rule_key(rule), None)
@@ -176,11 +178,6 @@ class KeptState:
             for item in (items if isinstance(items, list) else ())
             if is_json_object(item) and all(isinstance(item.get(field), str) for field in fields)
         ]
-
-
-def _parse_rule(row: JsonObject) -> Rule | None:
-    rule = parse_rule_row(row, "")
-    return replace(rule, origin=RuleOrigin.SESSION, file=None) if isinstance(rule, Rule) else None
 
 
 def _rule_key(rule: Rule) -> str:

@@ -88,20 +88,15 @@ async def _show_cost(host: SlashHost, rest: str) -> None:
     if rest:
         raise SlashError("it takes no arguments")
     total = sum_usage(host.conversation.transcript.rows())
-    rows = [
-        (name, f"{usage.requests:,}", f"{usage.input_tokens:,}", f"{usage.output_tokens:,}", _format_cost(usage))
-        for name, usage in (("this session", host.conversation.usage), ("this conversation", total))
-    ]
+    rows: list[tuple[str, ...]] = []
+    for name, usage in (("this session", host.conversation.usage), ("this conversation", total)):
+        is_known = usage.cost_usd is not None and (usage.cost_usd > 0 or not usage.requests)
+        cost = f"${usage.cost_usd:.2f}" if is_known else "unknown"
+        rows.append((name, f"{usage.requests:,}", f"{usage.input_tokens:,}", f"{usage.output_tokens:,}", cost))
     host.print_table(("", "REQUESTS", "INPUT", "OUTPUT", "COST"), rows)
     cached = total.cache_read_tokens
     if cached:
         host.screen.show(f"of the input, {format_count(cached, 'token')} came from the cache of the provider")
-
-
-def _format_cost(usage: Usage) -> str:
-    if usage.cost_usd is None:
-        return "unknown"
-    return f"${usage.cost_usd:.2f}" if usage.cost_usd or not usage.requests else "unknown"
 
 
 def sum_usage(rows: Sequence[JsonObject]) -> Usage:
