@@ -224,7 +224,7 @@ class Screen:
             max_render_postpone_time=0,
             include_default_pygments_style=False,
         )
-        self._app.after_render.add_handler(self._note_drawing)
+        self._app.after_render.add_handler(lambda _: self.shown.set())
         # A lone Esc is told apart from the start of a key sequence after these times.
         self._app.ttimeoutlen, self._app.timeoutlen = 0.05, 0.1
 
@@ -271,17 +271,15 @@ class Screen:
             self._app.renderer.erase()
             self._output.write_raw(text)
         else:
-            screen = self._app.renderer.last_rendered_screen
-            if screen is not None and screen.height > self._count_rows():
+            screen, size = self._app.renderer.last_rendered_screen, self._output.get_size()
+            height = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
+            if screen is not None and screen.height > height:
                 # prompt_toolkit keeps the height of the last frame: a region that shrinks is drawn from its first row.
                 self._app.renderer.erase()
         self._app.redraw()
         if text:
             self._output.write_raw(_END_UPDATE)
             self._output.flush()
-
-    def _note_drawing(self, _: Application[None]) -> None:
-        self.shown.set()
 
     async def run(self) -> None:
         """Show the live region and read keys until `close` is called."""
@@ -412,10 +410,6 @@ class Screen:
             focused_element=self._draft_window,
         )
 
-    def _count_rows(self) -> int:
-        size = self._output.get_size()
-        return self._app.layout.container.preferred_height(size.columns, size.rows).preferred
-
     def _list_live_rows(self) -> list[str]:
         if self._draft.complete_state is not None:
             return []
@@ -484,27 +478,27 @@ class Screen:
         keys.add("escape", "enter", filter=typing)(self._insert_newline)
         keys.add("c-j", filter=typing)(self._insert_newline)
         keys.add("enter", filter=asking_text)(self._enter_answer)
-        keys.add("enter", filter=choosing)(self._choose_selected)
+        keys.add("enter", filter=choosing)(self._choose_answer)
         keys.add("up", filter=choosing)(self._move_selection)
         keys.add("down", filter=choosing)(self._move_selection)
-        keys.add(Keys.Any, filter=choosing)(self._choose_by_letter)
+        keys.add(Keys.Any, filter=choosing)(self._choose_answer)
         keys.add("c-c")(self._interrupt)
         keys.add("<sigint>")(self._interrupt)
         keys.add("escape")(self._escape)
         keys.add("c-d", filter=empty)(self._end_input)
-        keys.add("s-tab", filter=typing)(self._switch_mode)
-        keys.add("c-l")(self._redraw_region)
-        keys.add("c-z")(self._suspend)
+        keys.add("s-tab", filter=typing)(self._handle_control)
+        keys.add("c-l")(self._handle_control)
+        keys.add("c-z")(self._handle_control)
         return keys
 
-    def _switch_mode(self, _: KeyPressEvent) -> None:
-        self._listener.switch_mode()
-
-    def _redraw_region(self, _: KeyPressEvent) -> None:
-        self._app.renderer.erase()  # the default of Ctrl-L would erase the display
-
-    def _suspend(self, _: KeyPressEvent) -> None:
-        self._app.suspend_to_background()
+    def _handle_control(self, event: KeyPressEvent) -> None:
+        key = event.key_sequence[0].key
+        if key == Keys.BackTab:
+            self._listener.switch_mode()
+        elif key == Keys.ControlL:
+            self._app.renderer.erase()  # the default of Ctrl-L would erase the display
+        else:
+            self._app.suspend_to_background()
 
     def _enter_message(self, _: KeyPressEvent) -> None:
         if self._draft.text.endswith("\\"):  # a backslash at the end continues the message on a new line
@@ -525,20 +519,20 @@ class Screen:
     def _insert_newline(self, _: KeyPressEvent) -> None:
         self._draft.insert_text("\n")
 
-    def _choose_selected(self, _: KeyPressEvent) -> None:
-        if self._open is not None:
+    def _choose_answer(self, event: KeyPressEvent) -> None:
+        """Choose the selected answer by Enter, or another by its letter."""
+        if self._open is None:
+            return
+        keys = [choice.key for choice in self._open.question.choices]
+        if event.key_sequence[0].key == Keys.Enter:
             self._choose(self._open.selected)
+        elif event.data.lower() in keys:
+            self._choose(keys.index(event.data.lower()))
 
     def _move_selection(self, event: KeyPressEvent) -> None:
         if self._open is not None:
             step = -1 if event.key_sequence[0].key == Keys.Up else 1
             self._open.selected = (self._open.selected + step) % len(self._open.question.choices)
-
-    def _choose_by_letter(self, event: KeyPressEvent) -> None:
-        if self._open is not None:
-            keys = [choice.key for choice in self._open.question.choices]
-            if event.data.lower() in keys:
-                self._choose(keys.index(event.data.lower()))
 
     def _interrupt(self, _: KeyPressEvent) -> None:
         if self._open is None and self._draft.text:
