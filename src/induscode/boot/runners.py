@@ -24,6 +24,7 @@ from induscode.deck.mcp.config import (
     DiscoveredConfig,
     UnusableFileError,
     discover_mcp_config,
+    parse_editor_rows,
     read_named_rows,
     resolve_rows,
 )
@@ -78,7 +79,7 @@ def plan_servers(
         return ServerPlan()
     found = _read_config(invocation, switched_on)
     store = trust or TrustStore()
-    # Naming a file is consent to it as it is; the user's own files need none.
+    # Naming a file is consent to it as it is; the user's own files need none, nor do servers of the user's editor.
     consent: dict[str, Consent] = {
         row.id: store.consent(row) if row.origin.scope == "project" else "trusted" for row in found.rows
     }
@@ -124,6 +125,21 @@ def check_named_configs(invocation: Invocation) -> None:
 
 
 def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
+    """Read the servers of the files, and those of the editor, which come before others of the same name."""
+    found = _read_files(invocation, switched_on)
+    if not invocation.editor_servers:
+        return found
+    rows, notes = parse_editor_rows(invocation.editor_servers)
+    names = {row.id for row in rows}
+    replaced = [row for row in found.rows if row.id in names]
+    left_out = [
+        Note(f"server {row.id!r} of {row.origin}", "left out: the editor has a server of this name") for row in replaced
+    ]
+    others = (row for row in found.rows if row.id not in names)
+    return DiscoveredConfig((*others, *rows), (*found.notes, *notes, *left_out), found.files)
+
+
+def _read_files(invocation: Invocation, switched_on: Collection[str]) -> DiscoveredConfig:
     if not invocation.mcp:
         return discover_mcp_config(invocation.cwd, switched_on=switched_on)
     parts: list[DiscoveredConfig] = []

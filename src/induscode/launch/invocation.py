@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Literal, TypeAlias, cast
 
+from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from induscode.launch.flags import FlagKind, flag_specs, split_list
 from induscode.launch.settings import SETTINGS, WEB_ALLOW_PRIVATE, Settings, parse_hosts
@@ -37,6 +38,8 @@ class Invocation:
     mcp: tuple[str, ...] | None = None
     """None: the servers configured for the working directory."""
     no_mcp: bool = False
+    editor_servers: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+    """Servers that the editor of an ACP session hands in, by name, as rows of a configuration file."""
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"
     sandbox: SandboxMode = "auto"

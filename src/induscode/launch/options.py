@@ -91,14 +91,16 @@ def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
             raise click.UsageError(f"'{path}' does not take {name}", context)
 
 
-def read_invocation(context: click.Context) -> Invocation:
+def read_invocation(context: click.Context, cwd: str | None = None) -> Invocation:
     """Build the invocation from the flags before and after the name of a command.
+
+    `cwd` replaces the working directory of the flags; the settings are those of its project.
 
     Raises:
         click.UsageError: Two flags contradict each other, a number is invalid, or the user's settings cannot be used.
     """
     values, given = _collect_values(context)
-    cwd = str(values["cwd"])
+    cwd = cwd or str(values["cwd"])
     try:
         settings = load_settings(cwd, os.environ)
         # Each note once in a run, by the function in the root context's `obj`.

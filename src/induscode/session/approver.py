@@ -23,12 +23,14 @@ _SCOPE_KEYS = {
     "a": ApprovalScope.ALWAYS_TOOL,
     "v": ApprovalScope.ALWAYS_SERVER,
 }
-_NO = Choice(key="n", label="no, and tell the model why", takes_text=True)
+_NO = Choice(key="n", label="no, and tell the model why", takes_text=True, refuses=True)
+_ACCEPT_EDITS = "approve, and write files of the workspace without asking"
+_REVISE = "revise the plan: tell the model what to change"
 _PLAN_CHOICES = {
     "y": (PlanAnswer.APPROVE, Choice(key="y", label="yes, approve the plan")),
-    "e": (PlanAnswer.ACCEPT_EDITS, Choice(key="e", label="approve, and write files of the workspace without asking")),
-    "r": (PlanAnswer.REVISE, Choice(key="r", label="revise the plan: tell the model what to change", takes_text=True)),
-    "n": (PlanAnswer.REFUSE, Choice(key="n", label="no, refuse the plan", takes_text=True)),
+    "e": (PlanAnswer.ACCEPT_EDITS, Choice(key="e", label=_ACCEPT_EDITS, lasts=True)),
+    "r": (PlanAnswer.REVISE, Choice(key="r", label=_REVISE, takes_text=True, refuses=True)),
+    "n": (PlanAnswer.REFUSE, Choice(key="n", label="no, refuse the plan", takes_text=True, refuses=True)),
 }
 
 
@@ -74,7 +76,7 @@ def build_permission_question(request: PermissionRequest) -> Question:
     if rules:
         lines.append(f"a yes for longer than once stores the rule: allow {rules}")
     choices = [
-        Choice(key=key, label=escape_unprintable(labels[scope]))
+        Choice(key=key, label=escape_unprintable(labels[scope]), lasts=scope is not ApprovalScope.ONCE)
         for key, scope in _SCOPE_KEYS.items()
         if scope in request.scopes
     ]

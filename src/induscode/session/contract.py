@@ -123,6 +123,14 @@ EventSink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
 # -- the input of a run -------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """An image or document in a result or beside a prompt."""
+
+    data: bytes
+    media_type: str
+
+
 @dataclass(slots=True)
 class RequestBudget:
     """Number of model requests a run may make, those of its sub-sessions included."""
@@ -151,6 +159,8 @@ class RunPlan:
     """Called before every request with the tools that the model is shown."""
     on_message: Callable[[JsonObject], Awaitable[None]]
     """Called with every complete message."""
+    attachments: Sequence[Attachment] = ()
+    """Images that the model receives with the prompt."""
     time_s: float | None = None
 
 
@@ -182,6 +192,8 @@ class RunResult:
     """Why the run ended early, for people."""
     note: str = ""
     """A warning about a complete answer."""
+    finish: str = ""
+    """Why the last answer ended, such as `stop`, `length` or `content_filter`; empty if that is unknown."""
     fault: ModelFault | None = None
     usage: Usage = field(default_factory=Usage)
     context_tokens: int = 0

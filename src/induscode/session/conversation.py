@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
     from induscode.session.compaction import CompactionReport
-    from induscode.session.contract import EventSink, RunResult
+    from induscode.session.contract import Attachment, EventSink, RunResult
     from induscode.session.dialog import Dialog
     from induscode.session.model_loop import ModelLoop
     from induscode.session.models import ModelChoice
@@ -172,8 +172,10 @@ class Conversation:
         """Requests, tokens and cost of all turns so far."""
         return self._past_usage if self.loop is None else self._past_usage.add(self.loop.usage)
 
-    async def run_turn(self, prompt: str, *, sink: EventSink, cancel: CancelToken) -> RunResult:
-        """Have the model answer a prompt; failures and cancellation are results too.
+    async def run_turn(
+        self, prompt: str, *, sink: EventSink, cancel: CancelToken, attachments: Sequence[Attachment] = ()
+    ) -> RunResult:
+        """Have the model answer a prompt with the images beside it; failures and cancellation are results too.
 
         Raises:
             OSError: The sink failed: its reader is gone.
@@ -204,6 +206,7 @@ class Conversation:
             sink=sink,
             on_turn=turns.record,
             on_message=self._save_message,
+            attachments=attachments,
         )
         self.state.model = self.choice.label
         before = self.usage

@@ -24,6 +24,10 @@ class Choice:
     label: str
     takes_text: bool = False
     """Whether a text follows, such as the reason of a no."""
+    lasts: bool = False
+    """Whether it is a yes that holds for longer than once."""
+    refuses: bool = False
+    """Whether it is a no."""
 
 
 @record(kw_only=True)

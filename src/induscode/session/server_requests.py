@@ -36,7 +36,7 @@ _NO_MODEL = -32000
 _ROUNDS = 10
 """How often the answers to one form may be changed."""
 _SHOWN_LINES = 400
-_DECLINE = Choice(key="n", label="no, decline")
+_DECLINE = Choice(key="n", label="no, decline", refuses=True)
 
 
 def build_server_handlers(
@@ -172,10 +172,11 @@ class ServerRequests:
         async with self._lock:
             if server not in self._sampling_servers:
                 once = Choice(key="y", label="yes, once")
-                session = Choice(key="s", label="yes, for this session: every such request of this server")
+                every = "yes, for this session: every such request of this server"
+                session = Choice(key="s", label=every, lasts=True)
                 title = f"server {server} wants a text from the model, and receives it"
                 lines = _describe_sampling(params)
-                no = Choice(key="n", label="no, refuse")
+                no = Choice(key="n", label="no, refuse", refuses=True)
                 action = await self._choose(title, lines, once, session, no, default="n")
                 if action not in {"y", "s"}:
                     raise RpcError(REFUSED, "the user refused the sampling request")

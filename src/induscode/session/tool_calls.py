@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import json
 from collections import Counter
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -19,7 +20,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.runtime.contract import TextContentBlock
-from induscode.session.contract import ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.session.contract import Attachment, ToolAdvanced, ToolAnswered, ToolCalled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,10 @@ _PROGRESS_BUFFER = 64
 WARN_AT = 3
 STOP_AT = 6
 RepeatAction: TypeAlias = Literal["continue", "warn", "stop"]
+
+
+current_call: ContextVar[str] = ContextVar("current_call", default="")
+"""Id of the call that runs in this task, for questions about it; empty outside of a call."""
 
 
 class RepeatedCallError(CoreError):
@@ -72,14 +77,6 @@ class PassThroughValidator:
 
 
 # -- results ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """An image or document in a result."""
-
-    data: bytes
-    media_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +220,7 @@ class ToolCalls:
                             tasks.cancel_scope.cancel()
 
                 tasks.start_soon(report_progress)
+                current_call.set(call.id)
                 outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
                 send.close()
         if failures:

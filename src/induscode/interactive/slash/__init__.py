@@ -13,9 +13,9 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from induscode.interactive.screen import Screen
     from induscode.launch.invocation import Invocation
     from induscode.session.conversation import Conversation
+    from induscode.session.dialog import Question, Reply
 
 
 _SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|logs|trust)\b")
@@ -23,6 +23,22 @@ _SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|logs|trus
 
 class SlashError(CoreError):
     """A slash command cannot be carried out; the message is for the person."""
+
+
+class SlashScreen(Protocol):
+    """Where a slash command writes and asks: the terminal, or the conversation view of an editor."""
+
+    def print(self, text: str) -> None:
+        """Write finished text."""
+        ...
+
+    def show(self, text: str) -> None:
+        """Write one line, escaped."""
+        ...
+
+    async def ask(self, question: Question) -> Reply:
+        """Put a question, and wait for the answer."""
+        ...
 
 
 class SlashHost(Protocol):
@@ -34,8 +50,8 @@ class SlashHost(Protocol):
         ...
 
     @property
-    def screen(self) -> Screen:
-        """The terminal: `print` for finished text, `ask` for questions."""
+    def screen(self) -> SlashScreen:
+        """Where the command writes and asks."""
         ...
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -267,6 +267,8 @@ class ModelLoop:
             history = repair_messages(ModelMessagesTypeAdapter.validate_python([*state.plan.history]))
         except ValueError as exc:
             raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
+        if self._text_only:  # images of earlier turns would be refused again
+            history = [replace_images(message) for message in history]
         try:
             return await self._iterate(prompt, history, state)
         except failures.ModelAPIError as exc:
@@ -286,8 +288,11 @@ class ModelLoop:
             retries={"tools": _MAX_RETRIES, "output": 1},
             model_settings=ModelSettings(timeout=_REQUEST_S),
         )
+        files = [BinaryContent(file.data, media_type=file.media_type) for file in plan.attachments]
+        if self._text_only:
+            prompt = None if prompt is None else "\n".join((prompt, *map(describe_file, files)))
         async with agent.iter(
-            prompt,
+            [prompt, *files] if prompt is not None and files and not self._text_only else prompt,
             message_history=history,
             usage_limits=UsageLimits(request_limit=None),
             usage=state.usage,
@@ -323,7 +328,9 @@ class ModelLoop:
                         if isinstance(event, FunctionToolResultEvent):
                             await deck.report_unknown_tool(event)
             await state.save_messages(run)
-        return RunResult(reason="done", note=_find_truncation(state.messages))
+        last = state.messages[-1] if state.messages else None
+        finish = last.finish_reason if isinstance(last, ModelResponse) else None
+        return RunResult(reason="done", note=_find_truncation(state.messages), finish=finish or "")
 
 
 def _to_usage(used: RunUsage) -> Usage:

@@ -169,6 +169,10 @@ class Permissions:
         self._session_rules = [other for other in self._session_rules if other != rule]
         return True
 
+    def change_approval(self, approval: ApprovalMode) -> None:
+        """Change what happens to calls about which a person would be asked; a person has chosen it."""
+        self._approval = approval
+
     def accept_edits(self) -> None:
         """Write files of the workspace without asking from now on, as with `--approval auto-edit`."""
         if self._approval is ApprovalMode.ASK:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _CHUNK_BYTES = 64 * 1024
 _LINES_PER_TURN = 128
@@ -120,6 +121,10 @@ class StdioHostTransport:
             on_frame(line)
         if self._end is not None:
             on_end(self._end)
+
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Return `None`: single requests do not fail on this transport."""
+        return None
 
     @property
     def accepts_notifications(self) -> bool:

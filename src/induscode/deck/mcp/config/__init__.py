@@ -200,6 +200,19 @@ def read_rows(
     return tuple(rows.values()), notes
 
 
+def parse_editor_rows(servers: Mapping[str, JsonObject]) -> tuple[Sequence[ServerRow], Sequence[Note]]:
+    """Parse servers that an editor hands in; an invalid one leaves the others usable. No variable is expanded."""
+    origin = Origin("the editor", "given", "acp")
+    rows: list[ServerRow] = []
+    notes: list[Note] = []
+    for name, fields in servers.items():
+        try:
+            rows.append(parse_row(name, fields, origin))
+        except InvalidRowError as exc:
+            notes.append(Note(f"server {name!r} of {origin}", f"skipped: {exc}"))
+    return rows, notes
+
+
 def _parse_row(
     number: int, identity: str, fields: JsonValue, origin: Origin, dialect: Dialect, notes: list[Note]
 ) -> ServerRow | None:
