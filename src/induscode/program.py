@@ -25,6 +25,7 @@ _COMMANDS = {
     "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
     "call": ("call one tool", "induscode.commands.call"),
     "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
+    "acp": ("work in an editor: the Agent Client Protocol over stdio", "induscode.acp.command"),
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
     "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),

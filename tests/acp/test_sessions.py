@@ -1,0 +1,220 @@
+"""`indus acp` with a client of another author: turns, approvals, cancellation, loading, modes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from acp import schema as models
+from tests.support.editors import LIMIT_S, open_editor
+from tests.support.model_server import Reply, calls, model_server, says
+from tests.support.sessions import SessionSetup, to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.model_server import ModelServer
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with model_server() as running:
+        yield running
+
+
+@pytest.fixture
+def setup(server: ModelServer, tmp_path: Path) -> SessionSetup:
+    setup = SessionSetup(tmp_path, server)
+    setup.cwd.mkdir()
+    setup.environ = {**os.environ, **setup.build_environment()}
+    return setup
+
+
+async def test_a_turn_with_an_approval_a_cancel_and_a_resumed_session(setup: SessionSetup, server: ModelServer) -> None:
+    (setup.cwd / "a.txt").write_text("one\n", encoding="utf-8")
+    server.script[:] = [
+        Reply(text=("I ", "look"), calls=(("read", {"path": "a.txt"}),)),
+        calls("edit", path="a.txt", oldText="one", newText="two"),
+        says("It is ", "two now."),
+        Reply(text=("Let me think",), stalls=True),
+    ]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        editor, agent = opened.editor, opened.agent
+        editor.answer = lambda _: "y"
+        new = await agent.new_session(cwd=str(setup.cwd))
+        session = new.session_id
+        assert await opened.say(session, "make it two") == "end_turn"
+        assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "two\n"
+        assert editor.said(session) == "I lookIt is two now."
+        starts = editor.of(session, models.ToolCallStart)
+        assert [(start.title, start.kind) for start in starts] == [("read a.txt", "read"), ("edit a.txt", "edit")]
+        assert starts[0].locations[0].path == str(setup.cwd / "a.txt")
+        (question,) = editor.questions
+        assert question.call.tool_call_id == starts[1].tool_call_id
+        assert question.names() == {"y": "allow_once", "s": "allow_always", "a": "allow_always", "n": "reject_once"}
+        assert question.call.content is not None
+        shown = question.call.content[0]
+        assert isinstance(shown, models.FileEditToolCallContent)
+        assert (shown.old_text, shown.new_text) == ("one", "two")
+        ends = editor.of(session, models.ToolCallProgress)
+        assert [end.status for end in ends] == ["completed", "in_progress", "completed"]
+        diff = ends[-1].content[0]
+        assert (diff.path, diff.old_text, diff.new_text) == (str(setup.cwd / "a.txt"), "one\n", "two\n")
+        assert ends[-1].locations[0].line == 1
+
+        waiting = asyncio.create_task(opened.say(session, "and now?"))  # noqa: TID251 — awaited below
+        await editor.wait_until(lambda: "Let me think" in editor.said(session))
+        await agent.cancel(session_id=session)
+        assert await waiting == "cancelled"
+        assert await asyncio.to_thread(server.left.wait, LIMIT_S)
+        assert await opened.leave() == 0
+
+    server.script[:] = [says("You asked for two.")]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        editor = opened.editor
+        await opened.agent.load_session(cwd=str(setup.cwd), session_id=session)
+        asked = [chunk.content.text for chunk in editor.of(session, models.UserMessageChunk)]
+        assert asked == ["make it two", "and now?"]
+        assert editor.said(session) == "I lookIt is two now.Let me think"
+        replayed = editor.of(session, models.ToolCallStart)
+        assert [call.title for call in replayed] == ["read a.txt", "edit a.txt"]
+        assert [end.status for end in editor.of(session, models.ToolCallProgress)] == ["completed", "completed"]
+        assert await opened.say(session, "what did I ask for?") == "end_turn"
+        assert editor.said(session).endswith("You asked for two.")
+        assert "make it two" in to_text(server.requests[-1])
+
+
+async def test_a_no_and_a_closed_question_refuse_the_call(setup: SessionSetup, server: ModelServer) -> None:
+    server.script[:] = [
+        calls("write", path="a.txt", content="one"),
+        calls("write", path="a.txt", content="two"),
+        says("then not"),
+    ]
+    answers = ["n", None]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        opened.editor.answer = lambda _: answers.pop(0)
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        assert await opened.say(session, "write it") == "end_turn"
+        ends = opened.editor.of(session, models.ToolCallProgress)
+        assert [end.status for end in ends] == ["failed", "failed"]
+        ids = [start.tool_call_id for start in opened.editor.of(session, models.ToolCallStart)]
+        assert len({*ids}) == 2, "an id that the model uses again names another call"
+    assert not (setup.cwd / "a.txt").exists()
+    assert "the user said no" in to_text(server.requests[-1])
+
+
+async def test_a_cancel_during_a_question_ends_the_turn(setup: SessionSetup, server: ModelServer) -> None:
+    server.script[:] = [calls("write", path="a.txt", content="one"), says("next")]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        editor = opened.editor
+        editor.hold.clear()
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        waiting = asyncio.create_task(opened.say(session, "write it"))  # noqa: TID251 — awaited below
+        async with asyncio.timeout(LIMIT_S):
+            await editor.asked.wait()
+        await opened.agent.cancel(session_id=session)
+        assert await waiting == "cancelled"
+        editor.hold.set()
+        assert [end.status for end in editor.of(session, models.ToolCallProgress)] == ["failed"]
+        assert await opened.say(session, "go on") == "end_turn"
+    assert not (setup.cwd / "a.txt").exists()
+
+
+async def test_modes_decide_what_is_asked(setup: SessionSetup, server: ModelServer) -> None:
+    server.script[:] = [
+        calls("write", path="a.txt", content="one"),
+        says("plan mode refused it"),
+        calls("write", path="b.txt", content="two"),
+        says("written"),
+        calls("enter_plan_mode"),
+        calls("exit_plan_mode", plan="1. write c.txt"),
+        says("go"),
+    ]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        editor, agent = opened.editor, opened.agent
+        new = await agent.new_session(cwd=str(setup.cwd))
+        session = new.session_id
+        assert new.modes is not None
+        assert new.modes.current_mode_id == "default"
+        assert [mode.id for mode in new.modes.available_modes] == ["default", "auto-edit", "plan"]
+        await agent.set_session_mode(session_id=session, mode_id="plan")
+        await opened.say(session, "write a")
+        assert not (setup.cwd / "a.txt").exists()
+        assert "has turned plan mode on" in to_text(server.requests[0])
+        await agent.set_session_mode(session_id=session, mode_id="auto-edit")
+        await opened.say(session, "write b")
+        assert (setup.cwd / "b.txt").read_text(encoding="utf-8") == "two"
+        assert editor.questions == []
+        await agent.set_session_mode(session_id=session, mode_id="default")
+        editor.answer = lambda _: "e"
+        await opened.say(session, "plan c")
+        (question,) = editor.questions
+        assert question.names() == {"y": "allow_once", "e": "allow_always", "r": "reject_once", "n": "reject_once"}
+        assert "1. write c.txt" in str(question.call.content)
+        modes = [update.current_mode_id for update in editor.of(session, models.CurrentModeUpdate)]
+        assert modes == ["plan", "auto-edit", "default", "plan", "auto-edit"]
+
+
+async def test_a_checklist_is_a_plan(setup: SessionSetup, server: ModelServer) -> None:
+    items = [{"id": "1", "text": "look", "status": "done"}, {"id": "2", "text": "write", "status": "active"}]
+    heavy = [{"task": "ship", "weight": "high"}, {"task": "rest", "state": "dropped"}]
+    server.script[:] = [
+        calls("todo_set", items=items),
+        Reply(calls=(("todo", {"action": "set", "items": heavy}),)),
+        says("ok"),
+    ]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        await opened.say(session, "plan")
+        plans = opened.editor.of(session, models.AgentPlanUpdate)
+        entries = [[(entry.content, entry.status, entry.priority) for entry in plan.entries] for plan in plans]
+        first = [("look", "completed", "medium"), ("write", "in_progress", "medium")]
+        assert entries == [first, [*first, ("ship", "pending", "high")]]
+        await opened.agent.close_session(session_id=session)
+        before = len(opened.editor.updates)
+        await opened.agent.load_session(cwd=str(setup.cwd), session_id=session)
+        replayed = [update for _, update in opened.editor.updates[before:]]
+        assert [len(update.entries) for update in replayed if isinstance(update, models.AgentPlanUpdate)] == [3]
+
+
+async def test_stop_reasons_tell_why_a_turn_ended(setup: SessionSetup, server: ModelServer) -> None:
+    server.script[:] = [Reply(text=("half",), finish="length"), calls("ls"), calls("ls", path="x"), says("unreached")]
+    flags = ("--model", "openai:scripted", "--max-requests", "2")
+    async with open_editor(setup.cwd, setup.environ, *flags) as opened:
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        assert await opened.say(session, "write a book") == "max_tokens"
+        assert "cut off" in opened.editor.said(session)
+        assert await opened.say(session, "look") == "max_turn_requests"
+        assert "the limit of 2 requests" in opened.editor.said(session)
+
+
+async def test_sessions_run_side_by_side_and_are_listed(setup: SessionSetup, server: ModelServer) -> None:
+    other = setup.folder / "other"
+    other.mkdir()
+    (other / "o.txt").write_text("other\n", encoding="utf-8")
+    server.script[:] = [Reply(text=("slow",), stalls=True), calls("read", path="o.txt"), says("fast")]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        agent, editor = opened.agent, opened.editor
+        slow = (await agent.new_session(cwd=str(setup.cwd))).session_id
+        fast = (await agent.new_session(cwd=str(other))).session_id
+        waiting = asyncio.create_task(opened.say(slow, "take your time"))  # noqa: TID251 — awaited below
+        assert await asyncio.to_thread(server.speaking.wait, LIMIT_S)
+        assert await opened.say(fast, "quick") == "end_turn"
+        assert "other" in editor.of(fast, models.ToolCallProgress)[0].content[0].content.text
+        assert not waiting.done()
+        await agent.cancel(session_id=slow)
+        assert await waiting == "cancelled"
+        assert "fast" not in editor.said(slow)
+        listed = await agent.list_sessions()
+        assert {row.session_id: (row.cwd, row.title) for row in listed.sessions} == {
+            slow: (str(setup.cwd), "take your time"),
+            fast: (str(other), "quick"),
+        }
+        assert [row.session_id for row in (await agent.list_sessions(cwd=str(other))).sessions] == [fast]
+        await agent.resume_session(cwd=str(other), session_id=fast)
+        assert editor.of(fast, models.UserMessageChunk) == []
