@@ -22,13 +22,13 @@ def test_servers_become_rows_of_a_configuration_file() -> None:
         "a": {"type": "stdio", "command": "/bin/a", "args": ["-x"], "env": {"K": "v"}},
         "b": {"type": "sse", "url": "http://b", "headers": {"h": "1"}},
     }
-    assert parse_servers(None) == {}
+    assert parse_servers(None) == parse_servers({}) == {}
 
 
 @pytest.mark.parametrize(
     ("servers", "problem"),
     [
-        ({}, "must be an array"),
+        ({"a": {}}, "must be an array"),
         (["a"], "must be an object"),
         ([{"command": "a"}], "name must be a text"),
         ([{"name": "a"}], "command must be a text"),

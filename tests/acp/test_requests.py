@@ -101,6 +101,10 @@ async def test_commands_are_announced_and_run(setup: SessionSetup, server: Model
     server.script[:] = [says("reviewed"), says("what?")]
     async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
         session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        await opened.editor.wait_until(lambda: bool(opened.editor.of(session, models.AvailableCommandsUpdate)))
+        responded = next(index for index, row in enumerate(opened.editor.judge.messages) if row.get("id") == 1)
+        announced = opened.editor.judge.messages[responded + 1]
+        assert announced["method"] == "session/update", "an editor knows the session only by the response"
         (update,) = opened.editor.of(session, models.AvailableCommandsUpdate)
         commands = {row.name: row for row in update.available_commands}
         assert commands["review"].description == "review a file (project)"

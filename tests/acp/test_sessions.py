@@ -178,6 +178,7 @@ async def test_a_checklist_is_a_plan(setup: SessionSetup, server: ModelServer) -
         await opened.agent.close_session(session_id=session)
         before = len(opened.editor.updates)
         await opened.agent.load_session(cwd=str(setup.cwd), session_id=session)
+        await opened.editor.wait_until(lambda: "AvailableCommands" in str(opened.editor.updates[before:]))
         replayed = [update for _, update in opened.editor.updates[before:]]
         assert [len(update.entries) for update in replayed if isinstance(update, models.AgentPlanUpdate)] == [3]
 

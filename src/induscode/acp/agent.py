@@ -6,6 +6,7 @@ closes every session, and with it every process that a session has started.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -148,17 +149,15 @@ class AcpAgent:
 
     async def _open_new(self, params: JsonObject) -> JsonObject:
         session = await self._open(params, None)
-        session.start_updates(replay=False)
         return {"sessionId": session.id, "modes": session.modes.describe()}
 
     async def _load(self, params: JsonObject) -> JsonObject:
         session = await self._open(params, get_text(params, "sessionId"))
-        session.start_updates(replay=True)
+        session.replay()
         return {"modes": session.modes.describe()}
 
     async def _resume(self, params: JsonObject) -> JsonObject:
         session = await self._open(params, get_text(params, "sessionId"))
-        session.start_updates(replay=False)
         return {"modes": session.modes.describe()}
 
     async def _open(self, params: JsonObject, resume: str | None) -> EditorSession:
@@ -179,6 +178,9 @@ class AcpAgent:
             self._tasks.start_soon(session.run)
             await session.opened
             self._sessions[session.id] = session
+            # After the response, which is sent in this iteration of the loop: editors drop updates of a session whose
+            # id they have not received.
+            asyncio.get_running_loop().call_soon(session.announce)
         except BaseException:
             session.close()
             raise

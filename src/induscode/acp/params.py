@@ -77,7 +77,7 @@ def parse_servers(value: JsonValue) -> dict[str, JsonObject]:
     Raises:
         RpcError: A server is invalid, or a name occurs twice.
     """
-    if value is None:
+    if not value:  # an editor in Lua writes an empty array as an empty object
         return {}
     if not isinstance(value, list):
         raise invalid("mcpServers must be an array")

@@ -114,20 +114,23 @@ class EditorSession:
         self._leaving.cancel("the end of the session")
         self._arrived.set()
 
-    def start_updates(self, *, replay: bool) -> None:
-        """Send what the editor shows first: the messages so far, the plan, and the commands."""
-        updates, conversation = self.updates, self._get_conversation()
-        if replay:
-            cwd, remote = conversation.invocation.cwd, conversation.map_servers()
-            for update in replay_messages(conversation.transcript, cwd, remote, updates.ids):
-                updates.channel.send(update)
-        updates.send_plan()
-        if self._commands is not None:
-            self._commands.announce()
-
-    def _get_conversation(self) -> Conversation:
+    @property
+    def commands(self) -> EditorCommands:
+        """The slash commands of the open session."""
         assert self._commands is not None
-        return self._commands.conversation
+        return self._commands
+
+    def replay(self) -> None:
+        """Send the messages so far."""
+        conversation, updates = self.commands.conversation, self.updates
+        cwd, remote = conversation.invocation.cwd, conversation.map_servers()
+        for update in replay_messages(conversation.transcript, cwd, remote, updates.ids):
+            updates.channel.send(update)
+
+    def announce(self) -> None:
+        """Send the plan and the commands."""
+        self.updates.send_plan()
+        self.commands.announce()
 
     # -- the task -----------------------------------------------------------------------------
 
@@ -194,16 +197,15 @@ class EditorSession:
 
     async def _answer(self, conversation: Conversation, queued: _QueuedPrompt) -> JsonObject:
         """Run a command or a turn of the model, and give the response."""
-        assert self._commands is not None
         text = queued.prompt.text
         try:
             for change in await conversation.reload_servers():
                 self._show_note(change)
         except ConfigPathError as exc:
             self._show_note(f"{exc}; the servers stay as they were")
-        if self._commands.knows(text):
+        if self.commands.knows(text):
             with queued.cancel.guard():
-                text = await self._commands.run(text)
+                text = await self.commands.run(text)
             if not text or queued.cancel.cancelled:
                 return {"stopReason": "cancelled" if queued.cancel.cancelled else "end_turn"}
         with queued.cancel.guard():
