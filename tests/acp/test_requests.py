@@ -108,9 +108,13 @@ async def test_commands_are_announced_and_run(setup: SessionSetup, server: Model
         (update,) = opened.editor.of(session, models.AvailableCommandsUpdate)
         commands = {row.name: row for row in update.available_commands}
         assert commands["review"].description == "review a file (project)"
-        assert "exit" not in commands
+        assert not {"exit", "resume"} & {*commands}, "the editor opens and closes sessions"
         assert await opened.say(session, "/tools") == "end_turn"
         assert "| read |" in opened.editor.said(session)
+        assert await opened.say(session, "/plan on") == "end_turn"
+        (mode,) = opened.editor.of(session, models.CurrentModeUpdate)
+        assert mode.current_mode_id == "plan"
+        assert await opened.say(session, "/context") == "end_turn"
         assert server.requests == []
         assert await opened.say(session, "/review a.py") == "end_turn"
         assert "Review a.py please." in to_text(server.requests[0])
@@ -258,6 +262,8 @@ async def test_the_end_leaves_no_process(setup: SessionSetup, server: ModelServe
     flags = ("--model", "openai:scripted", "--approval", "all")
     async with open_editor(setup.cwd, environ, *flags, editor=Editor()) as opened:
         new = await opened.agent.new_session(cwd=str(setup.cwd), mcp_servers=[server_row])
+        assert new.modes is not None
+        assert new.modes.current_mode_id == "all"
         waiting = asyncio.create_task(opened.say(new.session_id, "sleep"))  # noqa: TID251 — awaited below
         await until((setup.cwd / "mark").exists)
         if by == "SIGTERM":

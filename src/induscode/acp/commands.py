@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from induscode.session.conversation import Conversation
     from induscode.session.dialog import Question, Reply
 
-_TERMINAL_ONLY = frozenset({"clear", "exit", "help", "resume"})
+_TERMINAL_ONLY = frozenset({"exit", "fork", "help", "quit", "resume"})
 
 
 class EditorScreen:
     """Shows the output of commands as messages."""
+
+    width = 80
 
     def __init__(self, channel: UpdateChannel, dialog: EditorDialog) -> None:
         self._channel = channel

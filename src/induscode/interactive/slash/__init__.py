@@ -28,6 +28,11 @@ class SlashError(CoreError):
 class SlashScreen(Protocol):
     """Where a slash command writes and asks: the terminal, or the conversation view of an editor."""
 
+    @property
+    def width(self) -> int:
+        """Columns for a line."""
+        ...
+
     def print(self, text: str) -> None:
         """Write finished text."""
         ...
