@@ -375,7 +375,7 @@ def test_finding_a4_notes_are_kept_in_the_project_whatever_command_writes_them(t
 @pytest.mark.parametrize(
     ("tool", "argument", "why"),
     [
-        ("saas-action", "action=discover", "no gateway"),
+        ("saas-action", "action=discover", "no connector"),
         ("task", "objective=x", "no model"),
         ("enter_plan_mode", "", "no plan mode"),
         ("websearch", "query=x", "INDUS_SEARXNG_URL"),

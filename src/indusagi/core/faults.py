@@ -10,6 +10,8 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
 │   └── BackendFault       a handle of the host that cannot be used
+├── ConnectorFault         a connector that cannot be added, read or used
+│   └── DocumentFault      an OpenAPI document that cannot be used
 ├── InvalidPromptError     nothing to ask, or too much of it
 ├── InvalidRuleError       a permission rule that cannot be parsed
 ├── NoModelError           no model to ask, or none of that name

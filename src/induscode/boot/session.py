@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from indusagi.core.faults import Note
-    from induscode.deck.contract import Capability
+    from induscode.deck.contract import Capability, SaasGatewayPort
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.provision import DeckToolBox
@@ -81,9 +81,9 @@ async def open_session(
     """Open the session of a run inside the block.
 
     With a `plan` the run has exactly these servers; known ones start when one of their tools is called or they are
-    woken. Without a `profile` there are no native cards. The memory card uses a file of the project unless the
-    framework has a store. A card without its backend is left out; `plan_mode` says that the caller implements the plan
-    cards.
+    woken. Without a `profile` there are no native cards. The memory card uses a file of the project, and `saas-action`
+    the user's connectors, unless the framework has a store or a gateway. A card without its backend is left out;
+    `plan_mode` says that the caller implements the plan cards.
 
     Raises:
         BackendFault: A tool of `--tools` lacks its backend.
@@ -98,6 +98,8 @@ async def open_session(
             handles = replace(handles, memory=FileMemory(os.path.join(invocation.cwd, MEMORY_NAME)))
         if handles.web is None:
             handles = replace(handles, web=web_settings(invocation.settings))
+        if handles.saas is None and profile is Profile.ALL:
+            handles = replace(handles, saas=await to_thread.run_sync(build_connector_gateway, handles.web))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         # In a thread: it looks for a package on the disk.
         left_out = await to_thread.run_sync(_find_left_out, profile, handles, plan_mode)
@@ -130,6 +132,18 @@ def web_settings(settings: Settings) -> WebSettings:
         total_s=settings.get(WEB_TIMEOUT_S),
         searxng_url=settings.get(SEARCH_SEARXNG_URL),
     )
+
+
+def build_connector_gateway(web: WebSettings | None) -> SaasGatewayPort | None:
+    """Build the gateway to the connectors of this user; None if there are none. It blocks."""
+    from induscode.connectors.store import ConnectorStore  # noqa: PLC0415 — for runs with all cards
+
+    store = ConnectorStore()
+    if not store.has_rows():
+        return None
+    from induscode.connectors.gateway import ConnectorGateway  # noqa: PLC0415 — for runs with connectors
+
+    return ConnectorGateway(store, web or WebSettings(), os.environ)
 
 
 def _find_left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:

@@ -75,7 +75,7 @@ def find_missing_backend(name: str, framework: DeckFramework, *, plan_mode: bool
         plan_mode: Whether the run acts upon the marks of the plan cards.
     """
     if name == "saas-action" and framework.saas is None:
-        return "no gateway to services is connected"
+        return "no connector is configured; add one with: indus connectors add NAME SPEC"
     if name == "task" and framework.delegate is None:
         return "there is no model in this run that could do the work; use it in a session"
     if name in _PLAN_CARDS and not plan_mode:

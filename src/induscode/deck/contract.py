@@ -368,7 +368,48 @@ class SaasGatewayPort(Protocol):
         ...
 
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
-        """Run an action by its vendor's name."""
+        """Run an action by its vendor's name.
+
+        Raises:
+            ActionError: It was not executed, or its service refused it.
+        """
+        ...
+
+
+class ActionError(OSError):
+    """An action that was not executed, or that its service refused: a message, and a code and facts for programs."""
+
+    def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
+        super().__init__(message)
+        self.code = code
+        self.facts: Mapping[str, JsonValue] = facts
+
+
+@record
+class ActionTarget:
+    """The request that an action sends, without credentials: what permissions see of it."""
+
+    method: str
+    url: str
+    pin: str | None = None
+    """A digest of what the slug stands for; a rule for the slug holds for this digest only."""
+
+
+@runtime_checkable
+class ActionTargets(Protocol):
+    """A gateway that tells the request of an action before it is sent."""
+
+    async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
+        """Return the request of an action; None if the slug is unknown."""
+        ...
+
+
+@runtime_checkable
+class TargetedCard(Protocol):
+    """A card that tells the request of a call before it is sent."""
+
+    async def find_target(self, arguments: JsonObject) -> ActionTarget | None:
+        """Return the request of a call; None if it sends none, or an unknown one."""
         ...
 
 

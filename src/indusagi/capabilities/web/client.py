@@ -1,21 +1,22 @@
 """HTTP client of the web tools, guarded against SSRF: each hop is checked and connected to the checked address.
 
 A host name is looked up once per hop. All its addresses must be public, and the connection goes to one of them, so a
-later DNS answer (DNS rebinding) changes nothing. Redirects are followed under the same rules, within one site.
+later DNS answer (DNS rebinding) changes nothing. Redirects are followed under the same rules, within one site or within
+one origin.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from anyio import fail_after, to_thread
 
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.capabilities.web.body import BodyEndedEarly, ResponseBody
-from indusagi.capabilities.web.url import is_same_site, is_subdomain, parse_host_and_port, parse_url
+from indusagi.capabilities.web.url import is_same_origin, is_same_site, is_subdomain, parse_host_and_port, parse_url
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -33,6 +34,22 @@ _LOCAL_NAMES: Final = (
     *("home", "lan", "home.arpa"),
 )
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_SAME_METHOD: Final = frozenset({307, 308})
+_SEE_OTHER: Final = 303
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True)
+class WebRequest:
+    """A request: what is sent, and how far redirects are followed."""
+
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Besides those of the client; they may hold credentials."""
+    body: bytes | None = field(default=None, repr=False)
+    follow: Literal["site", "origin"] = "site"
+    """`origin` for requests with credentials: a redirect leads to the same scheme, host and port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +97,44 @@ class WebClient:
         Raises:
             FetchError: It may not be fetched, or could not be.
         """
+        return await self.send(WebRequest(url, headers={"Accept": accept}), cap=cap)
+
+    async def send(
+        self, request: WebRequest, *, cap: Callable[[Mapping[str, str]], int]
+    ) -> WebResponse | CrossSiteRedirect:
+        """Send a request; `cap` tells from the headers how many bytes of the answer are wanted.
+
+        A redirect keeps the method and body if its status is 307 or 308; 303 leads to a GET request. After another
+        method than GET and HEAD, 301 and 302 are returned as they are: clients disagree about the method of the next
+        request (RFC 9110 §15.4).
+
+        Raises:
+            FetchError: It may not be sent, or there was no answer. Messages name the URL.
+        """
         try:
             with fail_after(self._settings.total_s):
-                return await self._follow(parse_url(url), accept, cap)
+                return await self._follow(parse_url(request.url), request, cap)
         except TimeoutError:
-            message = f"{_shorten_url(url)} did not arrive within {self._settings.total_s:g} s"
+            message = f"{_shorten_url(request.url)} did not arrive within {self._settings.total_s:g} s"
             raise FetchError(message, code="timeout", reason="total") from None
 
+    async def check_address(self, url: str) -> None:
+        """Check whether a request to a URL may be sent, without sending one; its host name is looked up.
+
+        Raises:
+            FetchError: It may not be sent, or its host is unknown.
+        """
+        target = parse_url(url)
+        self._refuse_by_name(target)
+        await self._resolve_addresses(target)
+
     async def _follow(
-        self, target: WebUrl, accept: str, cap: Callable[[Mapping[str, str]], int]
+        self, target: WebUrl, request: WebRequest, cap: Callable[[Mapping[str, str]], int]
     ) -> WebResponse | CrossSiteRedirect:
         hops: list[str] = []
         for _ in range(self._settings.redirects + 1):
             try:
-                found = await self._hop(target, accept, cap, hops)
+                found = await self._hop(target, request, cap, hops)
             except FetchError as trouble:
                 if not hops:
                     raise
@@ -103,29 +144,32 @@ class WebClient:
             if not isinstance(found, _Redirect):
                 return found
             hops.append(target.url)
-            target = found.target
+            target, request = found.target, found.request
         message = f"{_shorten_url(target.url)}: {len(hops)} redirects, and no page at the end of them"
         raise FetchError(message, code="failed", reason="redirects", redirects=[*hops])
 
     async def _hop(
-        self, target: WebUrl, accept: str, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
+        self, target: WebUrl, request: WebRequest, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
     ) -> WebResponse | CrossSiteRedirect | _Redirect:
         addresses = await self._resolve_addresses(target)
         load = partial(self._load, addresses, target.scheme == "https")
         exchange = await to_thread.run_sync(load, abandon_on_cancel=True)
-        headers = {"User-Agent": self._settings.user_agent, "Accept": accept, "Accept-Encoding": "gzip"}
-        async with exchange(target, headers=headers) as answer:
+        headers = {"User-Agent": self._settings.user_agent, "Accept-Encoding": "gzip", **request.headers}
+        async with exchange(target, headers=headers, method=request.method, body=request.body) as answer:
             location = answer.headers.get("location")
-            if answer.status in _REDIRECTS and location is not None:
+            if location is not None and _is_followed(request.method, answer.status):
                 following = target.join(location)
                 # Refused before the redirect is reported: naming such a URL would invite another try.
                 self._refuse_by_name(following)
-                if not is_same_site(target, following):
+                is_near = is_same_site if request.follow == "site" else is_same_origin
+                if not is_near(target, following):
                     return CrossSiteRedirect(answer.status, following.url, target.url, tuple(hops))
                 if (target.scheme, following.scheme) == ("https", "http"):
                     message = f"{target.url} leads to {following.url}, which is not encrypted: not followed"
                     raise FetchError(message, code="denied", reason="downgrade")
-                return _Redirect(following)
+                if answer.status == _SEE_OTHER and request.method not in _SAFE_METHODS:
+                    request = replace(request, method="GET", body=None)
+                return _Redirect(following, request)
             body = ResponseBody(
                 answer.headers.get("content-encoding", ""),
                 min(cap(answer.headers), self._settings.hard_bytes),
@@ -226,13 +270,22 @@ def _allow_hint(target: WebUrl) -> str:
     return f"if it is a server of the user's, {flag} or in the setting `web.allow_private`"
 
 
+def _is_followed(method: str, status: int) -> bool:
+    if method in _SAFE_METHODS:
+        return status in _REDIRECTS
+    return status in _SAME_METHOD or status == _SEE_OTHER
+
+
 class _Exchange(Protocol):
-    def __call__(self, target: WebUrl, *, headers: Mapping[str, str]) -> AbstractAsyncContextManager[HttpAnswer]: ...
+    def __call__(
+        self, target: WebUrl, *, headers: Mapping[str, str], method: str, body: bytes | None
+    ) -> AbstractAsyncContextManager[HttpAnswer]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Redirect:
     target: WebUrl
+    request: WebRequest
 
 
 def _proxy(address: str | None) -> WebUrl | None:

@@ -90,17 +90,21 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
 
 
 @asynccontextmanager
-async def exchange(target: WebUrl, route: Route, headers: Mapping[str, str]) -> AsyncGenerator[HttpAnswer]:
-    """Send a GET request; the connection closes at the end of the block.
+async def exchange(
+    target: WebUrl, route: Route, headers: Mapping[str, str], method: str = "GET", body: bytes | None = None
+) -> AsyncGenerator[HttpAnswer]:
+    """Send a request; the connection closes at the end of the block.
 
     Raises:
         FetchError: There was no response, or an invalid one.
     """
     url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+    framing = {} if body is None else {"Content-Length": str(len(body))}
     request = httpcore2.Request(
-        "GET",
+        method,
         url,
-        headers={"Host": target.authority, "Connection": "close", **headers},
+        headers={"Host": target.authority, "Connection": "close", **framing, **headers},
+        content=body,
         extensions={"timeout": {"connect": route.connect_s}},
     )
     connection = route.create_connection(url.origin)

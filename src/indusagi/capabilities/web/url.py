@@ -117,6 +117,15 @@ def is_same_site(one: WebUrl, other: WebUrl) -> bool:
     return short == long or (long.endswith(f".{short}") and not is_registry)
 
 
+def is_same_origin(one: WebUrl, other: WebUrl) -> bool:
+    """Tell whether two URLs have one origin (RFC 6454 §5).
+
+    From `http` on its standard port, `https` on its own counts as the same origin.
+    """
+    is_upgrade = (one.scheme, one.port, other.scheme, other.port) == ("http", 80, "https", 443)
+    return one.host == other.host and ((one.scheme, one.port) == (other.scheme, other.port) or is_upgrade)
+
+
 def is_subdomain(host: str, domains: Sequence[str]) -> bool:
     """Tell whether a host is one of the domains or a subdomain of one."""
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)

@@ -100,7 +100,7 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     Raises:
         click.UsageError: `--tools` names an unknown tool.
     """
-    from induscode.boot.session import web_settings  # noqa: PLC0415 — imports the deck
+    from induscode.boot.session import build_connector_gateway, web_settings  # noqa: PLC0415 — imports the deck
     from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — imports the cards
     from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
     from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — for runs with servers
@@ -114,7 +114,8 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
         deck = select_tools(ToolDeck(built, base_context(context)), invocation.tools)
     names: dict[str, tuple[str, ...]] = {str(card): values for card, values in profiles.items()}
     # Other cards have their backend in a session: a model for `task`, the plan mode.
-    handles = DeckFramework(web=web_settings(invocation.settings))
+    web = web_settings(invocation.settings)
+    handles = DeckFramework(web=web, saas=build_connector_gateway(web))
     missing = {name: find_missing_backend(name, handles) for name in ("saas-action", "websearch")}
     return [
         ListedTool(describe(card), NATIVE, names.get(card.name, ()), card.read_only, missing=missing.get(card.name))

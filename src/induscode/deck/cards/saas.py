@@ -1,4 +1,4 @@
-"""`saas-action`: actions of services that a host has connected."""
+"""`saas-action`: actions of services that a host or a connector has connected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
+from induscode.deck.contract import (
+    ActionError,
+    ActionTarget,
+    ActionTargets,
+    Capability,
+    CapabilityCard,
+    CardWrapper,
+    DeckContext,
+    Profile,
+    capability_id,
+)
 
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -47,17 +57,23 @@ def _build(deck: DeckContext) -> Capability:
         if arguments["action"] == "discover":
             query = cast("str | None", arguments.get("query"))
             toolkits = cast("list[str]", arguments.get("toolkits") or [])
-            actions: JsonValue = [dict(action) for action in await gateway.discover(query, toolkits)]
+            try:
+                actions: JsonValue = [dict(action) for action in await gateway.discover(query, toolkits)]
+            except ActionError as exc:
+                return ToolResult.error(str(exc), code=exc.code, **exc.facts)
             return _to_result({"actions": actions}, "discover")
         slug = arguments.get("slug")
         if not isinstance(slug, str) or not slug:
             message = "To execute, name the action in `slug`; discover lists them."
             return ToolResult.error(message, code="invalid_arguments")
         action_arguments = cast("JsonObject", arguments.get("arguments") or {})
-        return _to_result(await gateway.execute(slug, action_arguments), slug)
+        try:
+            return _to_result(await gateway.execute(slug, action_arguments), slug)
+        except ActionError as exc:
+            return ToolResult.error(str(exc), code=exc.code, **exc.facts)
 
     description = "Use connected services. `discover` finds actions by what they do; `execute` runs one."
-    return define_tool(
+    tool = define_tool(
         ToolSpec(
             "saas-action",
             description,
@@ -68,6 +84,26 @@ def _build(deck: DeckContext) -> Capability:
             terse=True,
         )
     )
+    return SaasActionCard(tool, gateway) if isinstance(gateway, ActionTargets) else tool
+
+
+class SaasActionCard(CardWrapper):
+    """The card over a gateway that tells the requests of its actions."""
+
+    def __init__(self, inner: Capability, gateway: ActionTargets) -> None:
+        super().__init__(inner)
+        self._gateway = gateway
+
+    async def find_target(self, arguments: JsonObject) -> ActionTarget | None:
+        """Return the request of a call of `execute`."""
+        slug, action_arguments = arguments.get("slug"), arguments.get("arguments")
+        if arguments.get("action") != "execute" or not isinstance(slug, str):
+            return None
+        return await self._gateway.find_target(slug, cast("JsonObject", action_arguments or {}))
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the inner card."""
+        return await self.inner.run(arguments, ctx)
 
 
 def _to_result(value: JsonValue, action: str) -> ToolResult:

@@ -1,4 +1,4 @@
-"""Facts about a call before it runs: its kind, its paths, its commands, its server.
+"""Facts about a call before it runs: its kind, its paths, its commands, its server, its request.
 
 Arguments are read in the form in which the card reads them, and paths are resolved by the file system that the card
 uses, so that the facts describe what the call will do.
@@ -22,7 +22,8 @@ from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.builtin import builtin_ids
-from induscode.deck.contract import is_foreign, iter_layers
+from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
+from induscode.session.permissions.rules import ACTION_TOOL
 from induscode.session.permissions.shell.parse import parse_command
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _PATH_TOOLS = {"read": False, "ls": False, "grep": False, "find": False, "write"
 _TREE_TOOLS = frozenset({"ls", "grep", "find"})
 _STREAMS = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr"})
 _TODO_TOOLS = frozenset({"todo_set", "todo"})
+_READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _JOB_TOOLS = frozenset({"process", "bg-process"})
 
 
@@ -86,6 +88,10 @@ class CallFacts:
     paths: tuple[PathFact, ...] = ()
     script: Script | None = None
     url: str | None = None
+    method: str | None = None
+    """The HTTP method of an action of a connector."""
+    slug: str | None = None
+    """The name of the action."""
     remote: RemoteToolRef | None = None
     """The called tool of a server; None for a tool of this machine."""
     shares_name: bool = False
@@ -93,6 +99,11 @@ class CallFacts:
     pin: str | None = None
     sandbox: SandboxState | None = None
     """The sandbox of a command; None without a command, or if the shell has no sandbox state."""
+
+    @property
+    def is_discovery(self) -> bool:
+        """Whether it looks for actions: it has no method, host and slug that rules could name."""
+        return self.tool == ACTION_TOOL and self.arguments.get("action") == "discover"
 
     @property
     def server(self) -> str | None:
@@ -171,8 +182,28 @@ async def gather_facts(
         return replace(facts, paths=(replace(fact, tree=name in _TREE_TOOLS),))
     if kind is CallKind.COMMAND:
         return await _add_command(facts, ctx, find_shell_folder())
+    for layer in iter_layers(card):
+        if isinstance(layer, TargetedCard):
+            return await _add_target(facts, layer)
     url = arguments.get("url")
     return replace(facts, url=url if isinstance(url, str) else None)
+
+
+async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:
+    """Add the request of an action; one whose method changes nothing is egress alone."""
+    target = await card.find_target(facts.arguments)
+    if target is None:  # documents of connectors are on this machine: finding actions sends nothing
+        return replace(facts, kind=CallKind.LOOK) if facts.is_discovery else facts
+    kind = CallKind.EGRESS if target.method in _READING_METHODS else facts.kind
+    slug = facts.arguments.get("slug")
+    return replace(
+        facts,
+        kind=kind,
+        url=target.url,
+        method=target.method,
+        slug=slug if isinstance(slug, str) else None,
+        pin=target.pin,
+    )
 
 
 def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
@@ -185,7 +216,7 @@ def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
         return CallKind.OWN
     if name == "bash" or name in _JOB_TOOLS:
         return CallKind.COMMAND
-    if name in {"webfetch", "websearch"} or (name == "saas-action" and action == "discover"):
+    if name in {"webfetch", "websearch"} or (name == ACTION_TOOL and action == "discover"):
         return CallKind.EGRESS
     if name == "task":
         return CallKind.DELEGATE

@@ -125,6 +125,9 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
     if facts.script is not None:
         lines += [f"command: {escape_text(line)}" for line in facts.script.text.split("\n")]
         lines.append(f"sandbox: {escape_text(str(facts.sandbox))}")
+    if facts.method is not None:
+        lines.append(f"request: {facts.method} {escape_text(facts.url or '')}")
+        lines.append(f"host: {escape_text(parse_host(facts.url or '') or '')}")
     for path in facts.paths:
         action = "writes to" if path.writing else "reads"
         refusal = f" ({path.refusal})" if path.refusal is not None else ""
@@ -157,6 +160,8 @@ def _format_title(facts: CallFacts) -> str:
     elif facts.paths:
         path = facts.paths[0]
         title = f"{facts.tool} wants to {'write to' if path.writing else 'read'} {path.resolved}"
+    elif facts.method is not None:
+        title = f"{facts.slug} wants to send {facts.method} to {parse_host(facts.url or '')}"
     elif facts.url is not None:
         title = f"{facts.tool} wants to fetch {facts.url}"
     else:
@@ -218,6 +223,8 @@ def _format_rule(need: Need, facts: CallFacts) -> str | None:
     if facts.url is not None and facts.tool == "webfetch":
         host = parse_host(facts.url)
         return None if host is None else f"webfetch(domain:{host})"
+    if facts.slug is not None:
+        return f"{facts.tool}(slug:{facts.slug})"
     return facts.tool
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, qualify_tool_name
-from induscode.session.permissions.rules import match_glob, split_command_pattern
+from induscode.session.permissions.rules import match_glob, parse_action_pattern, split_command_pattern
 from induscode.session.permissions.shell.arguments import find_problem
 from induscode.session.permissions.shell.launchers import base_name
 
@@ -301,3 +301,25 @@ def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) 
 def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
     """Tell whether a pattern may be meant to name a tool of a server: enough to deny or ask."""
     return match_glob(pattern, name) or match_glob(pattern, qualify_tool_name(ref))
+
+
+def is_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
+    """Tell whether an action is exactly what a pattern says: its method and host, or its slug."""
+    pattern = parse_action_pattern(specifier)
+    if pattern is None:
+        return False
+    wanted, domain, name = pattern
+    if name is not None:
+        return match_glob(name, slug)
+    return wanted in {None, method} and host is not None and domain is not None and is_host(domain, host)
+
+
+def may_be_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
+    """Tell whether an action may be meant by a pattern; one of another form is about every action."""
+    pattern = parse_action_pattern(specifier)
+    if pattern is None:
+        return True
+    wanted, domain, name = pattern
+    if name is not None:
+        return match_glob(name.casefold(), slug.casefold())
+    return wanted in {None, method} and domain is not None and may_be_host(domain, host)

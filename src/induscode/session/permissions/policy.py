@@ -18,9 +18,11 @@ from induscode.session.permissions.patterns import (
     find_allow_problem,
     has_wildcards,
     is_absolute,
+    is_action,
     is_host,
     is_path,
     match_command,
+    may_be_action,
     may_be_command,
     may_be_host,
     may_be_path,
@@ -174,7 +176,12 @@ def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
 def _names_tool(rule: Rule, facts: CallFacts) -> bool:
     """Tell whether a rule names the tool of a call; a server's tool by its identity."""
     if facts.remote is None:
-        return any(map(rule.names, facts.names))
+        if any(map(rule.names, facts.names)):
+            return True
+        # A domain that is denied or asked about for `webfetch` is so for the requests of actions too.
+        is_domain = rule.specifier is not None and rule.specifier.startswith(_DOMAIN)
+        is_egress = facts.method is not None and is_domain and rule.effect is not Effect.ALLOW
+        return is_egress and rule.names("webfetch")
     if rule.effect is Effect.ALLOW:
         return names_exactly(rule.tool, facts.remote, facts.tool, shared=facts.shares_name)
     return may_name(rule.tool, facts.remote, facts.tool)
@@ -196,6 +203,11 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
         return by_path
     if facts.script is not None:
         return max(by_path, _match_script(rule.specifier, facts.script))
+    if facts.is_discovery:
+        return PatternMatch.NO
+    if facts.method is not None and facts.slug is not None and facts.url is not None:
+        applies = may_be_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
+        return PatternMatch.YES if applies else PatternMatch.NO
     if facts.url is not None and rule.specifier.startswith(_DOMAIN):
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
@@ -274,11 +286,10 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
         return []
     naming = [rule for rule in allowing if _names_tool(rule, facts)]
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
-        host = None if facts.url is None else parse_host(facts.url)
-        for rule in naming:
-            domain = None if rule.specifier is None else rule.specifier.removeprefix(_DOMAIN)
-            if domain is None or (host is not None and domain != rule.specifier and is_host(domain, host)):
-                return []
+        if any(_allows_whole_call(rule, facts) for rule in naming):
+            return []
+        if facts.method is not None:
+            return [Need(f"{facts.slug} sends {facts.method} to {parse_host(facts.url or '')}")]
         owner = f" of server {facts.server!r}" if facts.server is not None else ""
         return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
     needs: list[Need] = []
@@ -303,6 +314,17 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
             reason += f" (rule {rule} does not cover it: {problem.reason})"
         needs.append(Need(reason, command=command, problem=problem))
     return needs
+
+
+def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
+    """Tell whether a rule that names the tool allows a call without paths and commands."""
+    if rule.specifier is None:
+        return True
+    host = None if facts.url is None else parse_host(facts.url)
+    if facts.method is not None and facts.slug is not None:
+        return is_action(rule.specifier, facts.method, host, facts.slug)
+    domain = rule.specifier.removeprefix(_DOMAIN)
+    return host is not None and domain != rule.specifier and is_host(domain, host)
 
 
 def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:

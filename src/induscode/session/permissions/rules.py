@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 _RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?", re.DOTALL)
+ACTION_TOOL = "saas-action"
+_ACTION = re.compile(r"(?:(?P<method>[A-Z]{3,10}) )?domain:(?P<host>[A-Za-z0-9.*:-]+)|slug:(?P<slug>[A-Za-z0-9_.*?-]+)")
 _COMMAND_TOOLS = frozenset({"bash", "process", "bg-process"})
 _LONGEST_RULE = 4_096
 _MOST_STARS = 6
@@ -96,6 +98,12 @@ def split_command_pattern(specifier: str) -> tuple[tuple[str, ...], bool]:
     return (words[:-1], True) if words[-1:] == ("*",) else (words, False)
 
 
+def parse_action_pattern(specifier: str) -> tuple[str | None, str | None, str | None] | None:
+    """Parse the specifier of an action rule: method, host pattern, slug pattern; None if it has another form."""
+    match = _ACTION.fullmatch(specifier)
+    return None if match is None else (match["method"], match["host"], match["slug"])
+
+
 def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, file: str | None = None) -> Rule | Note:
     """Parse a rule; a note names the file, the mistake and the correct form."""
     owner = f"rule {text!r}" + (f" in {file}" if file else "")
@@ -123,6 +131,8 @@ def _find_mistake(tool: str, specifier: str) -> tuple[str, str] | None:
         return "names no command", "begin with its name, or write bash(*)"
     if tool == "webfetch" and not re.fullmatch(r"domain:[A-Za-z0-9.*-]+", specifier):
         return "is not about a domain", "write webfetch(domain:example.org)"
+    if tool == ACTION_TOOL and parse_action_pattern(specifier) is None:
+        return "is about no action", f"write {ACTION_TOOL}(GET domain:example.org) or {ACTION_TOOL}(slug:NAME_*)"
     if tool == "websearch":
         return "has brackets", "write websearch alone"
     return None

@@ -1,0 +1,127 @@
+"""Credentials of a connector: references to environment variables, which are read when a request is sent.
+
+The store holds the names of variables, never a value. What goes to a model or a person has every value replaced by the
+name of its variable, in the spellings in which a service could send it back.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from dataclasses import field
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from urllib.parse import quote, quote_plus
+
+from indusagi.core.invisible import clean_json
+from indusagi.core.records import record
+from induscode.connectors.faults import ConnectorFault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indusagi.core.json import JsonValue
+
+AuthKind: TypeAlias = Literal["bearer", "header", "query", "basic"]
+AUTH_FORMS: Final = (
+    "bearer:VARIABLE, header:NAME:VARIABLE, query:NAME:VARIABLE or basic:USER_VARIABLE:PASSWORD_VARIABLE"
+)
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9_.~-]{1,100}")
+_PARTS: Final = {"bearer": 1, "header": 2, "query": 2, "basic": 2}
+_SHORTEST_HIDDEN: Final = 4
+"""Shorter values would also replace ordinary text."""
+
+
+@record
+class AuthReference:
+    """How a connector authenticates."""
+
+    kind: AuthKind
+    variables: tuple[str, ...]
+    name: str = ""
+    """Of the header or the query parameter."""
+
+    def __str__(self) -> str:
+        return ":".join([self.kind, *([self.name] if self.name else []), *self.variables])
+
+    @property
+    def sends(self) -> frozenset[tuple[str, str]]:
+        """The parameter that it fills, as place and lower-case name."""
+        if self.kind in {"header", "query"}:
+            return frozenset({(str(self.kind), self.name.lower())})
+        return frozenset({("header", "authorization")})
+
+    def find_missing(self, environ: Mapping[str, str]) -> list[str]:
+        """List the variables that have no value."""
+        return [name for name in self.variables if not environ.get(name)]
+
+    def read_credentials(self, environ: Mapping[str, str]) -> Credentials:
+        """Read the values of the variables.
+
+        Raises:
+            ConnectorFault: A variable has no value, or one that cannot be sent.
+        """
+        missing = self.find_missing(environ)
+        if missing:
+            raise ConnectorFault(f"the variable {missing[0]} is not set in this run: set it and start again")
+        values = [environ[name] for name in self.variables]
+        for name, value in zip(self.variables, values, strict=True):
+            if not value.isascii() or not value.isprintable():
+                raise ConnectorFault(f"the variable {name} holds characters that cannot be sent: set it again")
+        secrets = dict(zip(values, self.variables, strict=True))
+        if self.kind == "bearer":
+            return Credentials({"Authorization": f"Bearer {values[0]}"}, None, secrets)
+        if self.kind == "header":
+            return Credentials({self.name: values[0]}, None, secrets)
+        if self.kind == "query":
+            return Credentials({}, (self.name, values[0]), secrets)
+        pair = b64encode(":".join(values).encode("ascii")).decode("ascii")
+        secrets = {pair: "+".join(self.variables), values[1]: self.variables[1]}
+        return Credentials({"Authorization": f"Basic {pair}"}, None, secrets)
+
+
+@record
+class Credentials:
+    """Values for one request; `repr` shows none of them."""
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    query: tuple[str, str] | None = field(default=None, repr=False)
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Maps each value to the name of its variable."""
+
+    def hide(self, value: JsonValue) -> JsonValue:
+        """Replace every value of a variable, in texts and keys."""
+        forms: dict[str, str] = {}
+        for secret, name in self.secrets.items():
+            if len(secret) >= _SHORTEST_HIDDEN:
+                forms |= dict.fromkeys((secret, quote(secret, safe=""), quote_plus(secret)), f"[{name}]")
+        if not forms:
+            return value
+        ordered = sorted(forms, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, ordered)))
+        return clean_json(value, lambda text: pattern.subn(lambda match: forms[match[0]], text))[0]
+
+    def hide_text(self, text: str) -> str:
+        """Replace every value of a variable in a text."""
+        return cast("str", self.hide(text))
+
+
+def parse_auth(text: str) -> AuthReference:
+    """Parse how a connector authenticates. An error never repeats the text, which may be a secret.
+
+    Raises:
+        ConnectorFault: It has another form, or names no variable.
+    """
+    kind, *parts = text.split(":")
+    if _PARTS.get(kind) != len(parts):
+        raise ConnectorFault(f"--auth has the form {AUTH_FORMS}")
+    kind = cast("AuthKind", kind)
+    name = parts.pop(0) if kind in {"header", "query"} else ""
+    if name and not _NAME.fullmatch(name):
+        raise ConnectorFault(f"--auth names no {kind} parameter: the form is {AUTH_FORMS}")
+    if not all(_VARIABLE.fullmatch(part) for part in parts):
+        message = (
+            "--auth takes the name of an environment variable, in capital letters; the secret itself is never given"
+        )
+        raise ConnectorFault(message)
+    return AuthReference(kind, tuple(parts), name)

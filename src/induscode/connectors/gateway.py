@@ -1,0 +1,380 @@
+"""Gateway to connectors: discover finds operations by what they do, execute sends the request of one.
+
+Connectors are loaded with the first call and stay as they are for the run, so that what permissions saw is what is
+sent. Arguments are checked against the approved document before anything is sent. Answers are cleaned of invisible
+characters and of the values of the credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, cast
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.arguments import ArgumentChecker
+from indusagi.capabilities.budget import SessionDir
+from indusagi.capabilities.ports import FetchError
+from indusagi.capabilities.web.body import decode_text
+from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.core.app_dirs import create_private_file, make_private_dir
+from indusagi.core.faults import CoreError
+from indusagi.core.ids import new_ulid
+from indusagi.core.invisible import clean_json
+from indusagi.core.json import compact_json, content_hash
+from indusagi.core.records import record
+from indusagi.core.text import cut_text, make_visible
+from indusagi.core.time import now_ms
+from induscode.connectors.auth import Credentials
+from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.operations import build_arguments_schema, list_operations
+from induscode.connectors.requests import build_request
+from induscode.connectors.schemas import abbreviate_schema
+from induscode.connectors.search import OperationIndex
+from induscode.connectors.sources import find_change, is_url, read_bytes
+from induscode.deck.contract import ActionError, ActionTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.capabilities.ports import WebSettings
+    from indusagi.capabilities.web.client import WebResponse
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.connectors.operations import OperationSpec
+    from induscode.connectors.store import ConnectorRow, ConnectorStore
+
+FOUND: Final = 5
+"""Operations that one search returns."""
+_LISTED: Final = 50
+"""Operations that a list without a search returns."""
+_SHOWN_SCHEMA: Final = 4_000
+_SHOWN_TEXT: Final = 400
+_ERROR_TEXT: Final = 2_000
+_SIMILAR: Final = 3
+_CHECK_AGAIN_MS: Final = 24 * 3600 * 1000
+"""A document at an address is compared once a day; a file, in every run."""
+_COMPARE_S: Final = 10.0
+_ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.5"
+_SHOWN_HEADERS: Final = ("link", "location", "retry-after", "etag")
+_TEXT_TYPES: Final = ("text/", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
+
+
+@record(kw_only=True)
+class LoadedConnector:
+    """A connector in this run: its approved document and operations, or the reason why it is disabled."""
+
+    row: ConnectorRow
+    document: JsonObject
+    operations: Mapping[str, OperationSpec]
+    disabled: str | None = None
+
+
+class ConnectorGateway:
+    """Finds and executes operations of connectors.
+
+    Args:
+        store: The registered connectors.
+        web: The addresses that may be reached, and the limits.
+        environ: The variables that credentials refer to.
+    """
+
+    def __init__(self, store: ConnectorStore, web: WebSettings, environ: Mapping[str, str]) -> None:
+        self._store = store
+        self._web = web
+        self._environ = environ
+        self._loading = anyio.Lock()
+        self._connectors: Mapping[str, LoadedConnector] | None = None
+        self._index = OperationIndex(())
+        self._owners: Mapping[str, str] = {}
+        self._session = SessionDir()
+
+    # -- the port -------------------------------------------------------------------------------
+
+    async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
+        """Find operations by what they do; a slug as the query returns its complete schema.
+
+        Without a query, list the operations of the toolkits, or else the connectors.
+
+        Raises:
+            ActionError: A toolkit is unknown.
+        """
+        connectors = await self._load()
+        for name in toolkits:
+            if name not in connectors:
+                message = f"there is no connector {name!r}; there are: {', '.join(connectors) or 'none'}"
+                raise ActionError(message, code="not_found")
+        if not query and not toolkits:
+            return [self._describe_connector(connector) for connector in connectors.values()]
+        disabled = [
+            self._describe_connector(connectors[name]) for name in toolkits if connectors[name].disabled is not None
+        ]
+        if not query:
+            listed = [spec for name in toolkits for spec in self._list_usable(connectors[name])]
+            return [*disabled, *(_describe_briefly(spec) for spec in listed[:_LISTED])]
+        owner = self._owners.get(query.strip())
+        if owner is not None:
+            return [await self._describe(connectors[owner].operations[query.strip()], complete=True)]
+        found = await to_thread.run_sync(self._index.search, query, FOUND, toolkits)
+        return [*disabled, *[await self._describe(spec) for spec in found]]
+
+    async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
+        """Send the request of an operation, and return the status and the parsed body of the answer.
+
+        Raises:
+            ActionError: The slug is unknown, the arguments do not fit, the request may not be sent, or the answer is an
+                error of the service.
+        """
+        connector, operation = await self._find(slug)
+        await self._check_arguments(connector, operation, arguments)
+        row = connector.row
+        credentials = Credentials()
+        try:
+            if row.auth is not None:
+                credentials = row.auth.read_credentials(self._environ)
+            request = build_request(operation, row.base_url, arguments)
+        except ConnectorFault as exc:
+            code = "invalid_arguments" if credentials.secrets or row.auth is None else "auth"
+            raise ActionError(f"{slug} was not executed: connector {row.name!r}: {exc}", code=code) from exc
+        url = request.url
+        if credentials.query is not None:
+            from urllib.parse import quote, urlencode  # noqa: PLC0415 — for one kind of credentials
+
+            url += f"{'&' if '?' in url else '?'}{urlencode([credentials.query], quote_via=quote)}"
+        headers = {"Accept": _ACCEPT, **request.headers, **credentials.headers}
+        sent = WebRequest(url, operation.method, headers, request.body, follow="origin")
+        try:
+            answer = await WebClient(self._web).send(sent, cap=lambda _: self._web.hard_bytes)
+        except FetchError as exc:
+            message = credentials.hide_text(f"{slug}: {exc}")
+            if exc.code == "timeout" and not operation.is_reading:
+                message += "; the service may have executed it: look before you try again"
+            facts = cast("JsonObject", credentials.hide(dict(exc.facts)))
+            raise ActionError(message, code=exc.code, **facts) from exc
+        if isinstance(answer, CrossSiteRedirect):
+            message = (
+                f"{slug}: {row.base_url} redirects to another host or port ({answer.url}): not followed, since the "
+                f"credentials and rules of connector {row.name!r} are for its base URL"
+            )
+            raise ActionError(credentials.hide_text(message), code="redirect", status=answer.status)
+        return await self._build_answer(connector, operation, answer, credentials)
+
+    async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
+        """Return the request of an action; with invalid arguments, its URL ends with the path of the document."""
+        connectors = await self._load()
+        owner = self._owners.get(slug)
+        if owner is None:
+            return None
+        row, operation = connectors[owner].row, connectors[owner].operations[slug]
+        try:
+            url = build_request(operation, row.base_url, arguments).url
+        except (ConnectorFault, CoreError):
+            url = f"{row.base_url}{operation.path}"
+        pin = content_hash([row.base_url, operation.method, operation.path, operation.id])
+        return ActionTarget(operation.method, url, pin)
+
+    # -- loading --------------------------------------------------------------------------------
+
+    async def _load(self) -> Mapping[str, LoadedConnector]:
+        async with self._loading:
+            if self._connectors is None:
+                rows, _ = await to_thread.run_sync(self._store.read)
+                loaded = {name: await self._load_connector(row) for name, row in rows.items()}
+                usable = [spec for connector in loaded.values() for spec in self._list_usable(connector)]
+                self._index = await to_thread.run_sync(OperationIndex, usable)
+                self._owners = {spec.slug: spec.connector for spec in reversed(usable)}
+                self._connectors = loaded
+            return self._connectors
+
+    async def _load_connector(self, row: ConnectorRow) -> LoadedConnector:
+        def load() -> tuple[JsonObject, Mapping[str, OperationSpec]]:
+            document = self._store.read_document(row.name)
+            hidden = frozenset[tuple[str, str]]() if row.auth is None else row.auth.sends
+            operations, _ = list_operations(document, row.name, row.base_url, row.source, hidden)
+            return document, {spec.slug: spec for spec in operations}
+
+        try:
+            document, operations = await to_thread.run_sync(load)
+        except CoreError as exc:
+            return LoadedConnector(row=row, document={}, operations={}, disabled=str(exc))
+        disabled = await self._find_drift(row)
+        return LoadedConnector(row=row, document=document, operations=operations, disabled=disabled)
+
+    async def _find_drift(self, row: ConnectorRow) -> str | None:
+        """Compare the source with what was approved; while it cannot be read, the approved document stays in use."""
+        remedy = (
+            f"look at it with: indus connectors doctor {row.name}; approve it with: indus connectors approve {row.name}"
+        )
+        if is_url(row.source) and 0 <= now_ms() - row.checked_ms < _CHECK_AGAIN_MS:
+            return f"its document has changed; {remedy}" if row.changed else None
+        try:
+            data = await read_bytes(row.source, replace(self._web, total_s=min(_COMPARE_S, self._web.total_s)))
+        except ConnectorFault:
+            return f"its document has changed; {remedy}" if row.changed else None
+        try:
+            change = await to_thread.run_sync(find_change, row, data)
+            problem = None if change is None else f"its document has changed: {change}; {remedy}"
+        except CoreError as exc:
+            problem = f"its document has changed and cannot be used: {exc}; {remedy}"
+        if is_url(row.source):
+            compared = replace(row, checked_ms=now_ms(), changed=problem is not None)
+            try:
+                await to_thread.run_sync(self._store.update, compared)
+            except OSError:
+                pass  # it is compared again in the next run
+        return problem
+
+    @staticmethod
+    def _list_usable(connector: LoadedConnector) -> Sequence[OperationSpec]:
+        return () if connector.disabled is not None else tuple(connector.operations.values())
+
+    async def _find(self, slug: str) -> tuple[LoadedConnector, OperationSpec]:
+        connectors = await self._load()
+        owner = self._owners.get(slug)
+        if owner is not None:
+            return connectors[owner], connectors[owner].operations[slug]
+        for connector in connectors.values():
+            if connector.disabled is not None and slug in connector.row.digests:
+                message = f"{slug} was not executed: connector {connector.row.name!r} is disabled: {connector.disabled}"
+                raise ActionError(message, code="drift")
+        similar = [spec.slug for spec in self._index.search(slug.replace("_", " ").lower(), _SIMILAR)]
+        hint = f"; did you mean {' or '.join(similar)}?" if similar else "; discover finds actions by what they do."
+        raise ActionError(f"there is no action {slug!r}{hint} Nothing was executed.", code="not_found")
+
+    async def _check_arguments(
+        self, connector: LoadedConnector, operation: OperationSpec, arguments: JsonObject
+    ) -> None:
+        try:
+            schema = await to_thread.run_sync(build_arguments_schema, connector.document, operation)
+            problems = await ArgumentChecker(schema).check(arguments)
+        except Exception as exc:  # the validator raises various types for an invalid schema
+            message = f"{operation.slug} was not executed: its schema in the document cannot be used: {exc}"
+            raise ActionError(message, code="bad_schema") from exc
+        if problems:
+            message = f"{operation.slug} was not executed: {'; '.join(problems)}"
+            raise ActionError(message, code="invalid_arguments", slug=operation.slug)
+
+    # -- answers --------------------------------------------------------------------------------
+
+    async def _build_answer(
+        self, connector: LoadedConnector, operation: OperationSpec, answer: WebResponse, credentials: Credentials
+    ) -> JsonValue:
+        result: dict[str, JsonValue] = {"status": answer.status}
+        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if answer.body:
+            result["contentType"] = kind
+        headers = {name: answer.headers[name] for name in _SHOWN_HEADERS if name in answer.headers}
+        if headers:
+            result["headers"] = dict(headers)
+        if answer.hops:
+            result["redirectedTo"] = answer.target.url
+        if answer.cut is not None:
+            result["truncated"] = answer.cut
+        result |= await to_thread.run_sync(self._parse_body, kind, answer)
+        shown = clean_json(credentials.hide(result), make_visible)[0]
+        assert isinstance(shown, dict)
+        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            return shown
+        raise _build_status_error(connector, operation, answer.status, shown)
+
+    def _parse_body(self, kind: str, answer: WebResponse) -> dict[str, JsonValue]:
+        """Parse a body as JSON or text; other bytes are saved in a private file. It blocks."""
+        data = answer.body
+        if not data:
+            return {"body": None}
+        is_json = kind == "application/json" or kind.endswith("+json")
+        is_text = is_json or not kind or kind.startswith(_TEXT_TYPES) or kind.endswith("+xml")
+        if is_text and (kind or b"\0" not in data[:1024]):
+            text = decode_text(data, answer.headers.get("content-type", ""), whole=answer.cut is None).text
+            if (is_json or not kind) and answer.cut is None:
+                try:
+                    return {"body": cast("JsonValue", json.loads(text))}
+                except (ValueError, RecursionError):
+                    pass  # it is shown as text
+            return {"body": text}
+        facts: dict[str, JsonValue] = {"body": None, "bytes": len(data)}
+        try:
+            folder = make_private_dir(os.path.join(self._session.make(), "downloads"))
+            path = os.path.join(folder, f"connector-{new_ulid()}.bin")
+            with os.fdopen(create_private_file(path), "wb", buffering=0) as file:
+                file.write(data)
+        except OSError as exc:
+            return {**facts, "note": f"it is no text, and could not be saved: {exc.strerror or exc}"}
+        return {**facts, "savedAs": path}
+
+    # -- descriptions ---------------------------------------------------------------------------
+
+    def _describe_connector(self, connector: LoadedConnector) -> Mapping[str, JsonValue]:
+        if connector.disabled is not None:
+            return {"toolkit": connector.row.name, "disabled": connector.disabled}
+        info = connector.document.get("info")
+        title = info.get("title") if isinstance(info, dict) else None
+        tags = dict.fromkeys(tag for spec in connector.operations.values() for tag in spec.tags)
+        described: JsonObject = {
+            "toolkit": connector.row.name,
+            "title": title if isinstance(title, str) else "",
+            "operations": len(connector.operations),
+            "tags": cast("list[JsonValue]", [*tags][:_LISTED]),
+        }
+        return cast("JsonObject", clean_json(described)[0])
+
+    async def _describe(self, operation: OperationSpec, *, complete: bool = False) -> Mapping[str, JsonValue]:
+        connectors = await self._load()
+        document = connectors[operation.connector].document
+        described: dict[str, JsonValue] = {**_describe_briefly(operation)}
+        description = operation.description if complete else cut_text(operation.description, _SHOWN_TEXT)
+        if description:
+            described["description"] = description
+        try:
+            schema = await to_thread.run_sync(build_arguments_schema, document, operation)
+            shown, is_short = (schema, False) if complete else abbreviate_schema(schema, _SHOWN_SCHEMA)
+        except ConnectorFault as exc:
+            described["unusable"] = str(exc)
+        else:
+            described["arguments"] = shown
+            if is_short:
+                described["abbreviated"] = "discover with the slug as query shows the complete schema"
+        return cast("JsonObject", clean_json(described)[0])
+
+
+def _describe_briefly(operation: OperationSpec) -> Mapping[str, JsonValue]:
+    described: dict[str, JsonValue] = {
+        "slug": operation.slug,
+        "toolkit": operation.connector,
+        "request": f"{operation.method} {operation.path}",
+        "summary": cut_text(operation.summary, _SHOWN_TEXT),
+    }
+    if operation.deprecated:
+        described["deprecated"] = True
+    return cast("JsonObject", clean_json(described)[0])
+
+
+def _build_status_error(
+    connector: LoadedConnector, operation: OperationSpec, status: int, shown: JsonObject
+) -> ActionError:
+    """Build the error of an answer whose status is no success."""
+    row = connector.row
+    try:
+        phrase = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        phrase = str(status)
+    message = f"{operation.slug}: {row.name} answered {phrase}"
+    headers = shown.get("headers")
+    facts: dict[str, JsonValue] = {"status": status}
+    if status == HTTPStatus.UNAUTHORIZED:
+        variables = () if row.auth is None else row.auth.variables
+        message += f"; the credentials of {', '.join(variables)} were refused" if variables else ""
+        message += "" if variables else f"; connector {row.name!r} has no credentials: add it with --auth"
+    elif isinstance(headers, dict) and "retry-after" in headers:
+        facts["retryAfter"] = headers["retry-after"]
+        message += f"; Retry-After: {cut_text(str(headers['retry-after']), 100)}"
+    elif isinstance(headers, dict) and "location" in headers:
+        message += f" to {cut_text(str(headers['location']), 300)}, not followed: clients disagree about its method"
+    body = shown.get("body")
+    if body is not None:
+        text = body if isinstance(body, str) else compact_json(body)
+        message += f"\n{cut_text(text, _ERROR_TEXT)}"
+    return ActionError(message, code="http_status", **facts)

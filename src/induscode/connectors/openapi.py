@@ -1,0 +1,196 @@
+"""OpenAPI documents, 3.0 and 3.1: parsed from JSON or YAML, with references inside the document.
+
+A document is written by another party. Its size, depth and number of values are limited, and a reference to another
+file or address is an error, never a request. Formats: https://spec.openapis.org/oas/v3.0.4.html and
+https://spec.openapis.org/oas/v3.1.1.html.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote, urljoin, urlsplit
+
+from indusagi.core.json import is_json_object
+from induscode.connectors.faults import DocumentFault
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject, JsonValue
+
+LARGEST_BYTES: Final = 32 * 1024 * 1024
+_LARGEST_YAML: Final = 8 * 1024 * 1024
+"""The YAML parser is a hundred times slower than that of JSON."""
+_MOST_VALUES: Final = 3_000_000
+_DEEPEST: Final = 200
+_LONGEST_CHAIN: Final = 32
+_VERSIONS: Final = ("3.0.", "3.1.")
+YAML_EXTRA: Final = "indus-deck[connectors]"
+
+
+def parse_document(data: bytes) -> JsonObject:
+    """Parse an OpenAPI document.
+
+    Raises:
+        DocumentFault: It is neither JSON nor YAML, too large or too deep, or no OpenAPI document of version 3.0 or 3.1.
+    """
+    if len(data) > LARGEST_BYTES:
+        raise DocumentFault(f"the document has {len(data):,} bytes; {LARGEST_BYTES:,} are the most")
+    try:
+        document: object = json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise DocumentFault("the document is nested too deeply") from None
+    except ValueError as exc:
+        if data.lstrip()[:1] in {b"{", b"["}:
+            raise DocumentFault(f"the document is no JSON: {exc}") from exc
+        document = _parse_yaml(data)
+    _check_size(document)
+    if not is_json_object(document):
+        raise DocumentFault("the document is no object; an OpenAPI document begins with its version")
+    version = document.get("openapi")
+    if not isinstance(version, str) or not version.startswith(_VERSIONS):
+        found = "Swagger 2.0" if "swagger" in document else f"openapi: {version!r}"
+        message = f"the document is no OpenAPI document of version 3.0 or 3.1 (found: {found[:60]})"
+        raise DocumentFault(message)
+    if not is_json_object(document.get("paths", {})):
+        raise DocumentFault("the paths of the document are no object")
+    return document
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _parse_yaml(data: bytes) -> object:
+    try:
+        import yaml  # noqa: PLC0415 — an extra, for documents in YAML
+    except ImportError:
+        message = f"the document is no JSON, and YAML needs a parser: pip install '{YAML_EXTRA}', or convert it to JSON"
+        raise DocumentFault(message) from None
+    if len(data) > _LARGEST_YAML:
+        message = f"the document has {len(data):,} bytes of YAML; {_LARGEST_YAML:,} are the most: convert it to JSON"
+        raise DocumentFault(message)
+
+    # The C parser is an option of the library's build.
+    base = cast("Any", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    # Values as JSON has them: a date stays a text (https://yaml.org/type/timestamp.html).
+    resolvers = {
+        first: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
+        for first, rows in base.yaml_implicit_resolvers.items()
+    }
+    loader: Any = type("JsonLoader", (base,), {"yaml_implicit_resolvers": resolvers})
+    try:
+        return _to_json(yaml.load(data, loader))
+    except (yaml.YAMLError, ValueError, UnicodeError) as exc:
+        place = getattr(exc, "problem_mark", None)
+        where = f" (line {place.line + 1})" if place is not None else ""
+        reason = str(getattr(exc, "problem", None) or exc)[:200]
+        raise DocumentFault(f"the document is neither JSON nor YAML: {reason}{where}") from exc
+    except RecursionError:
+        raise DocumentFault("the document is nested too deeply") from None
+
+
+def _to_json(root: object) -> object:
+    """Convert what YAML allows beyond JSON: keys that are numbers. Aliases count at every use."""
+    left = _MOST_VALUES
+
+    def convert(value: object, depth: int) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _DEEPEST:
+            raise DocumentFault("the document has too many values, or is nested too deeply")
+        if isinstance(value, dict):
+            items = cast("dict[object, object]", value).items()
+            return {_format_key(key): convert(inner, depth + 1) for key, inner in items}
+        if isinstance(value, list):
+            return [convert(inner, depth + 1) for inner in cast("list[object]", value)]
+        return value if isinstance(value, str | int | float | None) else str(value)
+
+    return convert(root, 0)
+
+
+def _format_key(key: object) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _check_size(root: object) -> None:
+    """Count the values of a document, without recursion."""
+    pending: list[tuple[object, int]] = [(root, 0)]
+    count = 0
+    while pending:
+        value, depth = pending.pop()
+        count += 1
+        if count > _MOST_VALUES or depth > _DEEPEST:
+            raise DocumentFault("the document has too many values, or is nested too deeply")
+        if isinstance(value, dict):
+            pending.extend((inner, depth + 1) for inner in cast("dict[str, object]", value).values())
+        elif isinstance(value, list):
+            pending.extend((inner, depth + 1) for inner in cast("list[object]", value))
+
+
+# -- references -----------------------------------------------------------------------------------
+
+
+def find_pointer(root: JsonObject, reference: str) -> JsonValue:
+    """Return the value a reference points to (RFC 6901).
+
+    Raises:
+        DocumentFault: It leads out of the document, or to nothing.
+    """
+    if not reference.startswith("#/"):
+        raise DocumentFault(f"the reference {reference[:200]!r} leads out of the document")
+    value: JsonValue = root
+    for part in reference[2:].split("/"):
+        step = unquote(part).replace("~1", "/").replace("~0", "~")
+        if is_json_object(value) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            raise DocumentFault(f"the reference {reference[:200]!r} leads to nothing")
+    return value
+
+
+def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
+    """Return an object of the document, given as itself or as a reference to it.
+
+    Raises:
+        DocumentFault: It is no object, or its references lead in a circle or to nothing.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        if not is_json_object(value):
+            raise DocumentFault("a part of the document is no object")
+        reference = value.get("$ref")
+        if not isinstance(reference, str):
+            return value
+        value = find_pointer(root, reference)
+    raise DocumentFault("references of the document lead in a circle")
+
+
+# -- servers --------------------------------------------------------------------------------------
+
+
+def find_server_url(document: JsonObject, source: str) -> str | None:
+    """Find the URL of the first server of a document, its variables replaced by their defaults.
+
+    A relative URL belongs to the address the document was read from; None if that is a file, or there is no server.
+    """
+    servers = document.get("servers")
+    server = servers[0] if isinstance(servers, list) and servers else None
+    return None if not is_json_object(server) else expand_server(server, source)
+
+
+def expand_server(server: JsonObject, source: str) -> str | None:
+    """Expand the variables of one server, and resolve its URL against the source; None if that is impossible."""
+    url = server.get("url")
+    if not isinstance(url, str):
+        return None
+    variables = server.get("variables")
+    for name, variable in (variables if is_json_object(variables) else {}).items():
+        default = variable.get("default") if is_json_object(variable) else None
+        if isinstance(default, str):
+            url = url.replace(f"{{{name}}}", default)
+    if "{" in url:
+        return None
+    if urlsplit(url).scheme:
+        return url.rstrip("/")
+    return urljoin(source, url).rstrip("/") if urlsplit(source).scheme in {"http", "https"} else None

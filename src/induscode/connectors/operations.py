@@ -1,0 +1,326 @@
+"""Operations of an OpenAPI document: slug, method, path, parameters and body, and the schema of their arguments.
+
+Arguments are flat: a property for each parameter, and `body` for the request body. An operation that cannot be called
+as the document describes it (a reference out of the document, a server of its own, only a multipart body) is left out
+with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+
+from indusagi.core.faults import Note
+from indusagi.core.json import content_hash, is_json_object
+from indusagi.core.records import record
+from induscode.connectors.faults import DocumentFault
+from induscode.connectors.openapi import expand_server, resolve_object
+from induscode.connectors.schemas import SchemaBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+Place: TypeAlias = Literal["path", "query", "header"]
+"""Where a parameter is sent."""
+BODY: Final = "body"
+METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch")
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing (RFC 9110 §9.2.1)."""
+_MOST_OPERATIONS: Final = 20_000
+_SLUG = re.compile(r"[A-Z][A-Z0-9_]*")
+_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_FIELD = re.compile(r"\{([^{}/]+)\}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OWN_HEADERS: Final = frozenset(
+    {
+        # By the specification, such parameters are ignored: https://spec.openapis.org/oas/v3.0.4.html#parameter-object.
+        *("accept", "content-type", "authorization"),
+        # These belong to the connection and to the credentials.
+        *("host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect"),
+        *("cookie", "proxy-authorization", "proxy-connection", "keep-alive", "user-agent", "accept-encoding"),
+    }
+)
+_STYLES: Final[Mapping[Place, tuple[str, ...]]] = {
+    "path": ("simple",),
+    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "header": ("simple",),
+}
+
+
+@record(kw_only=True)
+class Parameter:
+    """One parameter of an operation."""
+
+    name: str
+    """As it is sent."""
+    argument: str
+    """As it is given: the name, or the name with the place where two parameters have one name."""
+    place: Place
+    style: str
+    explode: bool
+    required: bool
+    as_json: bool
+    """Whether its value is sent as JSON text."""
+    schema: JsonValue
+    description: str
+
+
+@record(kw_only=True)
+class RequestBody:
+    """The body of an operation."""
+
+    media_type: str
+    required: bool
+    schema: JsonValue
+    encoding: JsonObject
+    """How the properties of a form are encoded."""
+
+
+@record(kw_only=True)
+class OperationSpec:
+    """One operation."""
+
+    slug: str
+    connector: str
+    id: str
+    """Its `operationId`, or its method and path."""
+    method: str
+    path: str
+    summary: str
+    description: str
+    tags: tuple[str, ...]
+    deprecated: bool
+    parameters: tuple[Parameter, ...]
+    body: RequestBody | None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its method changes nothing."""
+        return self.method in READING
+
+
+def list_operations(
+    root: JsonObject, connector: str, base_url: str, source: str, hidden: frozenset[tuple[str, str]] = frozenset()
+) -> tuple[Sequence[OperationSpec], Sequence[Note]]:
+    """List the operations of a document in its order, and notes about those that are left out.
+
+    Args:
+        root: The document.
+        connector: The name of the connector; every slug begins with it.
+        base_url: The URL that requests go to.
+        source: The file or address of the document.
+        hidden: Parameters that the connector sends itself, as (place, lower-case name).
+    """
+    operations: list[OperationSpec] = []
+    notes: list[Note] = []
+    taken: set[str] = set()
+    for path, method, item, operation in _iter_raw(root):
+        owner = f"{method.upper()} {path}"
+        if len(operations) >= _MOST_OPERATIONS:
+            notes.append(Note(owner, f"left out with all that follow it: {_MOST_OPERATIONS:,} operations are the most"))
+            break
+        try:
+            _check_servers(operation.get("servers", item.get("servers")), base_url, source)
+            parameters = _list_parameters(root, item, operation, hidden)
+            fields = {parameter.name for parameter in parameters if parameter.place == "path"}
+            missing = set(_FIELD.findall(path)) - fields
+            if missing:
+                raise DocumentFault(f"its path has the fields {', '.join(sorted(missing))}, which no parameter fills")
+            body = _parse_body(root, operation)
+        except DocumentFault as exc:
+            notes.append(Note(owner, f"left out: {exc}"))
+            continue
+        identity = operation.get("operationId")
+        identity = identity if isinstance(identity, str) and identity else f"{method} {path}"
+        slug = build_slug(connector, identity)
+        if slug in taken:
+            choices = (f"{slug}_{method.upper()}", *(f"{slug}_{number}" for number in range(2, len(taken) + 3)))
+            slug = next(choice for choice in choices if choice not in taken)
+        taken.add(slug)
+        tags = operation.get("tags")
+        operations.append(
+            OperationSpec(
+                slug=slug,
+                connector=connector,
+                id=identity,
+                method=method.upper(),
+                path=path,
+                summary=_get_text(operation, "summary") or _get_text(item, "summary"),
+                description=_get_text(operation, "description") or _get_text(item, "description"),
+                tags=tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else (),
+                deprecated=operation.get("deprecated") is True,
+                parameters=parameters,
+                body=body,
+            )
+        )
+    return operations, notes
+
+
+def build_slug(connector: str, identity: str) -> str:
+    """Build the slug of an operation; an id that is a slug of the connector already stays as it is."""
+    prefix = f"{_to_words(connector)}_"
+    if _SLUG.fullmatch(identity) and identity.startswith(prefix):
+        return identity
+    words = _to_words(identity)
+    return words if words.startswith(prefix) else f"{prefix}{words}"
+
+
+def _to_words(text: str) -> str:
+    words = re.split(r"[^A-Za-z0-9]+", _HUMPS.sub(" ", text))
+    return "_".join(word.upper() for word in words if word) or "X"
+
+
+def _iter_raw(root: JsonObject) -> Iterator[tuple[str, str, JsonObject, JsonObject]]:
+    paths = root.get("paths")
+    for path, raw in (paths if is_json_object(paths) else {}).items():
+        try:
+            item = resolve_object(root, raw)
+        except DocumentFault:
+            continue
+        for method in METHODS:
+            operation = item.get(method)
+            if path.startswith("/") and is_json_object(operation):
+                yield path, method, item, operation
+
+
+def _check_servers(servers: JsonValue, base_url: str, source: str) -> None:
+    """Refuse an operation with a server of its own: credentials belong to the base URL."""
+    if isinstance(servers, list) and servers and is_json_object(servers[0]):
+        url = expand_server(servers[0], source)
+        if url != base_url:
+            raise DocumentFault(f"it has a server of its own ({url}); add that as a connector with --base-url")
+
+
+def _list_parameters(
+    root: JsonObject, item: JsonObject, operation: JsonObject, hidden: frozenset[tuple[str, str]]
+) -> tuple[Parameter, ...]:
+    """List the parameters of an operation; those of its path apply unless it has one of the same name and place."""
+    raw: dict[tuple[str, str], JsonObject] = {}
+    for owner in (item, operation):
+        rows = owner.get("parameters")
+        for row in rows if isinstance(rows, list) else ():
+            parameter = resolve_object(root, row)
+            raw[_get_text(parameter, "in"), _get_text(parameter, "name")] = parameter
+    parameters: list[Parameter] = []
+    taken = {BODY}
+    for (place, name), parameter in raw.items():
+        required = parameter.get("required") is True
+        if (place, name.lower()) in hidden or (place == "header" and name.lower() in _OWN_HEADERS):
+            continue
+        if place not in _STYLES or not name or (place == "header" and not _HEADER_NAME.fullmatch(name)):
+            if required:
+                raise DocumentFault(f"its parameter {name!r} is sent as {place or 'nothing'}, which is unsupported")
+            continue
+        style = _get_text(parameter, "style") or _STYLES[place][0]
+        if style not in _STYLES[place]:
+            raise DocumentFault(f"its parameter {name!r} has the style {style!r}, which is unsupported")
+        argument = name if name not in taken else f"{name}_{place}"
+        taken.add(argument)
+        content = parameter.get("content")
+        media = next(iter(content.values()), None) if is_json_object(content) else None
+        explode = parameter.get("explode")
+        parameters.append(
+            Parameter(
+                name=name,
+                argument=argument,
+                place=place,
+                style=style,
+                explode=explode if isinstance(explode, bool) else style in {"form", "deepObject"},
+                required=required or place == "path",
+                as_json=media is not None,
+                schema=media.get("schema", {}) if is_json_object(media) else parameter.get("schema", {}),
+                description=_get_text(parameter, "description"),
+            )
+        )
+    return tuple(parameters)
+
+
+def _parse_body(root: JsonObject, operation: JsonObject) -> RequestBody | None:
+    if not is_json_object(operation.get("requestBody")):
+        return None
+    body = resolve_object(root, operation["requestBody"])
+    content = body.get("content")
+    types = [kind for kind in (content if is_json_object(content) else {}) if is_json_object(content)]
+    ranked = sorted((rank, kind) for kind in types if (rank := _rank_media_type(kind)) is not None)
+    if not ranked:
+        if body.get("required") is True:
+            raise DocumentFault(f"its body is {', '.join(types) or 'of no type'}, which is unsupported")
+        return None
+    kind = ranked[0][1]
+    media = cast("JsonObject", content)[kind]
+    media = media if is_json_object(media) else {}
+    encoding = media.get("encoding")
+    return RequestBody(
+        media_type="application/json" if kind == "*/*" else kind,
+        required=body.get("required") is True,
+        schema=media.get("schema", {}),
+        encoding=encoding if is_json_object(encoding) else {},
+    )
+
+
+def _rank_media_type(kind: str) -> int | None:
+    """Rank the media types of a body that can be sent, the best one lowest; None for the others."""
+    name = kind.partition(";")[0].strip().lower()
+    if not name.isprintable() or "\n" in name:
+        return None
+    if name in {"application/json", "*/*"} or name.endswith("+json"):
+        return 0 if name == "application/json" else 1
+    ranks = {"application/x-www-form-urlencoded": 2, "text/plain": 3}
+    return ranks.get(name, 4 if name.startswith("text/") and "*" not in name else None)
+
+
+def _get_text(row: JsonObject, name: str) -> str:
+    value = row.get(name)
+    return value if isinstance(value, str) else ""
+
+
+# -- the schema of the arguments --------------------------------------------------------------
+
+
+def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonObject:
+    """Build the schema of the arguments of an operation.
+
+    Raises:
+        DocumentFault: A schema has a reference that leads out of the document or to nothing, or is nested too deeply.
+    """
+    builder = SchemaBuilder(root)
+    properties: dict[str, JsonValue] = {}
+    required: list[JsonValue] = []
+    for parameter in operation.parameters:
+        value = builder.convert(parameter.schema)
+        if parameter.description and is_json_object(value):
+            value = {**value, "description": parameter.description}
+        properties[parameter.argument] = value
+        if parameter.required:
+            required.append(parameter.argument)
+    if operation.body is not None:
+        properties[BODY] = builder.convert(operation.body.schema)
+        if operation.body.required:
+            required.append(BODY)
+    schema: dict[str, JsonValue] = {"type": "object", "properties": properties, "additionalProperties": False}
+    if required:
+        schema["required"] = required
+    if builder.definitions:
+        schema["$defs"] = builder.definitions
+    return schema
+
+
+def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], base_url: str) -> dict[str, str]:
+    """Digest what a model and a request depend on, by slug; responses and examples make no difference.
+
+    Raises:
+        NotJson: The document holds a value that JSON cannot carry.
+    """
+    digests = {"": content_hash(base_url)}
+    for operation in operations:
+        try:
+            schema: JsonValue = build_arguments_schema(root, operation)
+        except DocumentFault as exc:
+            schema = str(exc)
+        form = None if operation.body is None else [operation.body.media_type, operation.body.encoding]
+        rows: list[JsonValue] = [[row.name, row.place, row.style, row.explode] for row in operation.parameters]
+        texts: list[JsonValue] = [operation.method, operation.path, operation.summary, operation.description]
+        digests[operation.slug] = content_hash([texts, rows, form, schema], sort_keys=True)
+    return digests

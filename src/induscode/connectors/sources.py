@@ -1,0 +1,174 @@
+"""Sources of connectors: an OpenAPI document read from a file or a URL, and compared with what was approved."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from anyio import to_thread
+
+from indusagi.capabilities.ports import FetchError
+from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
+from indusagi.capabilities.web.url import parse_url
+from indusagi.core.app_dirs import read_small_file
+from indusagi.core.records import record
+from indusagi.core.time import now_ms
+from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import LARGEST_BYTES, find_server_url, parse_document
+from induscode.connectors.operations import digest_definitions, list_operations
+from induscode.connectors.store import ConnectorRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.capabilities.ports import WebSettings
+    from indusagi.core.faults import Note
+    from indusagi.core.json import JsonObject
+    from induscode.connectors.auth import AuthReference
+    from induscode.connectors.operations import OperationSpec
+
+_RATIO: Final = 200
+"""Documents repeat themselves: they may be compressed more than web pages."""
+_OK: Final = 200
+_NAMED: Final = 3
+"""Slugs of a change that a message names."""
+
+
+@record(kw_only=True)
+class SourceReading:
+    """A source as it is now."""
+
+    row: ConnectorRow
+    document: JsonObject
+    operations: Sequence[OperationSpec]
+    notes: Sequence[Note]
+
+
+@record(kw_only=True)
+class DocumentChange:
+    """What differs between the approved operations and those of the source, by slug."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    base_url: str | None
+    """The new base URL, if it differs."""
+
+    def __str__(self) -> str:
+        parts = [f"its base URL becomes {self.base_url}"] if self.base_url else []
+        for name, slugs in (("added", self.added), ("removed", self.removed), ("changed", self.changed)):
+            if slugs:
+                more = ", …" if len(slugs) > _NAMED else ""
+                parts.append(f"{len(slugs)} {name} ({', '.join(slugs[:_NAMED])}{more})")
+        return "; ".join(parts)
+
+
+def is_url(source: str) -> bool:
+    """Tell whether a source is an address instead of a file."""
+    return source.lower().startswith(("http://", "https://"))
+
+
+async def read_bytes(source: str, web: WebSettings) -> bytes:
+    """Read the bytes of a source; an address is fetched by the guarded client.
+
+    Raises:
+        ConnectorFault: It cannot be read.
+    """
+    if not is_url(source):
+        try:
+            return await to_thread.run_sync(read_small_file, source, LARGEST_BYTES)
+        except OSError as exc:
+            raise ConnectorFault(f"the document {source!r} cannot be read: {exc.strerror or exc}") from exc
+    settings = replace(web, hard_bytes=LARGEST_BYTES, ratio=_RATIO)
+    try:
+        accept = "application/json, application/yaml;q=0.9, */*;q=0.5"
+        answer = await WebClient(settings).fetch(source, accept=accept, cap=lambda _: LARGEST_BYTES)
+    except FetchError as exc:
+        raise ConnectorFault(f"the document cannot be fetched: {exc}") from exc
+    if isinstance(answer, CrossSiteRedirect):
+        raise ConnectorFault(f"the document has moved to {answer.url}: name that address, if it is meant")
+    if answer.status != _OK or answer.cut is not None:
+        problem = f"the answer has the status {answer.status}" if answer.cut is None else f"it was cut: {answer.cut}"
+        raise ConnectorFault(f"the document {answer.target.url} cannot be fetched: {problem}")
+    return answer.body
+
+
+def normalize_source(source: str, cwd: str) -> str:
+    """Return the URL as it is, or the absolute path of a file."""
+    return source if is_url(source) else os.path.abspath(os.path.join(cwd, os.path.expanduser(source)))
+
+
+def examine_source(
+    name: str, source: str, data: bytes, base_url: str | None, auth: AuthReference | None
+) -> SourceReading:
+    """Parse a source, and build the row of a connector that uses it as it is now. It blocks.
+
+    Raises:
+        ConnectorFault: The document cannot be used, or there is no usable base URL.
+    """
+    document = parse_document(data)
+    base = base_url or find_server_url(document, source)
+    if base is None:
+        raise ConnectorFault(f"the document of {name!r} names no complete server URL: give it with --base-url")
+    try:
+        target = parse_url(base)
+    except FetchError as exc:
+        raise ConnectorFault(f"the base URL of {name!r} cannot be used: {exc}") from exc
+    if "?" in target.path or "#" in base:
+        raise ConnectorFault(f"the base URL of {name!r} has a query or a fragment: give it without one by --base-url")
+    base = target.url.rstrip("/")
+    hidden = frozenset[tuple[str, str]]() if auth is None else auth.sends
+    operations, notes = list_operations(document, name, base, source, hidden)
+    if not operations:
+        raise ConnectorFault(f"the document of {name!r} has no operation that can be called")
+    row = ConnectorRow(
+        name=name,
+        source=source,
+        base_url=base,
+        own_base_url=base_url is not None,
+        auth=auth,
+        source_digest=digest_bytes(data),
+        digests=digest_definitions(document, operations, base),
+        checked_ms=now_ms(),
+    )
+    return SourceReading(row=row, document=document, operations=operations, notes=notes)
+
+
+def examine_again(row: ConnectorRow, data: bytes) -> SourceReading:
+    """Parse the present bytes of the source of a connector. It blocks.
+
+    Raises:
+        ConnectorFault: The document cannot be used any more.
+    """
+    return examine_source(row.name, row.source, data, row.base_url if row.own_base_url else None, row.auth)
+
+
+def digest_bytes(data: bytes) -> str:
+    """Digest the bytes of a source."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def find_change(row: ConnectorRow, data: bytes) -> DocumentChange | None:
+    """Compare the bytes of a source with what was approved; None if no request depends on the difference. It blocks.
+
+    Raises:
+        ConnectorFault: The document cannot be used any more.
+    """
+    if digest_bytes(data) == row.source_digest:
+        return None
+    return compare_rows(row, examine_again(row, data).row)
+
+
+def compare_rows(approved: ConnectorRow, present: ConnectorRow) -> DocumentChange | None:
+    """Compare the operations of two rows; None if they are equal."""
+    old: Mapping[str, str] = {slug: digest for slug, digest in approved.digests.items() if slug}
+    new: Mapping[str, str] = {slug: digest for slug, digest in present.digests.items() if slug}
+    change = DocumentChange(
+        added=tuple(slug for slug in new if slug not in old),
+        removed=tuple(slug for slug in old if slug not in new),
+        changed=tuple(slug for slug in new if slug in old and new[slug] != old[slug]),
+        base_url=present.base_url if present.base_url != approved.base_url else None,
+    )
+    return change if str(change) else None

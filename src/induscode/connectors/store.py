@@ -1,0 +1,206 @@
+"""Store of connectors: one private JSON file, and the approved document of each connector beside it.
+
+Requests are built from the approved document alone. A row holds the digests of its operations, so that a change of the
+source is found and shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Final, cast
+
+from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.records import record
+from induscode.connectors.auth import parse_auth
+from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import LARGEST_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.connectors.auth import AuthReference
+
+_VERSION: Final = 1
+_LARGEST_FILE: Final = 64 * 1024 * 1024
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_FILE: Final = "connectors.json"
+
+
+@record(kw_only=True)
+class ConnectorRow:
+    """One registered connector."""
+
+    name: str
+    source: str
+    """The absolute path or the URL of its document."""
+    base_url: str
+    """Where requests go."""
+    own_base_url: bool
+    """Whether the base URL was given, instead of taken from the document."""
+    auth: AuthReference | None
+    source_digest: str
+    """Of the bytes of the source that were approved."""
+    digests: Mapping[str, str]
+    """Of the approved operations, by slug; the empty slug stands for the base URL."""
+    checked_ms: int
+    """When the source was last compared."""
+    changed: bool = False
+    """Whether the source differed then: the connector is disabled until it is approved."""
+
+    def to_json(self) -> JsonObject:
+        """Build the stored form."""
+        return {
+            "source": self.source,
+            "baseUrl": self.base_url,
+            "ownBaseUrl": self.own_base_url,
+            "auth": None if self.auth is None else str(self.auth),
+            "sourceDigest": self.source_digest,
+            "digests": dict(self.digests),
+            "checkedMs": self.checked_ms,
+            "changed": self.changed,
+        }
+
+
+def check_name(name: str) -> None:
+    """Check the name of a connector.
+
+    Raises:
+        ConnectorFault: It is invalid.
+    """
+    if not _NAME.fullmatch(name):
+        message = f"{name[:60]!r} cannot be the name of a connector: use small letters, digits and hyphens, 32 at most"
+        raise ConnectorFault(message)
+
+
+class ConnectorStore:
+    """The connectors of this user. The methods block: call them in a thread."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> str:
+        """The directory of the file.
+
+        Raises:
+            OSError: There is no home directory.
+        """
+        return self._folder or state_dir()
+
+    def has_rows(self) -> bool:
+        """Tell whether there may be connectors, without parsing the file."""
+        try:
+            return os.path.exists(os.path.join(self.folder, _FILE))
+        except OSError:
+            return False
+
+    def read(self) -> tuple[Mapping[str, ConnectorRow], bool]:
+        """Return the connectors by name, and whether the file is damaged."""
+        return self._file().read()
+
+    def add(self, row: ConnectorRow, document: JsonObject, *, replace: bool = False) -> None:
+        """Store a connector with its approved document.
+
+        Raises:
+            ConnectorFault: There is one of that name, and `replace` is not set.
+            OSError: A file cannot be written.
+        """
+        with self._file().change() as rows:
+            if row.name in rows and not replace:
+                message = f"there is a connector {row.name!r} already: indus connectors remove {row.name}"
+                raise ConnectorFault(message)
+            make_private_dir(os.path.join(self.folder, "connectors"))
+            replace_private_file(self._document_path(row.name), compact_json(document).encode("utf-8"))
+            rows[row.name] = row
+
+    def update(self, row: ConnectorRow) -> None:
+        """Store the result of a comparison; a connector that was removed in the meantime stays removed.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with self._file().change() as rows:
+            if row.name in rows and rows[row.name].source_digest == row.source_digest:
+                rows[row.name] = row
+
+    def remove(self, name: str) -> bool:
+        """Remove a connector; return whether there was one.
+
+        Raises:
+            OSError: A file cannot be removed or written.
+        """
+        if not self.has_rows():
+            return False
+        with self._file().change() as rows:
+            is_known = rows.pop(name, None) is not None
+            if is_known and os.path.exists(self._document_path(name)):
+                os.unlink(self._document_path(name))
+            is_last = not rows
+        if is_last:
+            os.unlink(os.path.join(self.folder, _FILE))
+        return is_known
+
+    def read_document(self, name: str) -> JsonObject:
+        """Read the approved document of a connector.
+
+        Raises:
+            ConnectorFault: It is absent or damaged.
+        """
+        try:
+            document: JsonValue = json.loads(
+                read_small_file(self._document_path(name), 2 * LARGEST_BYTES, follow=False)
+            )
+        except (OSError, ValueError, RecursionError) as exc:
+            message = (
+                f"the approved document of connector {name!r} cannot be read ({exc}): remove and add the connector"
+            )
+            raise ConnectorFault(message) from exc
+        return cast("JsonObject", document)
+
+    def _document_path(self, name: str) -> str:
+        return os.path.join(self.folder, "connectors", f"{name}.json")
+
+    def _file(self) -> PrivateJsonFile[dict[str, ConnectorRow]]:
+        return PrivateJsonFile(os.path.join(self.folder, _FILE), _LARGEST_FILE, _parse_rows, _dump_rows)
+
+
+def _parse_rows(document: JsonValue) -> tuple[dict[str, ConnectorRow], bool]:
+    if document is None:
+        return {}, False
+    rows = document.get("connectors") if is_json_object(document) else None
+    if not is_json_object(rows):
+        return {}, True
+    parsed = {name: _parse_row(name, row) for name, row in rows.items()}
+    return {name: row for name, row in parsed.items() if row is not None}, None in parsed.values()
+
+
+def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
+    if not is_json_object(row) or not _NAME.fullmatch(name):
+        return None
+    source, base_url, auth, digests = row.get("source"), row.get("baseUrl"), row.get("auth"), row.get("digests")
+    checked, source_digest = row.get("checkedMs"), row.get("sourceDigest")
+    if not isinstance(source, str) or not isinstance(base_url, str) or not is_json_object(digests):
+        return None
+    try:
+        reference = parse_auth(auth) if isinstance(auth, str) else None
+    except ConnectorFault:
+        return None  # without its credentials it would be another connector
+    return ConnectorRow(
+        name=name,
+        source=source,
+        base_url=base_url,
+        own_base_url=row.get("ownBaseUrl") is True,
+        auth=reference,
+        source_digest=str(source_digest),
+        digests={slug: str(digest) for slug, digest in digests.items()},
+        checked_ms=checked if isinstance(checked, int) else 0,
+        changed=row.get("changed") is True,
+    )
+
+
+def _dump_rows(rows: dict[str, ConnectorRow]) -> JsonValue:
+    return {"version": _VERSION, "connectors": {name: row.to_json() for name, row in rows.items()}}
