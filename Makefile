@@ -90,6 +90,9 @@ conformance: setup  ## run the official suite against our client and servers (in
 clients: setup  ## let other authors' clients use indus serve (installs them into .outside)
 	@.venv/bin/python -m outside.clients
 
+connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
+	@.venv/bin/python -m outside.connectors
+
 coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart
 

@@ -38,6 +38,7 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
         ["mcp", "get", "honest"],
         ["mcp", "add", "--no-check", "other", "--", "sh"],
         ["ledger"],
+        ["connectors"],
         ["ledger", "verify"],
         ["completion", "bash"],
         ["serve", "--print-config", "claude"],
@@ -72,6 +73,7 @@ COMMANDS = {
         "list", "get", "add", "add-json", "import", "remove", "enable", "disable", "trust",
         "untrust", "lock", "diff", "approve", "doctor", "logs",
     ],
+    "connectors": ["list", "add", "remove", "doctor", "approve"],
     "ledger": ["timeline", "show", "at", "turn", "verify", "export"],
     "completion": [],
 }  # fmt: skip

@@ -48,6 +48,8 @@ def test_without_a_parser_yaml_is_refused_with_a_remedy(monkeypatch: pytest.Monk
         (b"[" * 100_000, "nested too deeply"),
         (b"[" * 300 + b"]" * 300, "nested too deeply"),
         (b"a: &a [*a]", "nested too deeply"),
+        (b"a: " + b"[" * 100_000, "nested too deeply"),
+        (b"- " * 50_000, "nested too deeply"),
     ],
 )
 def test_other_documents_are_refused(data: bytes, message: str) -> None:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.capabilities.arguments import ArgumentChecker
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from induscode.connectors.faults import ConnectorFault, DocumentFault
 from induscode.connectors.operations import build_arguments_schema, build_slug, list_operations
 from induscode.connectors.requests import build_request
 from induscode.connectors.schemas import abbreviate_schema
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.operations import OperationSpec
 
 BASE = "https://api.example/v1"
@@ -167,32 +166,32 @@ def test_a_form_must_be_an_object() -> None:
 # -- schemas ----------------------------------------------------------------------------------
 
 
-def _check(schema: JsonObject, value: JsonValue, **components: JsonValue) -> list[str]:
+def _check(schema: JsonValue, value: JsonValue, **components: JsonValue) -> list[str]:
     body: JsonObject = {"required": True, "content": {"application/json": {"schema": schema}}}
-    root = {**_document(method="post", requestBody=body), "components": {"schemas": components}}
+    root: JsonObject = {**_document(method="post", requestBody=body), "components": {"schemas": components}}
     return ArgumentChecker(build_arguments_schema(root, _only(root))).problems({"body": value})
 
 
-@pytest.mark.parametrize(
-    ("schema", "right", "wrong"),
-    [
-        ({"type": "string", "nullable": True, "enum": ["a"]}, None, "b"),
-        ({"allOf": [{"type": "string"}], "nullable": True}, None, 1),
-        ({"type": ["integer", "null"]}, None, "b"),
-        ({"type": "number", "minimum": 3, "exclusiveMinimum": True}, 4, 3),
-        ({"type": "number", "exclusiveMaximum": 3}, 2, 3),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 3, "x"),
-        ({"oneOf": [{"type": "integer"}], "anyOf": [{"minimum": 2}]}, 3, 1),
-        ({"type": "array", "items": {"type": "integer"}}, [1], ["x"]),
-        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1}, {"a": "x"}),
-        ({"$ref": "#/components/schemas/Tree"}, {"kids": [{"kids": []}]}, {"kids": [{"kids": 1}]}),
-        ({"type": "object", "properties": {"id": {"readOnly": True}}, "required": ["id", "a"]}, {"a": 1}, {}),
-        ({"type": "wrong"}, "anything", ...),
-        ({"type": "string", "pattern": "(a+)+$"}, "a" * 40 + "!", 1),
-        (True, 1, ...),
-    ],
-)
-def test_schemas_accept_and_refuse_what_the_document_says(schema: JsonObject, right: JsonValue, wrong: object) -> None:
+SCHEMAS: list[tuple[JsonValue, JsonValue, object]] = [
+    ({"type": "string", "nullable": True, "enum": ["a"]}, None, "b"),
+    ({"allOf": [{"type": "string"}], "nullable": True}, None, 1),
+    ({"type": ["integer", "null"]}, None, "b"),
+    ({"type": "number", "minimum": 3, "exclusiveMinimum": True}, 4, 3),
+    ({"type": "number", "exclusiveMaximum": 3}, 2, 3),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 3, "x"),
+    ({"oneOf": [{"type": "integer"}], "anyOf": [{"minimum": 2}]}, 3, 1),
+    ({"type": "array", "items": {"type": "integer"}}, [1], ["x"]),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1}, {"a": "x"}),
+    ({"$ref": "#/components/schemas/Tree"}, {"kids": [{"kids": []}]}, {"kids": [{"kids": 1}]}),
+    ({"type": "object", "properties": {"id": {"readOnly": True}}, "required": ["id", "a"]}, {"a": 1}, {}),
+    ({"type": "wrong"}, "anything", ...),
+    ({"type": "string", "pattern": "(a+)+$"}, "a" * 40 + "!", 1),
+    (True, 1, ...),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), SCHEMAS)
+def test_schemas_accept_and_refuse_what_the_document_says(schema: JsonValue, right: JsonValue, wrong: object) -> None:
     tree: JsonObject = {
         "type": "object",
         "properties": {"kids": {"type": "array", "items": {"$ref": "#/components/schemas/Tree"}}},

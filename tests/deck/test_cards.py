@@ -21,7 +21,7 @@ from induscode.deck.cards import plan as plans
 from induscode.deck.cards.bg_process import CAPTURE_DIRNAME, MAX_BUFFERED_LINES, STOP_GRACE_MS
 from induscode.deck.cards.plan import PLANS_DIRNAME, plan_file_path, plan_slug, read_plan, write_plan
 from induscode.deck.cards.todo import TodoItem, TodoLedger, TodoState, TodoWeight
-from induscode.deck.contract import DelegateReport, DelegateRequest
+from induscode.deck.contract import ActionError, DelegateReport, DelegateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -204,6 +204,24 @@ async def test_an_action_needs_a_name_and_its_answer_must_be_json(tmp_path: Path
     assert (await run(card, tmp_path, action="execute")).details["code"] == "invalid_arguments"
     bad = await run(card, tmp_path, action="execute", slug="X")
     assert bad.details["code"] == "bad_result"
+
+
+class Refusing(Gateway):
+    """Refuses every action."""
+
+    async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
+        raise ActionError("there is no connector 'x'", code="not_found")
+
+    async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
+        raise ActionError(f"{slug}: 429", code="http_status", status=429)
+
+
+async def test_a_refused_action_is_an_error_with_its_facts(tmp_path: Path) -> None:
+    card = build(saas_card(), tmp_path, saas=Refusing())
+    result = await run(card, tmp_path, action="execute", slug="GITHUB_CREATE_ISSUE")
+    assert (result.is_error, result.details["code"], result.details["status"]) == (True, "http_status", 429)
+    assert "GITHUB_CREATE_ISSUE: 429" in text(result)
+    assert (await run(card, tmp_path, action="discover")).details["code"] == "not_found"
 
 
 # -- plan mode --------------------------------------------------------------------------------

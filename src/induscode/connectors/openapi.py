@@ -79,6 +79,12 @@ def _parse_yaml(data: bytes) -> object:
     }
     loader: Any = type("JsonLoader", (base,), {"yaml_implicit_resolvers": resolvers})
     try:
+        depth = 0
+        # The C parser builds values by recursion and crashes on a deep document: the events are counted first.
+        for event in cast("Any", yaml).parse(data, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise DocumentFault("the document is nested too deeply")
         return _to_json(yaml.load(data, loader))
     except (yaml.YAMLError, ValueError, UnicodeError) as exc:
         place = getattr(exc, "problem_mark", None)

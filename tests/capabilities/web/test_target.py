@@ -11,7 +11,7 @@ from tests.support.ssrf import LOCATIONS, URLS
 
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.addresses import classify_address
-from indusagi.capabilities.web.url import is_same_site, is_subdomain, parse_host_and_port, parse_url
+from indusagi.capabilities.web.url import is_same_origin, is_same_site, is_subdomain, parse_host_and_port, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,3 +211,18 @@ def test_any_text_is_taken_apart_or_refused(text: str) -> None:
         assert target.url.isascii()
         assert not set(target.url) & set("\r\n\x00\\ ")
         assert parse_url(target.url) == target
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("https://a.example/x", "https://A.example:443/y", True),
+        ("http://a.example", "https://a.example", True),
+        ("https://a.example", "http://a.example", False),
+        ("http://a.example:8080", "https://a.example", False),
+        ("https://a.example", "https://a.example:8443", False),
+        ("https://a.example", "https://www.a.example", False),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(one: str, other: str, *, same: bool) -> None:
+    assert is_same_origin(parse_url(one), parse_url(other)) is same
