@@ -17,6 +17,11 @@ CoreError                  anything of ours that a caller may want to catch
 ├── NoModelError           no model to ask, or none of that name
 ├── InvalidAddressError    an invalid address of a model server
 ├── ConversationError      no conversation to continue
+├── CompactionError        a conversation that could not be summarised
+│   └── NothingToCompactError  a conversation with nothing to summarise
+├── InvalidFormError       a form of a server that a person cannot fill in
+├── BrokenConfigError      a changed configuration file that cannot be read
+├── SlashError             a slash command that cannot be carried out
 └── RepeatedCallError      a model that repeats the same call
 
 A class is added to the drawing in the commit that adds the class; a test compares the two.
