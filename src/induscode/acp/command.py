@@ -19,7 +19,6 @@ from induscode.launch.options import flags, read_invocation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from indusagi.core.cancel import CancelToken
     from induscode.launch.invocation import Invocation
 
 _FRAME_BYTES = 64 * 1024 * 1024
@@ -79,11 +78,7 @@ async def _serve(build_invocation: Callable[[str], Invocation]) -> int:
         # An editor may never read the lines for people.
         with non_blocking_stderr():
             await serve_editor(transport, build_invocation, cancel=token, on_closing=limit_closing)
-    return _find_code(token)
-
-
-def _find_code(token: CancelToken) -> int:
-    """Give the exit code: 0 at the end of the input and after SIGTERM, the usual way to stop a server."""
+    # SIGTERM is the usual way to stop a server, like the end of its input.
     if not token.cancelled or token.reason == signal.SIGTERM.name:
         return 0
     return 128 + signal.Signals[token.reason or "SIGINT"].value

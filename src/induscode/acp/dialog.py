@@ -28,7 +28,7 @@ from induscode.terminal import escape_unprintable, print_status
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.acp.updates import SessionUpdates
-    from induscode.session.dialog import Choice, Question
+    from induscode.session.dialog import Question
 
 _ATTEMPTS = 5
 """How often a text that is not valid is asked for."""
@@ -81,7 +81,14 @@ class EditorDialog:
             "kind": "other" if call is None else call.kind,
             "content": content,
         }
-        options: list[JsonValue] = [_build_option(choice) for choice in question.choices]
+        options: list[JsonValue] = [
+            {
+                "optionId": choice.key,
+                "name": choice.label.removesuffix(", and tell the model why"),
+                "kind": "reject_once" if choice.refuses else "allow_always" if choice.lasts else "allow_once",
+            }
+            for choice in question.choices
+        ]
         reply = await self._request(updates, "session/request_permission", {"toolCall": tool_call, "options": options})
         outcome = reply.get("outcome")
         chosen = outcome.get("optionId") if is_json_object(outcome) and outcome.get("outcome") == "selected" else None
@@ -116,9 +123,3 @@ class EditorDialog:
         channel = updates.channel
         options = RequestOptions(math.inf, cancellable=False)
         return await channel.connection.request(method, {"sessionId": channel.session, **params}, options)
-
-
-def _build_option(choice: Choice) -> JsonObject:
-    kind = "reject_once" if choice.refuses else "allow_always" if choice.lasts else "allow_once"
-    label = choice.label.removesuffix(", and tell the model why")
-    return {"optionId": choice.key, "name": label, "kind": kind}

@@ -113,7 +113,13 @@ class SessionUpdates:
         """Send the updates of one event."""
         await self.channel.wait_writable()
         if isinstance(event, TextDelta):
-            self._handle_text(event)
+            text = event.text
+            if event.starts:
+                # Editors join the pieces between two calls: a new passage is a new paragraph.
+                text = f"\n\n{text}" if self._message else text
+                self._message = new_ulid()
+            if text:
+                self.channel.say(text, message=self._message)
         elif isinstance(event, ToolCalled):
             await self._handle_call(event)
         elif isinstance(event, ToolAdvanced):
@@ -125,15 +131,6 @@ class SessionUpdates:
                 self._update(call.id, status="in_progress", content=[build_text(words, "other")])
         elif isinstance(event, ToolAnswered):
             await self._handle_answer(event)
-
-    def _handle_text(self, event: TextDelta) -> None:
-        text = event.text
-        if event.starts:
-            # Editors join the pieces between two calls: a new passage is a new paragraph.
-            text = f"\n\n{text}" if self._message else text
-            self._message = new_ulid()
-        if text:
-            self.channel.say(text, message=self._message)
 
     async def _handle_call(self, event: ToolCalled) -> None:
         self._message = ""

@@ -250,7 +250,11 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
                 return _PROBLEM
         await to_thread.run_sync(lambda: store.add(reading.row, reading.document, replace=True))
         if as_json:
-            write_json({**_to_json(reading.row), "change": None if change is None else _change_to_json(change)})
+            facts: JsonObject | None = None
+            if change is not None:
+                lists = {"added": change.added, "removed": change.removed, "changed": change.changed}
+                facts = {"baseUrl": change.base_url, **{kind: [*slugs] for kind, slugs in lists.items()}}
+            write_json({**_to_json(reading.row), "change": facts})
         else:
             print_line(f"{name}: approved as it is" if change is not None else f"{name}: nothing has changed")
         return 0
@@ -264,15 +268,6 @@ def _print_change(change: DocumentChange) -> None:
     for name, slugs in (("added", change.added), ("removed", change.removed), ("changed", change.changed)):
         for slug in slugs:
             print_line(f"{name}: {slug}")
-
-
-def _change_to_json(change: DocumentChange) -> JsonObject:
-    return {
-        "baseUrl": change.base_url,
-        "added": [*change.added],
-        "removed": [*change.removed],
-        "changed": [*change.changed],
-    }
 
 
 # -- what the commands share ------------------------------------------------------------------

@@ -106,16 +106,14 @@ def _to_json(root: object) -> object:
             raise DocumentFault("the document has too many values, or is nested too deeply")
         if isinstance(value, dict):
             items = cast("dict[object, object]", value).items()
-            return {_format_key(key): convert(inner, depth + 1) for key, inner in items}
+            # YAML has keys of other types: `true` is written as in JSON.
+            names = ((str(key).lower() if isinstance(key, bool) else str(key), inner) for key, inner in items)
+            return {name: convert(inner, depth + 1) for name, inner in names}
         if isinstance(value, list):
             return [convert(inner, depth + 1) for inner in cast("list[object]", value)]
         return value if isinstance(value, str | int | float | None) else str(value)
 
     return convert(root, 0)
-
-
-def _format_key(key: object) -> str:
-    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def _check_size(root: object) -> None:

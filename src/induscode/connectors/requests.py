@@ -50,7 +50,11 @@ def build_request(operation: OperationSpec, base_url: str, arguments: JsonObject
         if parameter.place == "path":
             path = path.replace(f"{{{parameter.name}}}", _format_segment(parameter, value))
         elif parameter.place == "header":
-            headers[parameter.name] = _format_header(parameter, value)
+            text = _format_simple(parameter, value)
+            if not text.isascii() or not text.isprintable():
+                problem = "is sent as a header: it can only have visible ASCII characters"
+                raise ConnectorFault(f"{parameter.argument!r} {problem}")
+            headers[parameter.name] = text.strip()
         else:
             query += _iter_query(parameter, value)
     url = f"{base_url.rstrip('/')}{path}"
@@ -91,13 +95,6 @@ def _format_segment(parameter: Parameter, value: JsonValue) -> str:
     if isinstance(value, list) and not parameter.as_json:
         return ",".join(quote(_format_value(item), safe="") for item in value)
     return quote(text, safe="")
-
-
-def _format_header(parameter: Parameter, value: JsonValue) -> str:
-    text = _format_simple(parameter, value)
-    if not text.isascii() or not text.isprintable():
-        raise ConnectorFault(f"{parameter.argument!r} is sent as a header: it can only have visible ASCII characters")
-    return text.strip()
 
 
 def _iter_query(parameter: Parameter, value: JsonValue) -> Iterator[tuple[str, str]]:

@@ -68,7 +68,9 @@ class SchemaBuilder:
                 converted["description"] = schema["description"]
             return converted
         converted = {name: value for name, value in schema.items() if name in _KEPT}
-        if not _is_type(converted.get("type", "object")):
+        kind = converted.get("type", "object")
+        kinds = kind if isinstance(kind, list) else [kind]
+        if not kinds or not all(isinstance(name, str) and name in _TYPES for name in kinds):
             del converted["type"]
         self._add_schemas(converted, schema, depth)
         for name in _LIMITS.keys() & schema.keys():
@@ -148,11 +150,6 @@ class SchemaBuilder:
             return converted
         branches: list[JsonValue] = [converted, {"type": "null"}]
         return {"anyOf": branches} if converted else converted
-
-
-def _is_type(kind: JsonValue) -> bool:
-    names = kind if isinstance(kind, list) else [kind]
-    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
 
 
 # -- what a model is shown --------------------------------------------------------------------

@@ -69,12 +69,9 @@ def find_methods(query: str) -> frozenset[str]:
     """Find the methods that a query asks for by its verbs; another imperative (`fork`) mostly creates."""
     words = split_words(query)
     methods = frozenset(method for method, verbs in _METHOD_VERBS.items() if not verbs.isdisjoint(words))
-    return methods or (frozenset({"POST", "PUT"}) if _is_imperative(query) else frozenset())
-
-
-def _is_imperative(query: str) -> bool:
     first = _WORD.search(query)
-    return first is not None and first[0].lower() not in _STOP
+    is_imperative = first is not None and first[0].lower() not in _STOP
+    return methods or (frozenset({"POST", "PUT"}) if is_imperative else frozenset())
 
 
 _METHOD_VERBS: Final = {method: frozenset(split_words(verbs)) for method, verbs in _VERBS.items()}
