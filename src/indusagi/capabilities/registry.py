@@ -69,6 +69,17 @@ class Runnable(Protocol):
         ...
 
 
+async def run_tool(name: str, tool: Runnable, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+    """Run a tool; what it raises, and what it returns instead of a result, becomes a result."""
+    try:
+        result = await tool.run(arguments, ctx)
+    except Exception as exc:  # noqa: BLE001 — boundary: a card may be code of another party
+        return ToolResult.error(f"{name} failed: {type(exc).__name__}: {describe_error(exc)}", code="failed")
+    if result is None:  # pyright: ignore[reportUnnecessaryComparison] — see above
+        return ToolResult.error(f"{name} gave no result", code="bad_result")
+    return result if isinstance(result, ToolResult) else make_result(name, result)  # pyright: ignore[reportUnnecessaryIsInstance] — see above
+
+
 class RegistryRunner:
     """Runs the tool that a call names, in the context of the box, and fits its result into the budget.
 
@@ -98,15 +109,7 @@ class RegistryRunner:
             # The token of the context ends the call too: it ends all calls of a session.
             token = base.cancel if cancel is None else CancelToken(cancel, base.cancel)
             ctx = replace(base, cancel=token, on_progress=on_progress or base.on_progress)
-        try:
-            result = await tool.run(call.input, ctx)
-        except Exception as exc:  # noqa: BLE001 — boundary: a card may be code of another party
-            message = f"{call.name} failed: {type(exc).__name__}: {describe_error(exc)}"
-            return ToolOutcome(call.id, ToolResult.error(message, code="failed"))
-        if result is None:  # pyright: ignore[reportUnnecessaryComparison] — see above
-            result = ToolResult.error(f"{call.name} gave no result", code="bad_result")
-        elif not isinstance(result, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance] — see above
-            result = make_result(call.name, result)
+        result = await run_tool(call.name, tool, call.input, ctx)
         if call.name in self.foreign:
             result = clean_result(result, base.clean_foreign)
         try:

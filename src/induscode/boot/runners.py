@@ -269,3 +269,12 @@ def explain_slow_start(slow: SlowStart) -> str:
     if slow.package_manager is None:
         return "still waiting for its first answer"
     return f"{slow.package_manager} may be downloading it" if slow.first else f"waiting for {slow.package_manager}"
+
+
+def __getattr__(name: str) -> object:
+    """Return `build_session_tools_with_addons`, which is documented as part of this module."""
+    if name != "build_session_tools_with_addons":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from induscode.boot import session  # noqa: PLC0415 — the session is built on this module
+
+    return session.build_session_tools_with_addons

@@ -11,13 +11,15 @@ from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
+from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
-from induscode.deck.catalog import cards_for_profile, find_missing_backend
+from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, DeckContext, DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import ToolDeck, base_context, provision_deck
 from induscode.launch.settings import (
+    ADDONS_REQUIRED,
     SEARCH_SEARXNG_URL,
     WEB_ALLOW_PRIVATE,
     WEB_MAX_BYTES,
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from indusagi.core.faults import Note
+    from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import Capability, SaasGatewayPort
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.provision import DeckToolBox
+    from induscode.deck.provision import DeckRunner, DeckToolBox
     from induscode.launch.invocation import Invocation
 
 
@@ -50,20 +53,36 @@ class Session:
     """Wraps every card, for permission checks."""
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     """Native cards without a backend in this run, with what each of them lacks."""
+    addons: AddonSet = field(default_factory=AddonSet)
 
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out, with the reason."""
-        return tuple(dict.fromkeys((*self.mcp.notes, *self.store.notes, *self.deck().notes)))
+        return tuple(dict.fromkeys((*self.mcp.notes, *self.store.notes, *self.addons.notes, *self.deck().notes)))
 
     def deck(self) -> ToolDeck:
-        """Build the deck as it is now, with the present tools of the servers."""
-        deck = self.native.graft(self.mcp.capabilities)
-        return deck if self.wrap is None else deck.map_capabilities(self.wrap)
+        """Build the deck as it is now: native cards, the present tools of the servers, cards of addons.
+
+        Around each card are the permission checks, and around these the interceptors of the addons: a check sees the
+        arguments that run.
+        """
+        deck = graft_addon_cards(self.native.graft(self.mcp.capabilities), self.addons)
+        if self.wrap is not None:
+            deck = deck.map_capabilities(self.wrap)
+        return deck.map_capabilities(self.addons.wrap) if self.addons.intercepts else deck
 
     def box(self) -> DeckToolBox:
         """Build the toolbox of the present deck."""
         return self.deck().into_tool_box()
+
+
+def graft_addon_cards(deck: ToolDeck, addons: AddonSet) -> ToolDeck:
+    """Append the cards of addons; one with the name of a card of the deck or the catalog is left out with a note."""
+    if not addons.has_cards:
+        return deck
+    # Names of native cards are taken in every run: permissions know what these do by their names.
+    cards, notes = addons.select_cards((*capability_ids(), *(card.name for card in deck.tools())))
+    return ToolDeck((*deck.tools(), *cards), deck.context, (*deck.notes, *notes))
 
 
 @asynccontextmanager
@@ -119,7 +138,66 @@ async def open_session(
             # In a thread: servers that are not waited for start while cards are loaded.
             native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out)
             stack.push_async_callback(native.context.aclose)
-        yield Session(invocation, native, mcp, store, wrap, left_out)
+        addons = AddonSet()
+        if not invocation.no_tools:
+            addons = await load_addons(
+                invocation.cwd,
+                native.context.context_id,
+                required=invocation.settings.get(ADDONS_REQUIRED),
+                enabled=not invocation.no_addons,
+            )
+        stack.push_async_callback(addons.aclose)
+        yield Session(invocation, native, mcp, store, wrap, left_out, addons)
+
+
+async def build_session_tools_with_addons(
+    invocation: Invocation, *, wrap: Callable[[Capability], Capability] | None = None
+) -> SessionToolBox | None:
+    """Build the toolbox of a run: native cards of `--tools`, the tools of servers, cards and interceptors of addons.
+
+    Close it in the task that has built it. None with `--no-tools`: the run has a prompt only.
+
+    Raises:
+        BackendFault: A tool of `--tools` lacks its backend.
+        UnknownCapability: A tool of `--tools` is unknown.
+        ConfigPathError: A path of `--mcp` does not exist.
+    """
+    if invocation.no_tools:
+        return None
+    stack = AsyncExitStack()
+    return SessionToolBox(await stack.enter_async_context(open_session(invocation, wrap=wrap)), stack)
+
+
+class SessionToolBox:
+    """The toolbox of an open session: always its present deck. Closing it closes the servers and the ledger."""
+
+    def __init__(self, session: Session, stack: AsyncExitStack) -> None:
+        self.session = session
+        self._stack = stack
+
+    async def __aenter__(self) -> SessionToolBox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def runner(self) -> DeckRunner:
+        """The runner of the present deck."""
+        return self.session.box().runner
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Everything that was left out, with the reason."""
+        return self.session.notes
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the cards in the order of the deck."""
+        return self.session.box().descriptors()
+
+    async def aclose(self) -> None:
+        """Close the servers, the ledger and the addons; safe to call twice."""
+        await self._stack.aclose()
 
 
 def web_settings(settings: Settings) -> WebSettings:

@@ -40,7 +40,7 @@ _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
 _PROGRESS_GAP_S = 0.2
 
 
-@flags("--tools", "--mcp", "--no-mcp", "--web-allow", "--cwd")
+@flags("--tools", "--mcp", "--no-mcp", "--no-addons", "--web-allow", "--cwd")
 @click.command("call")
 @click.argument("tool", shell_complete=complete_tool)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
@@ -173,6 +173,8 @@ class _Call:
                     open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile, options=options)
                 )
                 print_notes(note for note in session.store.notes if note not in self._printed)
+                print_notes(session.addons.notes)
+                session.addons.on_note = lambda note: print_notes([note])
                 opened = session, await self._find_card(session)
             if opened is None:
                 return 0

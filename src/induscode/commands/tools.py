@@ -29,7 +29,7 @@ _LONGEST_ABOUT = 160
 _HERE = "induscode.commands.tools"
 
 no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
-_deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--cwd")
+_deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 
 
 @click.command(

@@ -299,11 +299,16 @@ def build_card(card: CapabilityCard, ctx: DeckContext) -> Capability:
         raise
     except Exception as exc:
         raise BuildFailed(card.id, describe_error(exc)) from exc
-    missing = [member for member in _CARD_MEMBERS if not hasattr(built, member)]
+    missing = find_missing_members(built)
     if missing:
         reason = f"its builder gave {type(built).__name__}, which has no {', '.join(missing)}"
         raise BuildFailed(card.id, reason)
     return built
+
+
+def find_missing_members(card: object) -> list[str]:
+    """List what an object lacks to be a card."""
+    return [member for member in _CARD_MEMBERS if not hasattr(card, member)]
 
 
 _CARD_MEMBERS = ("name", "label", "description", "parameters", "read_only", "run")

@@ -139,6 +139,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="FILE|DIR,…",
         ),
         FlagSpec("--no-mcp", (), switch, tools, "Attach no MCP servers.", excludes=("--mcp",)),
+        FlagSpec("--no-addons", (), switch, tools, "Load no addons."),
         FlagSpec(
             "--allow",
             (),

@@ -40,6 +40,7 @@ class Invocation:
     no_mcp: bool = False
     editor_servers: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
     """Servers that the editor of an ACP session hands in, by name, as rows of a configuration file."""
+    no_addons: bool = False
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"
     sandbox: SandboxMode = "auto"
@@ -90,6 +91,7 @@ def build_invocation(
         no_tools=bool(read["no_tools"]),
         mcp=cast("tuple[str, ...] | None", read["mcp"]),
         no_mcp=bool(read["no_mcp"]),
+        no_addons=bool(read["no_addons"]),
         allow=cast("tuple[str, ...]", read["allow"] or ()),
         approval=cast("Approval", read["approval"] or "ask"),
         sandbox=cast("SandboxMode", read["sandbox"] or "auto"),

@@ -103,6 +103,12 @@ def _parse_web_address(value: JsonValue) -> str:
     raise ValueError("takes an address that starts with http:// or https://")
 
 
+def _parse_names(value: JsonValue) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
+        return cast("tuple[str, ...]", tuple(value))
+    raise ValueError("takes a list of names")
+
+
 def _tighten_sandbox(user: str, project: str) -> str:
     return "required" if project == "required" else user
 
@@ -189,6 +195,14 @@ MODEL_MAX_REQUESTS: Setting[int] = Setting(
     tighten=min,
     flag="--max-requests",
 )
+ADDONS_REQUIRED: Setting[tuple[str, ...]] = Setting(
+    key="addons.required",
+    describe="Addons that must be loaded and work: without them every call is refused.",
+    default=(),
+    read=_parse_names,
+    schema={"type": "array", "items": {"type": "string", "minLength": 1}},
+    tighten=lambda user, project: tuple(dict.fromkeys((*user, *project))),
+)
 SETTINGS: Mapping[str, Setting[Any]] = {
     setting.key: setting
     for setting in cast(
@@ -203,6 +217,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             MODEL_NAME,
             MODEL_BASE_URL,
             MODEL_MAX_REQUESTS,
+            ADDONS_REQUIRED,
         ),
     )
 }

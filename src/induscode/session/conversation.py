@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.receipts import Receipt
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.runtime.contract import ToolDescriptor
@@ -232,6 +233,10 @@ class Conversation:
         if usage.requests:
             mark = partial(self.transcript.mark, USAGE_OP, **usage.to_json(), cost_usd=usage.cost_usd)
             await to_thread.run_sync(mark)
+
+    def note_addon(self, note: Note) -> None:
+        """Show or keep the note about an addon that has failed."""
+        self._note(str(note))
 
     def _note(self, note: str) -> None:
         if self.on_note is None:
@@ -487,6 +492,7 @@ async def open_conversation(
             facts=facts,
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
+        session.addons.on_note = conversation.note_addon
         conversation.plan_told = mode.active
         conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
         try:

@@ -141,6 +141,7 @@ def _format_flags(context: click.Context) -> list[str]:
         for host in context.params["web_allow"] or context.find_root().params["web_allow"]:
             words += ["--web-allow", host]
     words += ["--no-mcp"] * invocation.no_mcp
+    words += ["--no-addons"] * invocation.no_addons
     for key in ("approval", "sandbox"):
         if is_given_at_any_level(context, key):
             words += [f"--{key}", str(getattr(invocation, key))]

@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from indusagi.runtime.contract import ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
+from induscode.boot.session import graft_addon_cards
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
@@ -126,6 +127,7 @@ class Gateway:
         self._context = context
         self._checks = checks
         self._native = session.native.map_capabilities(checks.native)
+        session.addons.on_note = lambda note: self._print_notes([note])
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway."""
@@ -145,13 +147,20 @@ class Gateway:
         rank = {row.id: index for index, row in enumerate(self.plan.rows)}
         live = [tool for tool in ledger.live_capabilities() if tool.ref.server not in self._ourselves]
         live.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
-        deck = self._native.graft(live)
+        native, addons = self._native, self.session.addons
+        deck = native.graft(live)
+        grafted = deck.tools()[len(native.tools()) :]
+        if addons.has_cards:
+            added = graft_addon_cards(deck, addons)
+            cards = map(self._checks.native, added.tools()[len(deck.tools()) :])
+            native, deck = native.graft(cards), added
         self._print_notes(deck.notes)
-        grafted = deck.tools()[len(self._native.tools()) :]
         # Invisible characters are removed from texts and from structured content, which has to fit its schema.
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self._checks.remote, grafted), unlimited)
-        self._box = GatewayBox(self._native.into_tool_box(), remote.into_tool_box(), self, self._context.schemas)
+        if addons.intercepts:
+            native, remote = native.map_capabilities(addons.wrap), remote.map_capabilities(addons.wrap)
+        self._box = GatewayBox(native.into_tool_box(), remote.into_tool_box(), self, self._context.schemas)
         self._boxed = ledger
         return self._box
 

@@ -77,7 +77,7 @@ def check_entry_flags(context: click.Context) -> None:
                 raise click.UsageError(message, context)
 
 
-_BESIDE_RELAY = ("schemas", "profile", "tools", "no_mcp", "allow", "approval", "sandbox", "web_allow")
+_BESIDE_RELAY = ("schemas", "profile", "tools", "no_mcp", "no_addons", "allow", "approval", "sandbox", "web_allow")
 """Flags without an effect on a relay."""
 
 

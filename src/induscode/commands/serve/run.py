@@ -41,6 +41,7 @@ from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.launch.options import PROFILES
+from induscode.launch.settings import ADDONS_REQUIRED
 from induscode.session.contract import ExitCode
 from induscode.terminal import print_status
 
@@ -87,6 +88,11 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         served = drop_own_address(plan, address)
         above = read_ancestry(os.environ)
         if options.transparent is not None:
+            if required := invocation.settings.get(ADDONS_REQUIRED):
+                message = f"--transparent passes bytes on, which the required addon {required[0]!r} does not see"
+                raise click.UsageError(
+                    f"{message} (the setting addons.required)", click.get_current_context(silent=True)
+                )
             return _run_relay(served, options.transparent, options, above)
         refusal = refuse_recursion(served, above)
         if refusal is not None:
@@ -179,7 +185,9 @@ async def _open_gateway(
             )
         )
         # In a thread, after the servers were started: it takes as long as they do.
-        checks = await to_thread.run_sync(build_gateway_checks, invocation, profile is not None)
+        checks = await to_thread.run_sync(
+            build_gateway_checks, invocation, profile is not None or session.addons.has_cards
+        )
         return Gateway(session, plan, context, checks)
     return None
 

@@ -131,17 +131,36 @@ async def list_tools(invocation: Invocation, *, check: bool) -> ToolListing:
     """
     native = list_native_tools(invocation)
     plan = load_plan(invocation)
-    if not plan.rows:
-        return ToolListing(native, plan, notes=plan.notes)
-    async with opened_store(report_notes=False) as store:
-        remote = await _list_remote_tools(plan, store, check=check)
-    return ToolListing(
-        [*native, *(tool for tool in remote.tools if tool.name not in {card.name for card in native})],
-        plan,
-        remote.states,
-        (*plan.notes, *remote.notes, *(tool.note for tool in remote.disabled), *store.notes),
-        remote.disabled,
-    )
+    listing = ToolListing(native, plan, notes=plan.notes)
+    if plan.rows:
+        async with opened_store(report_notes=False) as store:
+            remote = await _list_remote_tools(plan, store, check=check)
+        listing = ToolListing(
+            [*native, *(tool for tool in remote.tools if tool.name not in {card.name for card in native})],
+            plan,
+            remote.states,
+            (*plan.notes, *remote.notes, *(tool.note for tool in remote.disabled), *store.notes),
+            remote.disabled,
+        )
+    return listing if invocation.no_tools or invocation.no_addons else await _add_addon_tools(invocation, listing)
+
+
+async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> ToolListing:
+    """Add the cards of addons, which are loaded for it."""
+    from induscode.addons.loader import load_addons  # noqa: PLC0415 — for runs with addons
+    from induscode.deck.catalog import capability_ids  # noqa: PLC0415 — imports the cards
+    from induscode.deck.contract import describe  # noqa: PLC0415 — for runs with addons
+
+    addons = await load_addons(invocation.cwd)
+    try:
+        cards, notes = addons.select_cards((*capability_ids(), *(tool.name for tool in listing.tools)))
+        sources = {card.name: f"addon {loaded.name}" for loaded in addons.loaded for card in loaded.addon.cards}
+        added = [ListedTool(describe(card), sources[card.name], read_only=card.read_only) for card in cards]
+    finally:
+        await addons.aclose()
+    states = {**listing.states, **{tool.source: "loaded" for tool in added}}
+    notes = (*listing.notes, *addons.notes, *notes)
+    return replace(listing, tools=[*listing.tools, *added], states=states, notes=notes)
 
 
 async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: bool) -> ToolListing:

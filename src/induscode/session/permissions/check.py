@@ -17,6 +17,7 @@ from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.contract import ToolResult, project_content
+from induscode.addons.chain import InterceptedCard
 from induscode.deck.contract import CardWrapper
 from induscode.session.permissions.call_facts import gather_facts, prepare_arguments
 from induscode.session.permissions.confirm import (
@@ -332,8 +333,10 @@ class CheckedCard(CardWrapper):
         return await first.run(self.inner, arguments, ctx, others)
 
 
-def require_permission(card: Capability, permissions: Permissions) -> CheckedCard:
+def require_permission(card: Capability, permissions: Permissions) -> Capability:
     """Put permissions in front of a card, in addition to those it has; for `ToolDeck.map_capabilities`."""
+    if isinstance(card, InterceptedCard):  # interceptors stay outside: these permissions see what runs, too
+        return card.with_inner(require_permission(card.inner, permissions))
     if not isinstance(card, CheckedCard):
         return CheckedCard(card, permissions)
     return card if permissions in card.permissions else CheckedCard(card.inner, permissions, *card.permissions)

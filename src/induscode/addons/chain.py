@@ -1,0 +1,240 @@
+"""The chain of interceptors around every card of a session.
+
+A call passes `before` of each addon in order, then the permissions and the tool with the arguments that came out, then
+`after` of each addon in reverse order. `after` runs for denied, failed and cancelled calls too. A hook that raises, is
+late or returns something else is named in `details["notes"]` of the result, and its addon is skipped for the rest of
+the session; if the addon is required, the call is refused instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from indusagi.capabilities.registry import run_tool
+from indusagi.core.faults import Note
+from indusagi.core.json import NotJson, compact_json, is_json_object
+from indusagi.core.records import record
+from indusagi.core.text import clean_text
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.contract import ToolResult, clean_result
+from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
+from induscode.addons.hooks import call_hook
+from induscode.deck.contract import CardWrapper, is_foreign, iter_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from indusagi.capabilities.context import ContextId, ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.deck.contract import Capability
+
+DENIED = "denied"
+REFUSED = "addon_failed"
+"""The code of a call that was refused, or whose result was withheld, because a required addon failed."""
+_CLOSING_S = 1.0
+"""Time for all `after` hooks of a call whose task was cancelled."""
+
+
+@record
+class LoadedAddon:
+    """An addon of a session, with its name and its source."""
+
+    name: str
+    source: str
+    """Where it comes from: a distribution, or a file of the project."""
+    addon: Addon
+    required: bool = False
+    """By itself, or by a setting."""
+
+
+class InterceptorChain:
+    """The interceptors of one session, in order.
+
+    Args:
+        addons: In order.
+        main: The context of the session itself: calls in another one are those of sub-agents.
+        missing: Required addons that are not there, with the reason; with one of them, every call is refused.
+        report: Receives a note about each addon that is skipped from then on.
+    """
+
+    def __init__(
+        self,
+        addons: Sequence[LoadedAddon],
+        main: ContextId | None = None,
+        missing: Mapping[str, str] | None = None,
+        report: Callable[[Note], None] = lambda _: None,
+    ) -> None:
+        self._addons = [loaded for loaded in addons if loaded.addon.interceptors]
+        self._main = main
+        self._missing = dict(missing or {})
+        self._report = report
+        self._skipped: set[str] = set()
+        self._calls = 0
+
+    def wrap(self, card: Capability) -> Capability:
+        """Put the interceptors around a card."""
+        return InterceptedCard(card, self)
+
+    async def run(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        """Run a call of a card between the interceptors; it raises nothing but the cancellation of its task."""
+        self._calls += 1
+        call = InterceptedCall(
+            tool=card.name,
+            arguments=arguments,
+            read_only=card.read_only,
+            server=_find_server(card),
+            cwd=ctx.cwd,
+            agent=str(ctx.context_id),
+            is_sub_agent=ctx.context_id != self._main,
+            number=self._calls,
+        )
+        notes: list[str] = []
+        result: ToolResult | None = None
+        try:
+            with ctx.cancel.guard():
+                prepared = await self._run_before(call, notes)
+                if isinstance(prepared, ToolResult):
+                    result = prepared
+                else:
+                    call = prepared
+            if ctx.cancel.cancelled and result is None:
+                result = ToolResult.error(f"{card.name} was stopped: {ctx.cancel.reason}", code="cancelled")
+            if result is None:
+                result = await run_tool(card.name, card, call.arguments, ctx)
+                if is_foreign(card):
+                    # Cleaned before a hook looks for something: an invisible character could hide it.
+                    result = clean_result(result, ctx.clean_foreign)
+        except BaseException:
+            # The task is cancelled; an audit log sees this call all the same.
+            stopped = ToolResult.error(f"{card.name} was cancelled", code="cancelled")
+            with anyio.move_on_after(_CLOSING_S, shield=True):
+                await self._run_after(call, stopped, notes)
+            raise
+        result = await self._run_after(call, result, notes)
+        if not notes:
+            return result
+        return replace(result, details={**result.details, "notes": [*_list_notes(result), *notes]})
+
+    async def _run_before(self, call: InterceptedCall, notes: list[str]) -> InterceptedCall | ToolResult:
+        """Return the call with the arguments to run with, or the result of a call that is denied or refused."""
+        for name, reason in self._missing.items():
+            message = f"{call.tool} was not run: the required addon {name!r} is missing: {reason}"
+            return ToolResult.error(message, code=REFUSED, addon=name)
+        for loaded, interceptor in self._iter_hooks():
+            try:
+                decision = await _ask_before(interceptor, call, loaded.addon.deadline_s)
+            except AddonError as exc:
+                if loaded.required:
+                    message = f"{call.tool} was not run: the required addon {loaded.name!r} failed before it: {exc}"
+                    return ToolResult.error(message, code=REFUSED, addon=loaded.name)
+                self._skip(loaded, f"failed before {call.tool}: {exc}", notes)
+                continue
+            if isinstance(decision, Deny):
+                reason = clean_text(decision.reason)[0]
+                message = f"{call.tool} was not run: the addon {loaded.name!r} denies it: {reason}"
+                return ToolResult.error(message, code=DENIED, addon=loaded.name)
+            if isinstance(decision, Replace):
+                call = replace(call, arguments=copy.deepcopy(decision.arguments))
+        return call
+
+    async def _run_after(self, call: InterceptedCall, result: ToolResult, notes: list[str]) -> ToolResult:
+        for loaded, interceptor in reversed([*self._iter_hooks()]):
+            try:
+                result = await _ask_after(interceptor, call, result, loaded.addon.deadline_s)
+            except AddonError as exc:
+                if loaded.required:
+                    message = (
+                        f"the result of {call.tool} is withheld: the required addon {loaded.name!r} failed after it: "
+                        f"{exc}. The call itself may have had an effect."
+                    )
+                    result = ToolResult.error(message, code=REFUSED, addon=loaded.name)
+                else:
+                    self._skip(loaded, f"failed after {call.tool}: {exc}", notes)
+        return result
+
+    def _iter_hooks(self) -> Iterator[tuple[LoadedAddon, Interceptor]]:
+        for loaded in self._addons:
+            for interceptor in loaded.addon.interceptors:
+                if loaded.name not in self._skipped:
+                    yield loaded, interceptor
+
+    def _skip(self, loaded: LoadedAddon, reason: str, notes: list[str]) -> None:
+        """Skip an addon from now on; several calls at once may fail, one note is enough."""
+        owner = f"addon {loaded.name!r} of {loaded.source}"
+        note = Note(owner, f"{reason}; it is skipped for the rest of the session", "indus addons doctor")
+        notes.append(str(note))
+        if loaded.name not in self._skipped:
+            self._skipped.add(loaded.name)
+            self._report(note)
+
+
+def _list_notes(result: ToolResult) -> list[JsonValue]:
+    notes = result.details.get("notes")
+    return [*notes] if isinstance(notes, list) else []
+
+
+async def _ask_before(interceptor: Interceptor, call: InterceptedCall, deadline_s: float) -> Deny | Replace | None:
+    if type(interceptor).before is Interceptor.before:
+        return None  # not overridden: no thread for nothing
+    shown = replace(call, arguments=copy.deepcopy(call.arguments))
+    decision = await call_hook(interceptor.before, shown, deadline_s=deadline_s)
+    if decision is None or isinstance(decision, Allow):
+        return None
+    if isinstance(decision, Deny) and isinstance(decision.reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] — the addon's own code
+        return decision
+    if isinstance(decision, Replace):
+        arguments: JsonValue = decision.arguments
+        try:
+            compact_json(arguments)
+        except NotJson as exc:
+            raise AddonError(f"it replaces the arguments by what is {exc}") from exc
+        if is_json_object(arguments):
+            return decision
+        raise AddonError("it replaces the arguments by something other than an object")
+    raise AddonError(f"before returned {type(decision).__name__}, not Allow, Deny or Replace")
+
+
+async def _ask_after(
+    interceptor: Interceptor, call: InterceptedCall, result: ToolResult, deadline_s: float
+) -> ToolResult:
+    if type(interceptor).after is Interceptor.after:
+        return result
+    shown = replace(call, arguments=copy.deepcopy(call.arguments))
+    changed = await call_hook(interceptor.after, shown, copy_result(result), deadline_s=deadline_s)
+    if changed is None:
+        return result
+    if not isinstance(changed, ToolResult):
+        raise AddonError(f"after returned {type(changed).__name__}, not a ToolResult or None")
+    return changed
+
+
+def copy_result(result: ToolResult) -> ToolResult:
+    """Copy a result, so that an addon can change the real one only by returning another."""
+    details: JsonObject = copy.deepcopy(dict(result.details))
+    structured = copy.deepcopy(result.structured)
+    return replace(result, content=copy.deepcopy([*result.content]), structured=structured, details=details)
+
+
+def _find_server(card: Capability) -> str | None:
+    refs = (getattr(layer, "ref", None) for layer in iter_layers(card))
+    return next((ref.server for ref in refs if isinstance(ref, RemoteToolRef)), None)
+
+
+class InterceptedCard(CardWrapper):
+    """A card between the interceptors of a session. It is the outermost layer: permissions are inside."""
+
+    def __init__(self, inner: Capability, chain: InterceptorChain) -> None:
+        super().__init__(inner)
+        self.chain = chain
+
+    def with_inner(self, inner: Capability) -> InterceptedCard:
+        """Put the same interceptors around another card."""
+        return InterceptedCard(inner, self.chain)
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the inner card between the interceptors."""
+        return await self.chain.run(self.inner, arguments, ctx)

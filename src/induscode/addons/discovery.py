@@ -1,0 +1,189 @@
+"""Discovery of addons, without importing any: entry points of installed distributions, then files of the project.
+
+Entry points of the group `induscode.addons`
+(https://packaging.python.org/en/latest/specifications/entry-points/) are ordered by distribution and name, files of
+`.indusvx/addons/` by name. Of two addons of one name the first applies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sys
+from typing import TYPE_CHECKING
+
+from indusagi.core.app_dirs import read_small_file
+from indusagi.core.faults import Note, describe_error
+from indusagi.core.records import record
+from induscode.addons.consent import AddonConsentStore, digest_content
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.metadata import EntryPoint
+
+    from induscode.addons.consent import AddonConsent
+
+GROUP = "induscode.addons"
+PROJECT_DIR = os.path.join(".indusvx", "addons")
+_LARGEST_ADDON = 1024 * 1024
+_LARGEST_TABLE = 1024 * 1024
+_MOST_FILES = 100
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@record(kw_only=True)
+class InstalledAddon:
+    """An entry point of an installed distribution. Its user has consented by installing it."""
+
+    name: str
+    distribution: str
+    version: str
+    entry: EntryPoint
+
+    @property
+    def source(self) -> str:
+        """The distribution with its version."""
+        return f"{self.distribution} {self.version}"
+
+
+@record(kw_only=True)
+class ProjectAddon:
+    """A file of the project, with the content that was read and the consent to exactly that."""
+
+    name: str
+    file: str
+    content: bytes
+    digest: str
+    consent: AddonConsent
+
+    @property
+    def source(self) -> str:
+        """The path of the file."""
+        return self.file
+
+
+@record
+class DiscoveredAddons:
+    """The addons of a run in their order, loaded or not."""
+
+    installed: Sequence[InstalledAddon] = ()
+    project: Sequence[ProjectAddon] = ()
+    notes: Sequence[Note] = ()
+
+
+def discover_addons(cwd: str, store: AddonConsentStore | None = None) -> DiscoveredAddons:
+    """Find the addons of a workspace; nothing of them is imported. It blocks."""
+    notes: list[Note] = []
+    installed = _find_installed(cwd, notes)
+    taken = {addon.name: addon.source for addon in installed}
+    project: list[ProjectAddon] = []
+    for addon in _find_project(cwd, store or AddonConsentStore(), notes):
+        if addon.name in taken:
+            message = f"left out: {taken[addon.name]} has an addon of this name"
+            notes.append(Note(f"addon {addon.name!r} of {addon.file}", message, "rename the file"))
+        else:
+            project.append(addon)
+    return DiscoveredAddons(installed, project, notes)
+
+
+# -- installed distributions ------------------------------------------------------------------
+
+
+def list_search_paths(cwd: str) -> list[str]:
+    """List the directories of `sys.path` in which distributions of this user are looked for.
+
+    A directory of the workspace is left out unless it belongs to the running Python: `python -m induscode` puts the
+    working directory on the path, and what a project brings needs consent.
+    """
+    own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, site.getuserbase())]
+    untrusted = [os.path.realpath(path) for path in (cwd, os.getcwd())]
+    paths: list[str] = []
+    for path in sys.path:
+        real = os.path.realpath(path)
+        is_own = any(_is_inside(real, folder) for folder in own)
+        if os.path.isabs(path) and (is_own or not any(_is_inside(real, folder) for folder in untrusted)):
+            paths.append(path)
+    return list(dict.fromkeys(paths))
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _find_installed(cwd: str, notes: list[Note]) -> list[InstalledAddon]:
+    # `importlib.metadata` takes 50 ms to import: it is left alone unless a table names the group.
+    paths = [path for path in list_search_paths(cwd) if _has_addons(path)]
+    if not paths:
+        return []
+    from importlib.metadata import distributions  # noqa: PLC0415 — see above
+
+    entries: list[InstalledAddon] = []
+    for distribution in distributions(path=paths):
+        for entry in distribution.entry_points:
+            if entry.group == GROUP:
+                owner, version = distribution.metadata["Name"], distribution.version
+                entries.append(InstalledAddon(name=entry.name, distribution=owner, version=version, entry=entry))
+    entries.sort(key=lambda addon: (addon.distribution.lower(), addon.name))
+    found: dict[str, InstalledAddon] = {}
+    for addon in entries:
+        first = found.get(addon.name)
+        if _NAME.fullmatch(addon.name) is None:
+            message = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
+            notes.append(Note(f"addon {addon.name!r} of {addon.source}", message, "ask its author to rename it"))
+        elif first is None:
+            found[addon.name] = addon
+        elif first.distribution != addon.distribution:  # the same one may be found on two paths
+            message = f"left out: {first.source} has an addon of this name"
+            notes.append(Note(f"addon {addon.name!r} of {addon.source}", message, "uninstall one of them"))
+    return list(found.values())
+
+
+def _has_addons(path: str) -> bool:
+    """Tell whether a distribution in a directory has entry points of the group."""
+    try:
+        with os.scandir(path) as entries:
+            folders = [entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info"))]
+    except OSError:
+        return False  # `sys.path` may name directories that are absent, and archives
+    for folder in folders:
+        try:
+            table = read_small_file(os.path.join(folder, "entry_points.txt"), _LARGEST_TABLE)
+        except OSError:
+            continue  # most distributions have none
+        if GROUP.encode() in table:
+            return True
+    return False
+
+
+# -- files of the project ---------------------------------------------------------------------
+
+
+def _find_project(cwd: str, store: AddonConsentStore, notes: list[Note]) -> list[ProjectAddon]:
+    folder = os.path.join(cwd, PROJECT_DIR)
+    try:
+        files = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
+    except OSError as exc:
+        if os.path.lexists(folder):
+            notes.append(Note(folder, f"its addons are left out: {describe_error(exc)}"))
+        return []
+    if len(files) > _MOST_FILES:
+        message = f"only the first {_MOST_FILES} of {len(files):,} addons are used"
+        notes.append(Note(folder, message, "remove some"))
+    found: list[ProjectAddon] = []
+    for file in files[:_MOST_FILES]:
+        path, name = os.path.join(folder, file), file.removesuffix(".py")
+        if _NAME.fullmatch(name) is None:
+            message = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
+            notes.append(Note(f"addon {path!r}", message, "rename the file"))
+            continue
+        try:
+            # A link could lead to another file between the question and the load.
+            content = read_small_file(path, _LARGEST_ADDON, follow=False)
+            digest = digest_content(content)
+            consent = store.find_consent(path, digest)
+        except OSError as exc:
+            notes.append(Note(f"addon {name!r} of {path}", f"left out: it cannot be read: {describe_error(exc)}"))
+            continue
+        found.append(ProjectAddon(name=name, file=path, content=content, digest=digest, consent=consent))
+    return found

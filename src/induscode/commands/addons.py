@@ -1,0 +1,255 @@
+"""`indus addons`: lists the addons of the workspace, manages consent to those of the project, and examines them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from indusagi.core.text import format_count
+from induscode.commands.support.groups import CommandGroup, LazyCommand
+from induscode.commands.support.output import (
+    as_json,
+    build_unknown_name,
+    can_ask_user,
+    confirm,
+    print_notes,
+    print_table,
+    write_json,
+)
+from induscode.commands.support.runner import run_until_signal
+from induscode.launch.options import flags, read_cwd
+from induscode.terminal import print_line, print_status, print_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from induscode.addons.consent import AddonConsent
+    from induscode.addons.contract import Addon
+    from induscode.addons.discovery import DiscoveredAddons, InstalledAddon, ProjectAddon
+
+_DECLINED = 1
+_FAULT = 1
+_HERE = "induscode.commands.addons"
+_STATES: dict[AddonConsent, str] = {"trusted": "trusted", "unknown": "needs consent", "changed": "changed"}
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "list": LazyCommand("list the addons in their order, with their states", _HERE, "list_"),
+        "trust": LazyCommand("consent to addons of the project", _HERE, "trust"),
+        "untrust": LazyCommand("revoke that consent", _HERE, "untrust"),
+        "doctor": LazyCommand("load the addons, and say what is wrong with them", _HERE, "doctor"),
+    },
+    default="list",
+)
+def command() -> None:
+    """List, trust and examine addons. Without a command: list."""
+
+
+def _discover(cwd: str) -> DiscoveredAddons:
+    from induscode.addons.discovery import discover_addons  # noqa: PLC0415 — not for the help
+
+    return discover_addons(cwd)
+
+
+def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
+    from induscode.addons.discovery import ProjectAddon  # noqa: PLC0415 — not for the help
+
+    if isinstance(source, ProjectAddon):
+        state = _STATES[source.consent]
+        return {"name": source.name, "source": "project", "state": state, "file": source.file, "digest": source.digest}
+    return {"name": source.name, "source": source.source, "state": "installed", "entry": source.entry.value}
+
+
+@flags("--cwd")
+@click.command("list")
+@as_json
+@click.pass_context
+def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
+    """List the addons in the order in which they see calls; none of them is loaded."""
+    found = _discover(read_cwd(context))
+    rows = [_describe(source) for source in (*found.installed, *found.project)]
+    print_notes(found.notes)
+    if as_json:
+        write_json({"addons": [*rows], "notes": [str(note) for note in found.notes]})
+    elif rows:
+        cells = [(row["name"], row["source"], row["state"], row.get("file") or row.get("entry")) for row in rows]
+        print_table(("NAME", "SOURCE", "STATE", "CODE"), cells)
+    else:
+        print_line("There are no addons: docs/addons.md shows how one is written.")
+    return 0
+
+
+@flags("--cwd")
+@click.command("trust")
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.option("--yes", is_flag=True, help="Consent to the named addons without a question.")
+@as_json
+@click.pass_context
+def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, as_json: bool, **_: object) -> int:
+    """Consent to addons of the project: those named, or all without consent.
+
+    The code is shown first. Exit code 1 if one of them was declined.
+    """
+    found = _discover(read_cwd(context))
+    sources = [_find_project_addon(found, name) for name in dict.fromkeys(names)] if names else found.project
+    waiting = [source for source in sources if source.consent != "trusted"]
+    if yes and not names:
+        raise click.UsageError("--yes takes the names of the addons to consent to", context)
+    if waiting and not yes and (as_json or not can_ask_user()):
+        message = "There is no terminal for a question: read the code, then indus addons trust --yes"
+        raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}", context)
+    print_notes(found.notes)
+    trusted = [source for source in waiting if _ask_consent(source, yes=yes, quiet=as_json)]
+    if as_json:
+        rows: list[JsonObject] = [
+            {"name": source.name, "file": source.file, "digest": source.digest, "trusted": True} for source in sources
+        ]
+        write_json({"addons": [*rows]})
+    elif not waiting:
+        print_line("There is no addon of this project that waits for consent.")
+    return 0 if len(trusted) == len(waiting) else _DECLINED
+
+
+def _find_project_addon(found: DiscoveredAddons, name: str) -> ProjectAddon:
+    source = next((one for one in found.project if one.name == name), None)
+    if source is not None:
+        return source
+    if name in {addon.name for addon in found.installed}:
+        raise click.UsageError(f"Addon {name!r} is installed, not a file of the project: it needs no consent")
+    raise build_unknown_name(
+        f"There is no addon {name!r} in .indusvx/addons", name, [one.name for one in found.project]
+    )
+
+
+def _ask_consent(source: ProjectAddon, *, yes: bool, quiet: bool) -> bool:
+    """Show the code of an addon, and store the answer for exactly that."""
+    from induscode.addons.consent import AddonConsentStore  # noqa: PLC0415 — not for the help
+
+    if not quiet:
+        size = format_count(len(source.content.splitlines()), "line")
+        print_line(f"Addon {source.name} of {source.file}, {size}, SHA-256 {source.digest}")
+        if source.consent == "changed":
+            print_line("  CHANGED since it was consented to")
+        print_line("  WARNING: it runs with all your rights and sees every call and result")
+    if not yes:
+        print_text(source.content.decode("utf-8", "replace"))
+        if not confirm(f"Load addon {source.name} from now on?"):
+            print_line(f"{source.name}: not trusted")
+            return False
+    AddonConsentStore().approve(source.file, source.digest)
+    if not quiet:
+        print_line(f"{source.name}: trusted as it is")
+    return True
+
+
+@flags("--cwd")
+@click.command("untrust")
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@as_json
+@click.pass_context
+def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **_: object) -> int:
+    """Revoke the consent to the named addons, or to all of the project."""
+    from induscode.addons.consent import AddonConsentStore  # noqa: PLC0415 — not for the help
+    from induscode.addons.discovery import PROJECT_DIR  # noqa: PLC0415 — not for the help
+
+    cwd = read_cwd(context)
+    found = _discover(cwd)
+    store = AddonConsentStore()
+    rows: list[JsonObject] = []
+    for name in dict.fromkeys(names or [source.name for source in found.project]):
+        # There may be consent to a file that is gone.
+        revoked = store.revoke(os.path.join(cwd, PROJECT_DIR, f"{name}.py"))
+        if not revoked:
+            _find_project_addon(found, name)
+        rows.append({"name": name, "revoked": revoked})
+        if not as_json and revoked:
+            print_line(f"{name}: no longer trusted")
+        elif not as_json:
+            print_status(f"{name}: there was no consent to it")
+    if as_json:
+        write_json({"addons": [*rows]})
+    return 0
+
+
+@flags("--cwd")
+@click.command("doctor")
+@as_json
+@click.pass_context
+def doctor(context: click.Context, *, as_json: bool, **_: object) -> int:
+    """Load every addon with consent, and report its cards, its hooks and its faults.
+
+    Exit code 1 if one of them cannot be loaded.
+    """
+    cwd = read_cwd(context)
+    found = _discover(cwd)
+    rows: list[JsonObject] = []
+
+    async def work(_: CancelToken) -> int:
+        for source in (*found.installed, *found.project):
+            row = await _examine(source, cwd)
+            rows.append(row)
+        return _FAULT if any("fault" in row for row in rows) else 0
+
+    code = run_until_signal(work)
+    print_notes(found.notes)
+    if as_json:
+        write_json({"addons": [*rows], "notes": [str(note) for note in found.notes]})
+        return code
+    for row in rows:
+        print_line(f"{row['name']} ({row['source']}): {row['state']}")
+        for key in ("fault", "remedy", "hooks", "cards"):
+            value = row.get(key)
+            if value:
+                print_line(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    if not rows:
+        print_line("There are no addons.")
+    return code
+
+
+async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObject:
+    """Load an addon that has consent, close it again, and build its row."""
+    from induscode.addons.contract import AddonError  # noqa: PLC0415 — not for the help
+    from induscode.addons.hooks import call_hook  # noqa: PLC0415 — not for the help
+    from induscode.addons.loader import describe_refusal, load_addon  # noqa: PLC0415 — not for the help
+
+    refusal = describe_refusal(source)
+    if refusal is not None:
+        return {**_describe(source), "remedy": refusal.remedy}
+    try:
+        addon = await load_addon(source, cwd)
+        if addon.close is not None:
+            await call_hook(addon.close, deadline_s=addon.deadline_s)
+    except AddonError as exc:
+        return {**_describe(source), "state": "faulted", "fault": str(exc)}
+    return {
+        **_describe(source),
+        "required": addon.required,
+        "deadline_s": addon.deadline_s,
+        "hooks": [*_list_hooks(addon)],
+        "cards": [*_list_cards(addon)],
+    }
+
+
+def _list_hooks(addon: Addon) -> Sequence[str]:
+    """List the hooks that the interceptors of an addon define, in order."""
+    from induscode.addons.contract import Interceptor  # noqa: PLC0415 — not for the help
+
+    hooks: list[str] = []
+    for interceptor in addon.interceptors:
+        kind = type(interceptor)
+        hooks += [f"{kind.__name__}.before"] * (kind.before is not Interceptor.before)
+        hooks += [f"{kind.__name__}.after"] * (kind.after is not Interceptor.after)
+    return hooks
+
+
+def _list_cards(addon: Addon) -> Sequence[str]:
+    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
+
+    taken = "left out: a native tool has this name"
+    return [f"{card.name} ({taken})" if has_capability(card.name) else card.name for card in addon.cards]
