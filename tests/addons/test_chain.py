@@ -199,6 +199,7 @@ async def test_further_permissions_are_put_inside_the_interceptors(echo: Echo, t
     first, second = Permissions(), Permissions()
     inner = chain(CheckedCard(echo.card(), first), tmp_path, load(Hooks()))
     card = require_permission(inner.card, second)
+    assert require_permission(card, second) is card
     assert isinstance(card, InterceptedCard)
     assert isinstance(card.inner, CheckedCard)
     assert card.inner.permissions == (second, first)

@@ -17,6 +17,7 @@ from induscode.boot.session import web_settings
 from induscode.launch.flags import flag_specs
 from induscode.launch.invocation import build_invocation
 from induscode.launch.settings import (
+    ADDONS_REQUIRED,
     MODEL_MAX_REQUESTS,
     MODEL_NAME,
     SANDBOX,
@@ -64,6 +65,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "model.name": ("openai:x", "openai:x", ["", 3]),
     "model.base_url": ("https://h", "https://h", ["h", ""]),
     "model.max_requests": (7, 7, [0, "7", -1]),
+    "addons.required": (["audit"], ("audit",), ["audit", [""], [1], None]),
 }
 
 
@@ -247,3 +249,11 @@ def test_finding_b9_every_flag_that_a_tool_advises_exists() -> None:
     }
     assert advised == {"--web-allow"}
     assert advised <= known
+
+
+def test_a_project_can_require_more_addons_and_no_fewer(tmp_path: Path) -> None:
+    _user({"addons.required": ["audit"]})
+    _project(tmp_path, {"addons": {"required": ["scanner", "audit"]}})
+    assert load_settings(str(tmp_path), os.environ).get(ADDONS_REQUIRED) == ("audit", "scanner")
+    _project(tmp_path, {"addons.required": []})
+    assert load_settings(str(tmp_path), os.environ).get(ADDONS_REQUIRED) == ("audit",)

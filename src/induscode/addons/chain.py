@@ -233,7 +233,7 @@ class InterceptedCard(CardWrapper):
 
     def with_inner(self, inner: Capability) -> InterceptedCard:
         """Put the same interceptors around another card."""
-        return InterceptedCard(inner, self.chain)
+        return self if inner is self.inner else InterceptedCard(inner, self.chain)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Run the inner card between the interceptors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
-from induscode.deck.contract import BackendFault, DeckContext, DeckFramework, Profile
+from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import ToolDeck, base_context, provision_deck
+from induscode.launch.invocation import Invocation
 from induscode.launch.settings import (
     ADDONS_REQUIRED,
     SEARCH_SEARXNG_URL,
@@ -29,15 +31,14 @@ from induscode.launch.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.deck.contract import Capability, SaasGatewayPort
+    from induscode.deck.contract import SaasGatewayPort
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.provision import DeckRunner, DeckToolBox
-    from induscode.launch.invocation import Invocation
 
 
 @record

@@ -785,6 +785,7 @@ async def test_card_with_two_permissions_runs_if_both_allow_it(work: Path) -> No
     above = Permissions(rules(allow="write(**)", deny="write(no)"))
     below = Permissions(rules(allow="write(/**)"))
     both = require_permission(require_permission(card("write", work), above), below)
+    assert isinstance(both, CheckedCard)
     assert both.permissions == (below, above)
     ctx = context(work)
 

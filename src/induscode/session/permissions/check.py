@@ -333,7 +333,7 @@ class CheckedCard(CardWrapper):
         return await first.run(self.inner, arguments, ctx, others)
 
 
-def require_permission(card: Capability, permissions: Permissions) -> Capability:
+def require_permission(card: Capability, permissions: Permissions) -> CheckedCard | InterceptedCard:
     """Put permissions in front of a card, in addition to those it has; for `ToolDeck.map_capabilities`."""
     if isinstance(card, InterceptedCard):  # interceptors stay outside: these permissions see what runs, too
         return card.with_inner(require_permission(card.inner, permissions))
