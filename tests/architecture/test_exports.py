@@ -31,6 +31,10 @@ NAMES = {
         is_usable_phase model_schema mount_protocol_bridge normalize_schema protocol_fault
         qualify_tool_name start_server_fleet
     """,
+    "induscode.addons": """
+        Addon AddonContext AddonError Allow Deny InterceptedCall Interceptor InterceptorDecision Replace annotate
+        replace_texts
+    """,
     "indusagi.capabilities": """
         ContextId DefinedTool DirEntry Ended FileKind FileStat Framework Fs InvalidTool
         JsonContentBlock LocalFs LocalShell OutputBudget PerContext ReadState ReadStateHandle

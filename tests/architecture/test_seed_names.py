@@ -66,6 +66,7 @@ PACKAGES = [
     "induscode.deck",
     "induscode.deck.cards",
     "induscode.deck.mcp",
+    "induscode.addons",
 ]
 
 

@@ -17,6 +17,7 @@ PAGES = {
     "indusagi.core": "core",
     "induscode.deck": "deck",
     "induscode.deck.mcp": "deck-mcp",
+    "induscode.addons": "addons",
 }
 
 
