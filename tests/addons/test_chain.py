@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -322,6 +323,35 @@ async def test_a_blocking_addon_is_abandoned_at_its_deadline(echo: Echo, tmp_pat
     assert outcome.output == "echo hi"
     assert "it was not done within 0.05 s" in str(outcome.details["notes"])
     await anyio.to_thread.run_sync(hang.thread.join, 10)
+
+
+def test_a_hook_that_ends_after_the_program_is_of_no_consequence(echo: Echo, tmp_path: Path) -> None:
+    hang = ThreadHang()
+    chained = chain(echo.card(), tmp_path, load(hang, deadline_s=0.05))
+    outcome = anyio.run(lambda: chained.call(text="hi"))
+    hang.release.set()
+    hang.thread.join(10)
+    assert (outcome.output, hang.thread.is_alive()) == ("echo hi", False)
+
+
+async def test_a_hook_that_cancels_itself_is_a_failing_one(echo: Echo, tmp_path: Path) -> None:
+    class Cancelling(Interceptor):
+        async def before(self, call: InterceptedCall, /) -> None:
+            raise asyncio.CancelledError
+
+    outcome = await chain(echo.card(), tmp_path, load(Cancelling(), name="odd")).call(text="hi")
+    assert outcome.output == "echo hi"
+    assert "addon 'odd' of a test: failed before echo: it was cancelled by itself" in str(outcome.details["notes"])
+
+
+async def test_notes_of_a_tool_come_before_those_about_addons(tmp_path: Path) -> None:
+    async def run(_: Any, __: ToolContext) -> ToolResult:
+        return ToolResult.text("done", notes=["of the tool"])
+
+    tool = define_tool(ToolSpec("noting", "Note.", {"type": "object"}, run))
+    outcome = await chain(tool, tmp_path, load(Hooks(on_before=fail), name="bad")).call()
+    first, second = cast("list[str]", outcome.details["notes"])
+    assert (first, "addon 'bad'" in second) == ("of the tool", True)
 
 
 async def test_calls_at_once_report_a_failing_addon_once(echo: Echo, tmp_path: Path) -> None:

@@ -111,6 +111,31 @@ def test_names_links_and_large_files_that_cannot_be_addons_are_noted(work: Path,
     assert [name for name in ("bad name", "folder", "large", "link") if not any(name in one for one in owners)] == []
 
 
+def test_a_folder_that_cannot_be_listed_and_one_with_too_many_files_are_noted(work: Path) -> None:
+    (work / ".indusvx").mkdir()
+    (work / ".indusvx/addons").write_text("no folder", encoding="utf-8")
+    assert "its addons are left out" in str(discover_addons(str(work)).notes[0])
+    (work / ".indusvx/addons").unlink()
+    for number in range(101):
+        add_project_addon(work, f"a{number:03}", "", trusted=False)
+    found = discover_addons(str(work))
+    assert [found.project[-1].name, len(found.project)] == ["a099", 100]
+    assert "only the first 100 of 101 addons are used" in str(found.notes[0])
+
+
+def test_an_entry_point_may_name_an_addon_and_a_distribution_on_two_paths_counts_once(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = [tmp_path / "one", tmp_path / "two"]
+    for site in sites:
+        install_addon(site, "acme", "ready", "from induscode.addons import Addon\naddon = Addon(required=True)\n")
+        install_addon(site, "acme", "bad name", build_source())
+    monkeypatch.setattr(sys, "path", [*map(str, sites), *sys.path])
+    addons = load(work)
+    assert [(one.name, one.required) for one in addons.loaded] == [("ready", True)]
+    assert {str(note).partition(": left out")[0] for note in addons.notes} == {"addon 'bad name' of acme 1.0"}
+
+
 # -- consent ----------------------------------------------------------------------------------
 
 
@@ -236,7 +261,10 @@ def test_addons_are_closed_in_reverse_and_a_failure_is_noted(work: Path) -> None
         add_project_addon(work, name, build_source(options=close))
     add_project_addon(work, "c", build_source(options="close=lambda: 1 / 0"))
     addons = load(work)
+    heard: list[object] = []
+    addons.on_note = heard.append
     anyio.run(addons.aclose)
+    assert heard == [addons.notes[-1]]
     assert sorted(path.name for path in work.iterdir()) == [".indusvx", "a2", "b1"]
     assert "could not be closed: ZeroDivisionError" in str(addons.notes[-1])
 
