@@ -212,6 +212,34 @@ def is_foreign(card: Capability) -> bool:
     return any(isinstance(layer, ForeignCard) and layer.foreign for layer in iter_layers(card))
 
 
+def only_reads(card: Capability) -> bool:
+    """Tell whether calls of a card may run beside others: it is read-only, or its server says so.
+
+    A server's `readOnlyHint` decides about concurrency only; it permits nothing.
+    """
+    return card.read_only or (describe(card).annotations or {}).get("readOnlyHint") is True
+
+
+@runtime_checkable
+class OverlappingCard(Protocol):
+    """A card that decides for each call whether it may run beside others."""
+
+    def can_overlap(self, arguments: JsonValue, /) -> bool:
+        """Tell whether a call with these arguments may run beside others."""
+        ...
+
+
+def find_overlapping(card: Capability) -> OverlappingCard | None:
+    """Find the layer of a card that decides about each call; None if there is none."""
+    return next((layer for layer in iter_layers(card) if isinstance(layer, OverlappingCard)), None)
+
+
+def can_overlap(card: Capability, arguments: JsonValue) -> bool:
+    """Tell whether a call of a card may run beside other calls of the same response."""
+    deciding = find_overlapping(card)
+    return only_reads(card) if deciding is None else deciding.can_overlap(arguments)
+
+
 @record(kw_only=True)
 class DeckFramework:
     """Handles that a host may inject; cards work without those that are None."""
@@ -338,6 +366,8 @@ class DelegateRequest:
     resume: str | None = None
     max_turns: int | None = None
     timeout_ms: int | None = None
+    background: bool = False
+    """Whether the report is given later, by a notice; the answer holds the id."""
 
 
 @record(kw_only=True)
@@ -351,6 +381,13 @@ class DelegateReport:
     reason: str | None = None
     """Why it ended early: `turns`, `time`, `error`, `cancelled`."""
     files: tuple[str, ...] = ()
+    """The files it wrote or edited."""
+    calls: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How often it called each tool."""
+    usage: JsonObject = field(default_factory=dict[str, JsonValue])
+    """Its requests and tokens, those of its own sub-agents included."""
+    is_running: bool = False
+    """Whether it goes on in the background."""
 
 
 class DelegateRunner(Protocol):
@@ -362,6 +399,24 @@ class DelegateRunner(Protocol):
 
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
         """Run a sub-agent."""
+        ...
+
+
+@runtime_checkable
+class AgentRoster(Protocol):
+    """A delegate runner that describes its agents, and says which of them may run at once."""
+
+    @property
+    def has_background(self) -> bool:
+        """Whether tasks can run in the background."""
+        ...
+
+    def describe_agents(self) -> Mapping[str, str]:
+        """Map the names of the agents to what each is for."""
+        ...
+
+    def is_reading(self, agent: str | None, resume: str | None) -> bool:
+        """Tell whether a task only reads, and so may run beside others that do."""
         ...
 
 

@@ -137,11 +137,20 @@ class RequestBudget:
 
     limit: int
     used: int = 0
+    above: RequestBudget | None = None
+    """The budget of the parent, from which every request is taken too."""
 
     @property
     def left(self) -> int:
         """Requests that are left."""
-        return max(0, self.limit - self.used)
+        left = max(0, self.limit - self.used)
+        return left if self.above is None else min(left, self.above.left)
+
+    def spend(self) -> None:
+        """Take one request."""
+        self.used += 1
+        if self.above is not None:
+            self.above.spend()
 
 
 @record(kw_only=True)
@@ -162,6 +171,8 @@ class RunPlan:
     attachments: Sequence[Attachment] = ()
     """Images that the model receives with the prompt."""
     time_s: float | None = None
+    notices: Callable[[], Sequence[str]] = tuple
+    """Gives what the model is told with the next result of a tool, such as the end of a background task."""
 
 
 # -- the outcome of a run -----------------------------------------------------------------------

@@ -26,10 +26,11 @@ from induscode.boot.config_watch import ConfigFiles, list_config_files
 from induscode.boot.runners import check_named_configs
 from induscode.boot.session import open_session
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
-from induscode.deck.contract import DeckFramework
+from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.deck.stores import FileCheckpoints
+from induscode.session.agent_files import load_agents
 from induscode.session.compaction import (
     AUTOMATIC_SHARE,
     SUMMARY_INSTRUCTIONS,
@@ -40,14 +41,15 @@ from induscode.session.compaction import (
     measure_context,
 )
 from induscode.session.contract import RequestBudget, RunPlan, Usage
-from induscode.session.delegate import ParentSession, SubSessions
+from induscode.session.delegate import SubSessions
 from induscode.session.kept_state import KeptState
-from induscode.session.models import choose_model
+from induscode.session.models import NoModelError, choose_model
 from induscode.session.permissions import load_permissions
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
+from induscode.session.sub_session import ParentSession
 from induscode.session.transcript import ConversationReadState, Transcript, add_session_note, open_transcript
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
+    from induscode.session.agent_files import AgentDefinition, AgentFiles
     from induscode.session.compaction import CompactionReport
     from induscode.session.contract import Attachment, EventSink, RunResult
     from induscode.session.dialog import Dialog
@@ -100,12 +103,12 @@ class SessionResources:
     read_state: ConversationReadState
 
 
-def build_resources(cwd: str, transcript: Transcript) -> SessionResources:
+def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> SessionResources:
     """Build the resources of a session in `cwd`; files are opened at first use."""
     return SessionResources(
         FileMemory(os.path.join(cwd, MEMORY_NAME)),
         FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
-        SubSessions(os.path.join(transcript.directory, "tasks"), cwd),
+        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents),
         ConversationReadState(transcript),
     )
 
@@ -174,9 +177,17 @@ class Conversation:
         return self._past_usage if self.loop is None else self._past_usage.add(self.loop.usage)
 
     async def run_turn(
-        self, prompt: str, *, sink: EventSink, cancel: CancelToken, attachments: Sequence[Attachment] = ()
+        self,
+        prompt: str,
+        *,
+        sink: EventSink,
+        cancel: CancelToken,
+        attachments: Sequence[Attachment] = (),
+        budget: RequestBudget | None = None,
     ) -> RunResult:
         """Have the model answer a prompt with the images beside it; failures and cancellation are results too.
+
+        The requests are taken from `budget`, or from a new one.
 
         Raises:
             OSError: The sink failed: its reader is gone.
@@ -184,7 +195,7 @@ class Conversation:
         """
         loop = await self._open_loop()
         await self._compact_if_full(prompt, cancel)
-        budget = RequestBudget(self.invocation.max_requests)
+        budget = budget or RequestBudget(self.invocation.max_requests)
         session, system_prompt = self.session, self.system_prompt
         node = new_ulid()
         try:
@@ -193,9 +204,7 @@ class Conversation:
             self._note(f"what files held before is not kept: {exc}")
         turns = TurnRecorder(session, self.transcript, node)
         self.sampling.attach(partial(loop.complete_message, budget=budget))
-        self.resources.delegate.attach(
-            ParentSession(loop, session.deck, self.map_servers, system_prompt, budget, sink, turns.record)
-        )
+        self._attach_tasks(loop, budget, sink, turns)
         plan = RunPlan(
             toolbox=session.box,
             system_prompt=lambda: system_prompt.render(
@@ -208,10 +217,11 @@ class Conversation:
             on_turn=turns.record,
             on_message=self._save_message,
             attachments=attachments,
+            notices=self.resources.delegate.take_notices,
         )
         self.state.model = self.choice.label
         before = self.usage
-        facts, self.facts = self.facts, []
+        facts, self.facts = [*self.facts, *self.resources.delegate.take_notices()], []
         if self.plan_mode.active != self.plan_told:
             facts.append(_PLAN_TOLD[self.plan_mode.active])
         prompt = add_session_note(prompt, facts)
@@ -223,6 +233,54 @@ class Conversation:
         await self.state.save()
         await self._store_usage(before)
         return result
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def _attach_tasks(self, loop: ModelLoop, budget: RequestBudget, sink: EventSink, turns: TurnRecorder) -> None:
+        """Have the tasks of the next turn use its model and its budget."""
+        tasks = self.resources.delegate
+        tasks.on_end = lambda task: self._note(task.describe_end())
+        tasks.attach(
+            ParentSession(
+                runner=loop,
+                deck=self.session.deck,
+                servers=self.map_servers,
+                system_prompt=self.system_prompt,
+                budget=budget,
+                sink=sink,
+                on_turn=turns.record,
+                leases=self.session.mcp.fleet.leases,
+                open_runner=self._open_agent_model,
+            )
+        )
+
+    @asynccontextmanager
+    async def _open_agent_model(self, agent: AgentDefinition) -> AsyncGenerator[ModelLoop]:
+        """Open the model that an agent names; its usage counts as the conversation's.
+
+        Raises:
+            NoModelError: There is no such model, or an agent of the project names one of another provider.
+            InvalidAddressError: The address of its server is invalid.
+        """
+        from induscode.session.model_loop import ModelLoop, open_model  # noqa: PLC0415 — imported by `loading`
+
+        choice = await choose_model(replace(self.invocation, model=agent.model), os.environ)
+        if agent.origin == "project" and (choice.api, choice.base_url) != (self.choice.api, self.choice.base_url):
+            raise NoModelError("a file of the project names no model of another provider; one of yours may")
+        async with ModelLoop(await to_thread.run_sync(open_model, choice)) as loop:
+            try:
+                yield loop
+            finally:
+                self._past_usage = self._past_usage.add(loop.usage)
+
+    async def resume_task(self, identity: str, objective: str) -> str:
+        """Continue a task in the background, for a person; give the answer in one line."""
+        loop = await self._open_loop()
+        budget = RequestBudget(self.invocation.max_requests)
+        self._attach_tasks(loop, budget, _ignore, TurnRecorder(self.session, self.transcript, new_ulid()))
+        request = DelegateRequest(objective=objective, resume=identity, background=True)
+        report = await self.resources.delegate.run(request, self.session.native.context)
+        return f"task {identity} goes on in the background" if report.ok else report.text
 
     async def _save_message(self, message: JsonObject) -> None:
         await to_thread.run_sync(self.resources.read_state.save_message, message)
@@ -448,7 +506,9 @@ async def open_conversation(
         warnings.extend(await to_thread.run_sync(list_leftover_jobs))
         transcript = await stack.enter_async_context(_open_stored(invocation, warnings))
         mode.folder = transcript.directory
-        resources = build_resources(invocation.cwd, transcript)
+        agents = await to_thread.run_sync(load_agents, invocation.cwd)
+        warnings.extend(agents.notes)
+        resources = build_resources(invocation.cwd, transcript, agents)
         stack.callback(resources.checkpoints.close)
         framework = DeckFramework(
             read_state=resources.read_state,
@@ -498,6 +558,7 @@ async def open_conversation(
         try:
             yield conversation
         finally:
+            await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_S, shield=True):
                 await state.save()
             if conversation.servers is not None:

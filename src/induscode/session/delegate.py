@@ -1,193 +1,286 @@
-"""Sub-sessions for the `task` card: a new history on the same servers, with the same permissions.
+"""Sub-sessions for the `task` card: a new history on the same servers, with the same permissions or fewer.
 
-A sub-session has the deck of its parent without `task`, and takes its requests from the parent's budget. At a limit it
-reports what it has, with an id under which it can be continued.
+A sub-session has the deck of its parent, narrowed by the list of its agent, and takes its requests from the parent's
+budget. Sub-sessions that only read run at once; one that changes something waits until it is alone. Each holds a lease
+of the servers it may call, which ends with it on every path. At a limit it reports what it has, with an id under which
+it can be continued.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.context import ContextId
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.runtime.contract import ToolProgress
-from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
+from indusagi.core.tasks import BackgroundTask
 from induscode.deck.contract import DelegateReport
-from induscode.deck.provision import DeckRunner, DeckToolBox
-from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled
-from induscode.session.plan_mode import ENTER, EXIT
-from induscode.session.transcript import ConversationError, ConversationReadState, Transcript
+from induscode.session.agent_files import BUILT_IN, GENERAL
+from induscode.session.delegated_task import DelegatedTask, TaskActivity
+from induscode.session.read_write_lock import ReadWriteLock
+from induscode.session.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
+from induscode.session.transcript import ConversationError, Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.runtime.contract import ToolDescriptor
+    from indusagi.capabilities.context import ContextId, ToolContext
+    from indusagi.runtime.contract import ToolProgress
     from induscode.deck.contract import DelegateRequest
-    from induscode.deck.provision import ToolDeck
-    from induscode.session.contract import EndReason, EventSink, RunEvent, RunResult
-    from induscode.session.prompt import SystemPrompt
+    from induscode.session.agent_files import AgentDefinition, AgentFiles
+    from induscode.session.sub_session import ParentSession
 
-AGENTS = ("general", "explore")
-"""`general` has every tool of its parent but `task`; `explore` only the read-only ones."""
-_TURNS = 20
+MOST_AT_ONCE = 4
+"""Sub-agents that run at once, in all; others wait."""
+MOST_WAITING = 16
+"""Background tasks that have not ended."""
 _TIME_S = 600.0
-_LARGEST_REPORT = 40_000
-
-_REASONS: dict[EndReason, str] = {
-    "limit": "turns",
-    "repeat": "error",
-    "time": "time",
-    "cancelled": "cancelled",
-    "error": "error",
-}
-
-
-class ModelRunner(Protocol):
-    """Runs a prompt with a model."""
-
-    async def run(self, prompt: str, plan: RunPlan) -> RunResult:
-        """Run a prompt to its result."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ParentSession:
-    """What a sub-session shares with the session that started it."""
-
-    runner: ModelRunner
-    deck: Callable[[], ToolDeck]
-    servers: Callable[[], dict[str, str]]
-    system_prompt: SystemPrompt
-    budget: RequestBudget
-    sink: EventSink
-    """Receives the denied calls of sub-sessions."""
-    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
-    """Called before every request with the tools that the model is shown."""
+_AGENT_OP = "agent"
 
 
 class SubSessions:
-    """Runs sub-sessions. It exists before its session does; `attach` connects the two."""
+    """Runs sub-sessions. It exists before its session does; `attach` connects the two.
 
-    def __init__(self, directory: str, cwd: str) -> None:
+    Args:
+        directory: Where the logs of tasks are.
+        cwd: The working directory.
+        files: The agents; without them there are `general` and `explore`.
+        has_background: Whether a notice of an end reaches the model, so that tasks may run in the background.
+    """
+
+    def __init__(self, directory: str, cwd: str, files: AgentFiles = BUILT_IN, *, has_background: bool = True) -> None:
         self._directory, self._cwd = directory, cwd
+        self._agents: Mapping[str, AgentDefinition] = files.agents
+        self.has_background = has_background
+        self.tasks: dict[str, DelegatedTask] = {}
+        """The tasks of this run by id, the oldest first."""
+        self.on_end: Callable[[DelegatedTask], None] = lambda task: None
+        """Called at the end of a background task."""
+        self._root: Callable[[], Awaitable[ParentSession]] | None = None
         self._parent: ParentSession | None = None
+        self._order = ReadWriteLock()
+        self._nested: dict[ContextId, TaskLevel] = {}
+        self._slots = anyio.Semaphore(MOST_AT_ONCE)
+        self._notices: list[DelegatedTask] = []
+        self._closing = CancelToken()
 
     def attach(self, parent: ParentSession) -> None:
         """Connect the session whose tasks are run here."""
-        self._parent = parent
+
+        async def give() -> ParentSession:
+            return parent
+
+        self._root, self._parent = give, parent
+
+    def attach_factory(self, make: Callable[[], Awaitable[ParentSession]]) -> None:
+        """Connect a host that makes a parent for each task; a CoreError that it raises is the report."""
+        self._root = make
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether tasks can be started."""
+        return self._root is not None
+
+    # -- agents -------------------------------------------------------------------------------
 
     def list_agents(self) -> Sequence[str]:
-        """List the kinds of sub-sessions."""
-        return AGENTS
+        """List the names of the agents."""
+        return tuple(self._agents)
+
+    def describe_agents(self) -> Mapping[str, str]:
+        """Map the names of the agents to what each is for."""
+        return {name: agent.description for name, agent in self._agents.items()}
+
+    def is_reading(self, agent: str | None, resume: str | None) -> bool:
+        """Tell whether a task certainly only reads; what it depends on may change until it starts."""
+        known = self.tasks.get(resume) if resume is not None else None
+        if known is not None and not known.is_over:
+            return True  # it is only waited for
+        name = agent or (GENERAL.name if resume is None else known.agent if known is not None else "")
+        definition = self._agents.get(name)
+        if definition is None:
+            return False
+        return definition.reads_only or (
+            self._parent is not None and is_reading_deck(select_deck(self._parent.deck(), definition, depth=1))
+        )
+
+    # -- running ------------------------------------------------------------------------------
 
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
-        """Run a sub-session, and give its report."""
-        parent = self._parent
-        if parent is None:
-            return DelegateReport(ok=False, text="The session is not open yet.", reason="error")
+        """Run a sub-session and give its report, or start it in the background and give its id."""
+        level = self._nested.get(ctx.context_id)
+        known = self.tasks.get(request.resume or "")
+        if known is not None and not known.is_over:
+            return await self._join(known, ctx)
+        if request.background and (level is not None or not self.has_background):
+            where = "here" if level is None else "for a task of a task"
+            return _refuse(f"No task can run in the background {where}: call it without `background`.")
+        try:
+            level = level or await self._open_root()
+            agent, transcript = await self._open(request)
+        except (OSError, CoreError) as exc:
+            return _refuse(str(exc))
+        token = CancelToken(self._closing) if request.background else CancelToken(ctx.cancel, self._closing)
+        task = DelegatedTask(
+            id=transcript.id,
+            agent=agent.name,
+            objective=request.objective,
+            cancel=token,
+            activity=TaskActivity(self._cwd),
+            is_background=request.background,
+        )
+        work = partial(self._run_to_end, task, agent, request, level, transcript)
+        if not request.background:
+            self._remember(task)
+            return await work(ctx.report)
+        if len(self.list_running()) >= MOST_WAITING:
+            await _close_log(transcript)
+            return _refuse(f"{MOST_WAITING} tasks have not ended yet: wait for one of them.")
+        self._remember(task)
+        task.owner = BackgroundTask(f"task {task.id}")
+        task.owner.start(self._run_in_background(task, work))
+        text = (
+            f"Task {task.id} runs in the background. A note gives you its report; `resume` with this id waits for it."
+        )
+        return DelegateReport(ok=True, text=text, id=task.id, is_running=True)
+
+    def list_running(self) -> Sequence[DelegatedTask]:
+        """List the background tasks that have not ended, the oldest first."""
+        return [task for task in self.tasks.values() if task.is_background and not task.is_over]
+
+    async def wait_for_all(self, cancel: CancelToken) -> bool:
+        """Wait until every background task has ended; tell whether there are reports that the model has not seen."""
+        with cancel.guard():
+            for task in self.list_running():
+                await task.ended.wait()
+        return bool(self._notices)
+
+    def take_notices(self) -> Sequence[str]:
+        """Give each report of a background task once, for the model."""
+        notices, self._notices = self._notices, []
+        return [task.write_notice() for task in notices]
+
+    async def aclose(self) -> None:
+        """End the tasks; called before the servers and the model are closed."""
+        self._closing.cancel("the end of the session")
+        owners = [task.owner for task in self.tasks.values() if task.owner is not None]
+        with anyio.move_on_after(CLOSING_S, shield=True):
+            for owner in owners:
+                await owner.wait()
+        for owner in owners:
+            owner.cancel()
+            await owner.join()
+
+    async def _join(self, task: DelegatedTask, ctx: ToolContext) -> DelegateReport:
+        """Wait for a task that runs, and give its report here instead of in a notice."""
+        with ctx.cancel.guard():
+            await task.ended.wait()
+        if task in self._notices:
+            self._notices.remove(task)
+        return task.report or _refuse("The wait was cancelled; the task goes on.")
+
+    async def _open_root(self) -> TaskLevel:
+        if self._root is None:
+            raise ConversationError("The session is not open yet.")
+        return TaskLevel(await self._root(), order=self._order)
+
+    async def _open(self, request: DelegateRequest) -> tuple[AgentDefinition, Transcript]:
+        """Open the log of a task, and find its agent: the one that is named, or the one it began with.
+
+        Raises:
+            OSError: The log cannot be opened.
+            ConversationError: There is no such task, or no such agent.
+        """
         name = request.resume or new_ulid()
         directory = os.path.join(self._directory, name)
         if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
-            return DelegateReport(ok=False, text=f"There is no task {name!r} to go on with.", reason="error")
-        try:
-            transcript = await to_thread.run_sync(Transcript, directory, self._cwd)
-        except (OSError, ConversationError) as exc:
-            return DelegateReport(ok=False, text=str(exc), reason="error")
-        try:
-            return await self._run(request, ctx, parent, transcript)
-        except ConversationError as exc:
-            return DelegateReport(ok=False, text=str(exc), reason="error")
-        finally:
-            await to_thread.run_sync(transcript.close)
+            raise ConversationError(f"There is no task {name!r} to go on with.")
 
-    async def _run(
-        self, request: DelegateRequest, ctx: ToolContext, parent: ParentSession, transcript: Transcript
+        def open_log() -> tuple[AgentDefinition, Transcript]:
+            transcript = Transcript(directory, self._cwd)
+            stored = [str(row.get("name")) for row in transcript.rows() if row.get("op") == _AGENT_OP]
+            chosen = request.agent or (stored[-1] if stored else GENERAL.name)
+            agent = self._agents.get(chosen)
+            if agent is None:
+                transcript.close()
+                raise ConversationError(f"There is no agent {chosen!r}. There are: {', '.join(self._agents)}.")
+            if chosen not in stored[-1:]:
+                transcript.mark(_AGENT_OP, name=chosen)
+            return agent, transcript
+
+        return await to_thread.run_sync(open_log)
+
+    def _remember(self, task: DelegatedTask) -> None:
+        self.tasks.pop(task.id, None)
+        self.tasks[task.id] = task
+
+    async def _run_in_background(
+        self, task: DelegatedTask, work: Callable[[Callable[[ToolProgress], None]], Awaitable[DelegateReport]]
+    ) -> None:
+        try:
+            await work(lambda progress: None)
+        except Exception as exc:  # noqa: BLE001 — boundary: a failed task is a report
+            task.finish(_refuse(describe_error(exc), task.id))
+        if not self._closing.cancelled:
+            self._notices.append(task)
+            self.on_end(task)
+
+    async def _run_to_end(
+        self,
+        task: DelegatedTask,
+        agent: AgentDefinition,
+        request: DelegateRequest,
+        level: TaskLevel,
+        transcript: Transcript,
+        report_progress: Callable[[ToolProgress], None],
     ) -> DelegateReport:
-        limit = min(request.max_turns or _TURNS, parent.budget.left)
-        budget = RequestBudget(limit)
-        # Todo lists, jobs and read state are the sub-session's own. The file system is the parent's: that of the
-        # `task` call itself may be narrower than its calls need.
-        above = parent.deck().context
-        read_state = ConversationReadState(transcript)
-        context = replace(
-            above,
-            context_id=ContextId(f"ctx_{new_ulid()}"),
-            framework=replace(above.framework, read_state=read_state),
-            cancel=ctx.cancel,
-        )
-
-        def select_deck() -> ToolDeck:
-            # An `explore` agent may not end the plan mode of its parent.
-            return parent.deck().retain(
-                lambda card: card.name not in {"task", ENTER, EXIT} and (card.read_only or request.agent != "explore")
-            )
-
-        def build_toolbox() -> DeckToolBox:
-            return DeckToolBox(DeckRunner({card.name: card for card in select_deck().tools()}, context))
-
-        changed = ChangedFiles(self._cwd)
-
-        async def report_event(event: RunEvent) -> None:
-            changed.follow(event)
-            if isinstance(event, ToolCalled):
-                ctx.report(ToolProgress(budget.used, limit, f"calling {event.name}"))
-            elif isinstance(event, ToolAnswered) and event.code == "denied":
-                await parent.sink(event)
-
-        plan = RunPlan(
-            toolbox=build_toolbox,
-            system_prompt=lambda: parent.system_prompt.render(
-                [card.name for card in select_deck().tools()], parent.servers()
-            ),
-            cancel=ctx.cancel,
-            budget=budget,
-            history=transcript.messages(),
-            sink=report_event,
-            on_turn=parent.on_turn,
-            on_message=partial(to_thread.run_sync, read_state.save_message),
-            time_s=(request.timeout_ms or _TIME_S * 1_000) / 1_000,
-        )
-        facts = f"\n\nWhat is known:\n{request.context}" if request.context else ""
-        prompt = f"{request.objective}{facts}\n\nEnd with a report of what you found or did."
+        """Wait for the turn of a task, run it, and release everything it holds."""
+        report = _refuse("The task was cancelled.", task.id, "cancelled")
         try:
-            result = await parent.runner.run(prompt, plan)
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(_close_log, transcript)
+                # The agent sees what its parent sees; what only reads is decided once, and holds to its end.
+                is_reading = is_reading_deck(select_deck(level.parent.deck(), agent, level.depth + 1))
+                limit_s = _find_time(agent, request)
+                with anyio.move_on_after(limit_s), task.cancel.guard():
+                    await stack.enter_async_context(level.order.hold(shared=is_reading))
+                    if level.depth and self._slots.value == 0:
+                        # Waiting could last for ever: the tasks above hold the places.
+                        report = _refuse(f"{MOST_AT_ONCE} agents run at once: do the work yourself.", task.id)
+                        return report
+                    await stack.enter_async_context(self._slots)
+                    task.state = "running"
+                if task.state == "waiting":
+                    if not task.cancel.cancelled:
+                        report = _refuse("Its turn did not come: other agents are at work.", task.id, "time")
+                    return report
+                run = SubSession(task, agent, request, level, transcript, is_reading, limit_s, self._cwd)
+                report = await run.execute(stack, self._nested, report_progress)
+                return report
+        except ConversationError as exc:
+            report = _refuse(str(exc), task.id)
+            return report
         finally:
-            parent.budget.used += budget.used
-        is_done = result.reason == "done"
-        text = result.text if is_done else "\n\n".join((*result.passages, f"[{result.message}]"))
-        if len(text) > _LARGEST_REPORT:
-            text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
-        return DelegateReport(
-            ok=is_done, text=text, id=transcript.id, reason=_REASONS.get(result.reason), files=changed.paths()
-        )
+            task.finish(report)
 
 
-class ChangedFiles:
-    """Files that the calls of a session have written or edited, each once, in order."""
+def _find_time(agent: AgentDefinition, request: DelegateRequest) -> float:
+    """Find the shorter of the time of the agent and that of the call, in seconds."""
+    given = [request.timeout_ms / 1_000] if request.timeout_ms is not None else list[float]()
+    given += [float(agent.timeout_s)] if agent.timeout_s is not None else []
+    return min(given, default=_TIME_S)
 
-    def __init__(self, cwd: str) -> None:
-        self._cwd = cwd
-        self._calls: dict[str, str] = {}
-        self._paths: dict[str, None] = {}
 
-    def follow(self, event: RunEvent) -> None:
-        """Record the path of a call, and count it when the call succeeds."""
-        if isinstance(event, ToolCalled) and event.name in CHECKPOINTED_TOOLS:
-            path = path_of(event.arguments)
-            if path is not None:
-                self._calls[event.id] = path
-        elif isinstance(event, ToolAnswered):
-            path = self._calls.pop(event.id, None)
-            if path is not None and not event.is_error:
-                full = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
-                self._paths.setdefault(full.removeprefix(os.path.join(self._cwd, "")))
+def _refuse(text: str, identity: str | None = None, reason: str = "error") -> DelegateReport:
+    return DelegateReport(ok=False, text=text, id=identity, reason=reason)
 
-    def paths(self) -> tuple[str, ...]:
-        """List the paths, relative to the working directory if they are in it."""
-        return tuple(self._paths)
+
+async def _close_log(transcript: Transcript) -> None:
+    with anyio.move_on_after(CLOSING_S, shield=True):
+        await to_thread.run_sync(transcript.close)

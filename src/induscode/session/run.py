@@ -24,7 +24,7 @@ from indusagi.core.cancel import ending_signals
 from indusagi.core.faults import CoreError
 from induscode.boot.runners import ConfigPathError
 from induscode.deck.contract import BackendFault, UnknownCapability
-from induscode.session.contract import ExitCode, RunResult, signal_code
+from induscode.session.contract import ExitCode, RequestBudget, RunResult, signal_code
 from induscode.session.conversation import open_conversation
 from induscode.session.line_dialog import find_line_dialog
 from induscode.session.models import InvalidAddressError, NoModelError
@@ -50,6 +50,7 @@ _CLOSING_S = 5.0
 _REPORT_S = 1.0
 """Time to write the summary after a cancellation."""
 _STANDARD_OUTPUT = 1
+_TASKS_ENDED = "Your background tasks have ended. Go on with their reports, and give the complete answer."
 USAGE_ERRORS = (
     InvalidAddressError,
     InvalidPromptError,
@@ -204,7 +205,13 @@ class Run:
     async def execute(self, prompt: str) -> int:
         """Have the model answer the prompt, and give the exit code."""
         known = len(self.conversation.notes)
-        result = await self.conversation.run_turn(prompt, sink=self.reporter.report_event, cancel=self.cancel)
+        conversation, sink = self.conversation, self.reporter.report_event
+        budget = RequestBudget(conversation.invocation.max_requests)
+        result = await conversation.run_turn(prompt, sink=sink, cancel=self.cancel, budget=budget)
+        tasks = conversation.resources.delegate
+        while result.reason == "done" and await tasks.wait_for_all(self.cancel):
+            # The model has answered, and its background tasks have ended since: it reads their reports.
+            result = await conversation.run_turn(_TASKS_ENDED, sink=sink, cancel=self.cancel, budget=budget)
         for note in self.conversation.notes[known:]:
             print_status(note)
         if result.reason == "cancelled":

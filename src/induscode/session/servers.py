@@ -103,11 +103,15 @@ class SessionServers:
         # A user's file inside the workspace (a session in the home directory) is as exposed as one of `--mcp`.
         self._consented = ConsentedRows(invocation.cwd, mcp.plan, RELOAD, scopes={"given", "user"})
         self._waking: list[BackgroundTask] = []
+        self._leased: Sequence[str] = ()
+        """Servers whose change waits until no sub-agent uses them."""
 
     async def apply_changes(self) -> list[str]:
         """Apply changed files, and approvals given in another process; describe the changes."""
         await self.mcp.reread_approvals()
-        if not await to_thread.run_sync(self._files.has_changed):
+        leases = self.mcp.fleet.leases
+        is_free = bool(self._leased) and not any(map(leases.find_holders, self._leased))
+        if not await to_thread.run_sync(self._files.has_changed) and not is_free:
             return []
         try:
             return await self.apply_plan(await self.read_plan())
@@ -153,6 +157,7 @@ class SessionServers:
         used = self._consented.hold_back(plan)
         used = used.narrow([row.id for row in used.rows if row.id not in self.switched_off])
         changes = await mcp.change(used)
+        self._leased = changes.leased
         mcp.plan, self.plan = used, plan
         self.phases.forget(changes.removed)
         self._waking.append(BackgroundTask("start of changed servers"))
@@ -165,6 +170,10 @@ class SessionServers:
             "held back": waiting,
         }
         described = [f"servers {word}: {', '.join(names)}" for word, names in parts.items() if names]
+        described += [
+            f"server {server!r} stays as it is until the end of {', '.join(mcp.fleet.leases.find_holders(server))}"
+            for server in changes.leased
+        ]
         return [*described, *(str(note) for note in used.notes if str(note) not in known)]
 
     async def aclose(self) -> None:

@@ -20,10 +20,13 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.runtime.contract import TextContentBlock
+from induscode.deck.contract import can_overlap
 from induscode.session.contract import Attachment, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.session.read_write_lock import ReadWriteLock
+from induscode.session.transcript import add_session_note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -185,17 +188,26 @@ def describe_repetition(name: str, times: int = WARN_AT) -> str:
 class ToolCalls:
     """Runs the calls of one run, reports them as events, and ends the run on repetition."""
 
-    def __init__(self, sink: EventSink, cancel: CancelToken) -> None:
-        self._sink, self._cancel = sink, cancel
+    def __init__(self, sink: EventSink, cancel: CancelToken, notices: Callable[[], Sequence[str]] = tuple) -> None:
+        """Take the sink of events, the token that ends calls, and what the model is told with a result."""
+        self._sink, self._cancel, self._notices = sink, cancel, notices
         self._repeats = RepeatDetector()
+        self._order = ReadWriteLock()
 
     async def run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
-        """Run a call while its progress is reported.
+        """Run a call while its progress is reported; one that changes something runs alone.
 
         Raises:
             RepeatedCallError: The call gave the same result too often.
             OSError: The sink failed: its reader is gone.
         """
+        card = toolbox.runner.cards.get(call.name)
+        async with self._order.hold(shared=card is None or can_overlap(card, call.input)):
+            content = await self._run(toolbox, call)
+        text = add_session_note(content.text, self._notices())
+        return ModelContent(text, content.attachments, content.is_error)
+
+    async def _run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
         await self._sink(ToolCalled(call.id, call.name, call.input))
         send, receive = anyio.create_memory_object_stream["ToolProgress"](_PROGRESS_BUFFER)
 

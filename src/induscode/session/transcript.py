@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections import deque
 from shutil import copytree, ignore_patterns, rmtree
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.context import ReadState
@@ -57,6 +58,7 @@ class Transcript:
         self.id = os.path.basename(self.directory)
         self.failure: str | None = None
         """Why the log is no longer written; None while it is."""
+        self._writing = Lock()
         self._lock = os.open(os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -127,12 +129,13 @@ class Transcript:
     def append_rows(self, rows: Sequence[JsonObject]) -> None:
         """Append rows with one write; a failure is stored in `failure`."""
         # A full disk does not end the conversation; rows behind a gap would mislead a later run.
-        if self.failure is not None:
-            return
-        try:
-            self._log.extend(rows)
-        except OSError as exc:
-            self.failure = str(exc)
+        with self._writing:  # sub-agents record their turns in threads of their own
+            if self.failure is not None:
+                return
+            try:
+                self._log.extend(rows)
+            except OSError as exc:
+                self.failure = str(exc)
 
     def close(self) -> None:
         """Close the log, and release the lock."""

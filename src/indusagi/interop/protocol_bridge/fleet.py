@@ -47,6 +47,7 @@ from indusagi.interop.protocol_bridge.contract import (
     to_tool_result,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+from indusagi.interop.protocol_bridge.lease import ServerLeases
 from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class ServerFleetImpl:
         self._waiting: dict[str, Waiting] = {}
         self._supervisors: dict[str, _ServerSupervisor] = {}
         self._notes: tuple[Note, ...] = ()
+        self.leases = ServerLeases()
+        """The servers that sub-agents use."""
         self._listeners: list[Callable[[FleetEvent], None]] = []
 
     @property

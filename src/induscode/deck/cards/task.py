@@ -7,27 +7,31 @@ from typing import cast
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.json import JsonObject
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, DelegateRequest, Profile, capability_id
+from induscode.deck.contract import (
+    AgentRoster,
+    Capability,
+    CapabilityCard,
+    CardWrapper,
+    DeckContext,
+    DelegateReport,
+    DelegateRequest,
+    DelegateRunner,
+    Profile,
+    capability_id,
+)
 
-_PARAMETERS: JsonSchema = {
-    "type": "object",
-    "properties": {
-        "objective": {
-            "type": "string",
-            "minLength": 1,
-            "description": "Complete in itself: the agent sees nothing else.",
-        },
-        "agent": {"type": "string"},
-        "context": {"type": "string", "description": "Facts it needs."},
-        "resume": {"type": "string", "description": "Id of a task that ended early."},
-        "maxTurns": {"type": "integer", "minimum": 1, "maximum": 200},
-        "timeoutMs": {"type": "integer", "minimum": 1_000, "maximum": 3_600_000},
-    },
-    "required": ["objective"],
-    "additionalProperties": False,
+_ALIASES = {"prompt": "objective", "subagent_type": "agent"}
+_PROPERTIES: JsonObject = {
+    "objective": {"type": "string", "minLength": 1, "description": "Complete in itself: the agent sees nothing else."},
+    "agent": {"type": "string"},
+    "context": {"type": "string", "description": "Facts it needs."},
+    "resume": {"type": "string", "description": "Id of a task: it goes on, or is waited for."},
+    "maxTurns": {"type": "integer", "minimum": 1, "maximum": 200},
+    "timeoutMs": {"type": "integer", "minimum": 1_000, "maximum": 3_600_000},
 }
+_BACKGROUND: JsonObject = {"type": "boolean", "description": "Give the id at once; a note reports the end."}
 
 
 def task_card() -> CapabilityCard:
@@ -36,9 +40,37 @@ def task_card() -> CapabilityCard:
     return CapabilityCard(capability_id("task"), "Delegate task", summary, (Profile.ALL,), _build)
 
 
+class TaskCard(CardWrapper):
+    """The card with its runner: a task that only reads may run beside other calls."""
+
+    def __init__(self, inner: Capability, runner: DelegateRunner | None) -> None:
+        super().__init__(inner)
+        self._runner = runner
+
+    def can_overlap(self, arguments: JsonValue, /) -> bool:
+        """Tell whether a task only reads, or runs in the background."""
+        if not is_json_object(arguments) or not isinstance(self._runner, AgentRoster):
+            return False
+        agent, resume = arguments.get("agent", arguments.get("subagent_type")), arguments.get("resume")
+        return arguments.get("background") is True or self._runner.is_reading(
+            agent if isinstance(agent, str) else None, resume if isinstance(resume, str) else None
+        )
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the task."""
+        return await self.inner.run(arguments, ctx)
+
+
 def _build(deck: DeckContext) -> Capability:
     runner = deck.framework.delegate
     agents = tuple(runner.list_agents()) if runner is not None else ()
+    has_background = isinstance(runner, AgentRoster) and runner.has_background
+    parameters: JsonSchema = {
+        "type": "object",
+        "properties": {**_PROPERTIES, "background": _BACKGROUND} if has_background else _PROPERTIES,
+        "required": ["objective"],
+        "additionalProperties": False,
+    }
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if runner is None:
@@ -53,32 +85,54 @@ def _build(deck: DeckContext) -> Capability:
             resume=cast("str | None", arguments.get("resume")),
             max_turns=cast("int | None", arguments.get("maxTurns")),
             timeout_ms=cast("int | None", arguments.get("timeoutMs")),
+            background=arguments.get("background") is True,
         )
         if request.agent is not None and agents and request.agent not in agents:
             message = f"There is no agent {request.agent!r}. There are: {', '.join(agents)}."
             return ToolResult.error(message, code="unknown_agent", delegated=False)
         report = await runner.run(request, ctx)
-        text = report.text or "The agent reported nothing."
-        if not report.ok:
-            text = f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
-        facts: JsonObject = {
-            "delegated": True,
-            "ok": report.ok,
-            "reason": report.reason,
-            "id": report.id,
-            "files": list(report.files),
-        }
-        blocks = (TextContentBlock(text), JsonContentBlock(facts))
+        facts = _list_facts(report)
+        blocks = (TextContentBlock(format_report(report)), JsonContentBlock(facts))
         return ToolResult(blocks, is_error=not report.ok, details=facts)
 
-    description = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
     spec = ToolSpec(
         "task",
-        f"{description} Agents: {', '.join(agents)}." if agents else description,
-        _PARAMETERS,
+        _describe(runner, agents),
+        parameters,
         run,
         title="Delegate task",
-        prepare=coerce_to(_PARAMETERS, {"prompt": "objective", "subagent_type": "agent"}),
+        prepare=coerce_to(parameters, _ALIASES),
         terse=True,
     )
-    return define_tool(spec)
+    return TaskCard(define_tool(spec), runner)
+
+
+def format_report(report: DelegateReport) -> str:
+    """Format the text of a report for a model."""
+    text = report.text or "The agent reported nothing."
+    return text if report.ok else f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
+
+
+def _list_facts(report: DelegateReport) -> JsonObject:
+    facts: JsonObject = {
+        "delegated": True,
+        "ok": report.ok,
+        "reason": report.reason,
+        "id": report.id,
+        "files": list(report.files),
+    }
+    if report.is_running:
+        facts["running"] = True
+    if report.calls:
+        facts["calls"] = dict[str, JsonValue](report.calls)
+    if report.usage:
+        facts["usage"] = dict(report.usage)
+    return facts
+
+
+def _describe(runner: DelegateRunner | None, agents: tuple[str, ...]) -> str:
+    description = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
+    if isinstance(runner, AgentRoster):
+        rows = "".join(f"\n- {name}: {purpose}" for name, purpose in runner.describe_agents().items())
+        return f"{description} Agents that only read run at once if you call them together. Agents:{rows}"
+    return f"{description} Agents: {', '.join(agents)}." if agents else description

@@ -127,6 +127,8 @@ class ServerChanges:
     added: Sequence[str] = ()
     to_start: Sequence[str] = ()
     """Replaced and added servers that the caller must wake."""
+    leased: Sequence[str] = ()
+    """Servers that stay as they are because sub-agents use them; the caller applies the plan again later."""
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.replaced or self.added)
@@ -309,10 +311,17 @@ class BootedBridge:
     async def change(self, plan: ServerPlan) -> ServerChanges:
         """Replace the servers by those of a plan; servers that stay the same go on.
 
-        New servers stay asleep: the caller wakes those in `to_start`. Only one caller at a time.
+        New servers stay asleep: the caller wakes those in `to_start`. A server with a lease stays as it is. Only one
+        caller at a time.
         """
         wanted = {config.id: (config, True) for config in plan.configs.values()}
         wanted.update((row.id, (row.config, False)) for row in plan.untrusted)
+        leased = [
+            server
+            for server, present in self._configs.items()
+            if wanted.get(server) != present and self.fleet.leases.find_holders(server)
+        ]
+        wanted |= {server: self._configs[server] for server in leased}
         removed = [server for server in self._configs if server not in wanted]
         replaced = [
             server for server in self._configs if wanted.get(server, self._configs[server]) != self._configs[server]
@@ -336,7 +345,7 @@ class BootedBridge:
                 self.enrolment.sync_tools(server, known[server], disabled.get(server, ()))
         self.enrolment.set_configured_servers(plan.configured)
         to_start = [config.id for config in fresh if config.id not in known or config.id not in plan.lazy]
-        return ServerChanges(removed, replaced, added, to_start)
+        return ServerChanges(removed, replaced, added, to_start, leased)
 
     async def reread_approvals(self) -> None:
         """Apply what another process has approved (`indus mcp approve`) while this one runs."""

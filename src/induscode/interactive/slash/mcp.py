@@ -157,6 +157,7 @@ async def _connect(host: SlashHost, words: Sequence[str]) -> None:
 async def _restart(host: SlashHost, words: Sequence[str]) -> None:
     servers, name = get_servers(host), await _take_name(host, words)
     _require_startable(servers, name)
+    _require_free(servers, name)
     await _start(host, name, servers.mcp.fleet.restart)
 
 
@@ -181,8 +182,20 @@ async def _disconnect(host: SlashHost, words: Sequence[str]) -> None:
     status = _require_startable(servers, name)
     if status.phase in {EndpointPhase.IDLE, EndpointPhase.CLOSED}:
         raise SlashError(f"server {name!r} is not connected")
+    _require_free(servers, name)
     await servers.mcp.fleet.stop(name)
     host.screen.show(f"server {name!r} is disconnected; calls of its tools fail until /mcp connect {name}")
+
+
+def _require_free(servers: SessionServers, name: str) -> None:
+    """Refuse to stop a server that a sub-agent uses.
+
+    Raises:
+        SlashError: One does.
+    """
+    holders = servers.mcp.fleet.leases.find_holders(name)
+    if holders:
+        raise SlashError(f"server {name!r} is used by {', '.join(holders)}: wait for its end, or /tasks stop it")
 
 
 def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:

@@ -34,6 +34,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolCall
+from induscode.deck.contract import find_overlapping, only_reads
 from induscode.session.contract import RunResult, TextDelta, Usage
 from induscode.session.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
 from induscode.session.model_loop.providers import to_model_fault
@@ -77,7 +78,7 @@ class DeckToolset(AbstractToolset[None]):
         """
         self._plan = plan
         self._rich_results, self._text_only = rich_results, text_only
-        self._calls = ToolCalls(plan.sink, plan.cancel)
+        self._calls = ToolCalls(plan.sink, plan.cancel, plan.notices)
         self._toolbox: DeckToolBox | None = None
         self._step = -1
 
@@ -94,14 +95,14 @@ class DeckToolset(AbstractToolset[None]):
         cards = self._toolbox.runner.cards
         tools: dict[str, ToolsetTool[None]] = {}
         for descriptor in self._toolbox.descriptors():
-            # A server's `readOnlyHint` decides about concurrency only; it permits nothing.
-            hinted = (descriptor.annotations or {}).get("readOnlyHint") is True
+            card = cards[descriptor.name]
             definition = ToolDefinition(
                 name=descriptor.name,
                 description=descriptor.description,
                 parameters_json_schema=cast("dict[str, Any]", dict(descriptor.parameters)),
                 strict=False,
-                sequential=not (hinted or cards[descriptor.name].read_only),
+                # `ToolCalls` orders the calls of a card that decides about each of them.
+                sequential=not only_reads(card) and find_overlapping(card) is None,
             )
             tools[descriptor.name] = ToolsetTool(
                 toolset=self, tool_def=definition, max_retries=_MAX_RETRIES, args_validator=PassThroughValidator()
@@ -245,7 +246,7 @@ class ModelLoop:
         messages, settings = parse_sampling_request(params)
         if budget.left == 0:
             raise RpcError(SAMPLING_FAILED, f"the limit of {budget.limit} requests to the model is reached")
-        budget.used += 1
+        budget.spend()
         settings["timeout"] = _REQUEST_S
         try:
             async with self._model.request_stream(messages, settings, ModelRequestParameters()) as stream:
@@ -317,7 +318,7 @@ class ModelLoop:
                     await state.save_message(node.request)  # tool results that the model has not received
                     message = f"the limit of {budget.limit} requests to the model is reached"
                     return RunResult(reason="limit", message=message)
-                budget.used += 1
+                budget.spend()
                 state.passages.append([])
                 async with node.stream(run.ctx) as stream:
                     async for event in stream:

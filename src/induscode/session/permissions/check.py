@@ -94,6 +94,8 @@ class Permissions:
         plan: State of plan mode; None if the session has none.
         plans_dir: Directory to which plan mode may write.
         store: Where an answer for always is stored; without one it holds for the session.
+        limits: For permissions beside others that only take away: the sentence in a denial that says what limits the
+            calls. The sandbox is the concern of the others.
     """
 
     def __init__(
@@ -105,8 +107,10 @@ class Permissions:
         plan: PlanState | None = None,
         plans_dir: str | None = None,
         store: RuleStore | None = None,
+        limits: str | None = None,
     ) -> None:
         self._rules = [*rules]
+        self._limits = limits
         self._approver = approver
         self._approval = approval
         self._plan = plan
@@ -190,6 +194,8 @@ class Permissions:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
                 return self._to_result(facts, decision)
+            if self._limits is not None:
+                return _deny(facts, decision, f"{self._limits}. What it would do:")
             if self._approver is None:
                 remedy = f"To allow it, start with {suggest_flags(facts, decision)}."
                 if decision.undecided:
@@ -254,6 +260,7 @@ class Permissions:
             # Reads files: the store, and symbolic links in the paths of rules.
             store, needs_store = self._store, facts.script is not None and not is_sandboxed(facts)
             unsandboxed = needs_store and store is not None and store.allows_unsandboxed(facts.workspace)
+            unsandboxed = unsandboxed or self._limits is not None
             return decide_call(facts, tuple(self._rules), replace(context, unsandboxed=unsandboxed))
 
         return await to_thread.run_sync(decide_in_thread)
@@ -340,3 +347,12 @@ def require_permission(card: Capability, permissions: Permissions) -> CheckedCar
     if not isinstance(card, CheckedCard):
         return CheckedCard(card, permissions)
     return card if permissions in card.permissions else CheckedCard(card.inner, permissions, *card.permissions)
+
+
+def limit_card(card: Capability, limits: Permissions) -> CheckedCard:
+    """Put permissions that only take away in front of a card; they are checked before a person is asked."""
+    return (
+        CheckedCard(card.inner, *card.permissions, limits)
+        if isinstance(card, CheckedCard)
+        else CheckedCard(card, limits)
+    )
