@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 LIMIT_S = 20.0
 """Longer than any test takes."""
@@ -36,6 +36,10 @@ class Reply:
     """Finish reason in the words of the API; with None the stream breaks off."""
     stalls: bool = False
     """Send the text, then nothing until the client closes the connection."""
+    after: int = 0
+    """Number of requests that must have arrived before it is sent; an error if they do not come."""
+    delay_s: float = 0.0
+    """Time before it is sent, for measurements."""
 
 
 def says(*pieces: str) -> Reply:
@@ -65,15 +69,23 @@ class ModelServer:
     """Set when a client has closed the connection during a reply."""
     ending: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    pick: Callable[[dict[str, Any], Reply], bool] = lambda body, reply: True
+    """Whether a reply fits a request; the first one that does is taken."""
+    arrived: threading.Condition = field(default_factory=threading.Condition)
 
     def next_reply(self, body: dict[str, Any], headers: dict[str, str]) -> Reply:
         """Record a request, and give the reply for it."""
         with self.lock:
             self.requests.append(body)
             self.headers.append(headers)
-            if not self.script:
-                return Reply(status=500, error="the script is at its end")
-            return self.script.pop(0)
+            matches = [index for index, reply in enumerate(self.script) if self.pick(body, reply)]
+            reply = self.script.pop(matches[0]) if matches else Reply(status=500, error="the script is at its end")
+        with self.arrived:
+            self.arrived.notify_all()
+            if not self.arrived.wait_for(lambda: len(self.requests) >= reply.after, LIMIT_S):
+                return Reply(status=500, error=f"fewer than {reply.after} requests came")
+        self.ending.wait(reply.delay_s)
+        return reply
 
 
 @contextmanager

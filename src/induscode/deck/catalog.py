@@ -77,7 +77,7 @@ def find_missing_backend(name: str, framework: DeckFramework, *, plan_mode: bool
     if name == "saas-action" and framework.saas is None:
         return "no connector is configured; add one with: indus connectors add NAME SPEC"
     if name == "task" and framework.delegate is None:
-        return "there is no model in this run that could do the work; use it in a session"
+        return "there is no model in this run that could do the work; use it in a session, or serve with --model NAME"
     if name in _PLAN_CARDS and not plan_mode:
         return "this run has no plan mode; use it in a session"
     if name == "websearch" and not framework.search:

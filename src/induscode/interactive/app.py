@@ -36,6 +36,7 @@ from induscode.terminal import escape_unprintable, redirected_status_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
+    from anyio.abc import TaskGroup
     from prompt_toolkit.completion import Completer
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
@@ -108,6 +109,8 @@ class InteractiveApp:
         self._arrived = asyncio.Event()
         self._leaving = CancelToken()
         self._turn: CancelToken | None = None
+        self._beside: TaskGroup | None = None
+        """Runs commands beside the turn."""
         self._renderer: EventRenderer | None = None
         self._prompt: str | None = None
         self._next: Invocation | None = None
@@ -154,7 +157,11 @@ class InteractiveApp:
     # -- what the person does -----------------------------------------------------------------
 
     def submit(self, text: str) -> None:
-        """Queue a message."""
+        """Queue a message; `/tasks` is answered during a turn too, so that its agents can be watched and stopped."""
+        words = text.split()
+        if self._beside is not None and words[:1] == ["/tasks"] and words[1:2] != ["resume"]:
+            self._beside.start_soon(self._run_beside, text)
+            return
         self._messages.append(text)
         self._interrupted_at = float("-inf")
         self.screen.state.queued = tuple(self._messages)
@@ -402,6 +409,18 @@ class InteractiveApp:
         finally:
             self._turn = None
 
+    async def _run_beside(self, line: str) -> None:
+        """Run a command while a turn goes on."""
+        name, rest = parse_line(line)
+        try:
+            self.screen.show(f"> {line}")
+            await find_command(name, self._commands).run(self, rest)
+        except (CoreError, OSError) as exc:
+            self.screen.show(str(exc))
+        except asyncio.CancelledError:  # the turn has ended first
+            self.submit(line)
+            raise
+
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
         """Answer one message: text and calls are printed as they are finished."""
         from induscode.interactive.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
@@ -420,6 +439,7 @@ class InteractiveApp:
         result = RunResult(reason="cancelled")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._animate)
+            self._beside = tasks
             try:
                 with self._turn.guard():
                     await conversation.wait_for_servers()
@@ -429,7 +449,7 @@ class InteractiveApp:
             finally:
                 tasks.cancel_scope.cancel()
                 self.screen.print(self._renderer.finish())
-                self._turn = self._renderer = None
+                self._turn = self._renderer = self._beside = None
         self._show_end(result)
         for note in conversation.notes[known:]:
             self.screen.show(f"note: {note}")

@@ -22,6 +22,9 @@ def format_status(conversation: Conversation | None, width: int, *, busy: bool) 
     starting = [name for name, status in conversation.session.mcp.status().items() if status.phase == "connecting"]
     if starting:
         parts.append(f"starting {', '.join(starting)}")
+    running = len(conversation.resources.delegate.list_running())
+    if running:
+        parts.append(f"{running} {'task' if running == 1 else 'tasks'} in the background")
     parts.append(
         f"context {used / window:.0%} of {format_tokens(window)}" if window else f"context {format_tokens(used)}"
     )

@@ -177,7 +177,8 @@ def _parse_front_matter(text: str) -> dict[str, list[str]]:
 def _parse_tools(values: Sequence[str]) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for value in values:
-        text = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+        is_list = value.startswith("[") and value.endswith("]")
+        text = re.sub("[\"']", "", value[1:-1]) if is_list else value
         entries = [entry.strip().strip("\"'") for entry in _ENTRY.findall(text)]
         if _LIST.fullmatch(text) is None:  # half a specifier would be dropped, and with it the limit
             raise AgentFileError(f"its tools cannot be read: {cut_text(text, 60)!r}; write read, grep, bash(git log *)")

@@ -170,7 +170,36 @@ def test_a_sub_session_is_a_task_with_its_report(setup: TerminalSetup) -> None:
         say(terminal, "how many?", "none, it says")
         wait_for_answer(terminal, "/tasks", "count the files")
         wait_for_answer(terminal, "/tasks output 1", "There are none.")
-        wait_for_answer(terminal, "/tasks stop 1", "a sub-session runs during a turn only")
+        wait_for_answer(terminal, "/tasks stop 1", "has ended; /tasks resume")
+        assert terminal.leave() == 0
+
+
+def test_a_background_task_is_watched_stopped_and_resumed(setup: TerminalSetup) -> None:
+    script = (
+        calls("task", objective="watch the tide", agent="explore", background=True),
+        says("it is under way"),
+        Reply(text=("I see water",), stalls=True),
+        says("low tide"),
+        says("the tide is low"),
+    )
+    with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        # Both requests are made at once: the replies are told apart by what they are about.
+        setup.server.pick = lambda body, reply: (
+            ("watch the tide" in str(body["messages"][1:2])) == (reply in script[2:4])
+        )
+        say(terminal, "look at the sea", "it is under way")
+        wait_for_answer(terminal, "/tasks", "explore: watch the tide")
+        wait_for_answer(terminal, "/tasks", "running")
+        choose(terminal, "/fork", "1 task ends with it", "n")
+        wait_for_answer(terminal, "/tasks stop 1", "stopping")
+        terminal.wait_for("ended early (cancelled)")
+        wait_for_answer(terminal, "/tasks output 1", "I see water")
+        wait_for_answer(terminal, "/tasks resume 1 look again", "goes on in the background")
+        terminal.wait_for("is done after")
+        wait_for_answer(terminal, "/tasks output 1", "low tide")
+        say(terminal, "well?", "the tide is low")
+        assert "Its report:\\nlow tide" in json.dumps(setup.server.requests[-1])
         assert terminal.leave() == 0
 
 

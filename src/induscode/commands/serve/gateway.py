@@ -132,6 +132,7 @@ class Gateway:
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway."""
         self._changed = anyio.Event()
+        self._changing = anyio.Lock()
         self._printed: set[str] = set()
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
@@ -163,6 +164,11 @@ class Gateway:
         self._box = GatewayBox(native.into_tool_box(), remote.into_tool_box(), self, self._context.schemas)
         self._boxed = ledger
         return self._box
+
+    def build_agent_deck(self) -> ToolDeck:
+        """Build the deck of a sub-agent: its calls of servers are checked as strictly as those of native cards."""
+        live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
+        return self.session.native.graft(live).map_capabilities(self._checks.native)
 
     def is_disabled(self, name: str) -> bool:
         """Return whether a tool is disabled, by the name that clients call."""
@@ -295,7 +301,12 @@ class Gateway:
             plan = plan.narrow([row.id for row in plan.rows if row.id not in ours])
         order = [row.id for row in self.plan.rows]
         self.plan = plan
-        changes = await self._bridge.change(plan)
+        async with self._changing:
+            changes = await self._bridge.change(plan)
+        if changes.leased:
+            names = ", ".join(changes.leased)
+            print_status(f"the change of {names} waits for the end of the tasks that use it")
+            tasks.start_soon(self._apply_when_free, changes.leased, tasks)
         self._print_notes(plan.notes)
         if changes or order != [row.id for row in plan.rows]:
             self._box = None
@@ -311,6 +322,10 @@ class Gateway:
             texts = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
             print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
+
+    async def _apply_when_free(self, leased: Sequence[str], tasks: TaskGroup) -> None:
+        await self._fleet.leases.wait_until_free(leased)
+        await self._apply_plan(self.plan, tasks)
 
     # -- status lines -----------------------------------------------------------------------
 

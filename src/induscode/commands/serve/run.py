@@ -38,7 +38,7 @@ from induscode.commands.serve.reload import FileWatch
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
-from induscode.deck.contract import Profile
+from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import ADDONS_REQUIRED
@@ -175,9 +175,15 @@ async def _open_gateway(
     value = PROFILES[options.profile]
     profile = None if value is None else Profile(value)
     with signals.end.guard():
+        tasks = None
+        if profile is Profile.ALL and (invocation.model or invocation.base_url):
+            from induscode.commands.serve.agents import open_tasks  # noqa: PLC0415 — with a model only
+
+            tasks = await open_tasks(stack, invocation)
         session = await stack.enter_async_context(
             open_session(
                 invocation,
+                framework=DeckFramework(delegate=tasks),
                 profile=profile,
                 plan=plan,
                 wait=False,
@@ -188,7 +194,13 @@ async def _open_gateway(
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
-        return Gateway(session, plan, context, checks)
+        gateway = Gateway(session, plan, context, checks)
+        if tasks is not None:
+            from induscode.commands.serve.agents import attach_gateway  # noqa: PLC0415 — with a model only
+
+            stack.push_async_callback(tasks.aclose)
+            attach_gateway(tasks, gateway, checks.posture)
+        return gateway
     return None
 
 

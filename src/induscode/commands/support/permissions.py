@@ -30,6 +30,8 @@ class CardChecks:
     native: Wrap
     remote: Wrap
     notes: Sequence[Note] = ()
+    posture: str = ""
+    """Sentence for the system prompt of sub-agents: what runs without asking."""
 
 
 def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
@@ -91,10 +93,10 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
     if all(rule.effect is Effect.ALLOW for rule in rules):
-        return CardChecks(loaded.wrap, _pass, loaded.notes)
+        return CardChecks(loaded.wrap, _pass, loaded.notes, loaded.posture)
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
     permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
-    return CardChecks(loaded.wrap, lambda card: require_permission(card, permissions), loaded.notes)
+    return CardChecks(loaded.wrap, lambda card: require_permission(card, permissions), loaded.notes, loaded.posture)
 
 
 def _pass(card: Capability) -> Capability:
