@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import answer, bridge, commands, deck, gateway, kernel, start, terminal, tools
+from bench import agents, answer, bridge, commands, deck, gateway, kernel, start, terminal, tools
 from bench.gateway import crowd as gateway_crowd
 from bench.tools import search as tools_search
 
@@ -16,6 +16,7 @@ ROWS: tuple[Row, ...] = (
     *commands.ROWS,
     *answer.ROWS,
     *terminal.ROWS,
+    *agents.ROWS,
     *kernel.ROWS,
     *tools_search.ROWS,
     *tools.ROWS,

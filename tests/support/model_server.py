@@ -13,6 +13,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class ModelServer:
     """Bodies of the requests, in order."""
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of the model in the list."""
+    arrivals: list[float] = field(default_factory=list[float])
+    """When each request came, by the clock of `perf_counter`."""
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     speaking: threading.Event = field(default_factory=threading.Event)
     """Set when a stalled reply has sent its text."""
@@ -77,6 +80,7 @@ class ModelServer:
         """Record a request, and give the reply for it."""
         with self.lock:
             self.requests.append(body)
+            self.arrivals.append(perf_counter())
             self.headers.append(headers)
             matches = [index for index, reply in enumerate(self.script) if self.pick(body, reply)]
             reply = self.script.pop(matches[0]) if matches else Reply(status=500, error="the script is at its end")

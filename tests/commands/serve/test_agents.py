@@ -9,6 +9,7 @@ import pytest
 from tests.commands.helpers import configured, row, user_file
 from tests.commands.serving import greeted
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
+from tests.support.scripts import run
 from tests.support.sessions import to_text
 from tests.support.waiting import until
 
@@ -66,12 +67,16 @@ def test_agent_of_a_gateway_calls_nothing_that_a_run_without_a_person_refuses(
     assert not (tmp_path / "made.txt").exists()
 
 
-@pytest.mark.parametrize("words", [("--profile", "all"), ("--model", "openai:scripted")], ids=["no model", "read-only"])
-def test_without_a_named_model_or_the_profile_the_card_is_not_shown(
-    model: ModelServer, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    with greeted(*words, cwd=tmp_path) as gateway:
+def test_key_in_the_environment_alone_offers_no_agents(model: ModelServer, tmp_path: Path) -> None:
+    with greeted("--profile", "all", cwd=tmp_path) as gateway:
         assert "task" not in gateway.tools()
+    assert model.requests == []
+
+
+def test_model_without_the_profile_that_has_agents_is_refused(tmp_path: Path) -> None:
+    done = run("serve", "--model", "openai:scripted", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--model means nothing without --profile all" in done.stderr
 
 
 @pytest.mark.anyio
@@ -91,4 +96,4 @@ async def test_server_that_a_task_uses_stays_until_its_end(model: ModelServer, t
         assert answer["content"][0]["text"] == "done"
         assert "two" in to_text(model.requests[-1])
         await until(lambda: "the configuration has changed: removed srv" in gateway.said())
-        assert "srv__echo" not in gateway.tools()
+        await until(lambda: "srv__echo" not in gateway.tools())

@@ -33,6 +33,7 @@ from induscode.launch.options import ProfileChoice, flags, read_invocation
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
+@flags("--model", "--base-url")
 @click.command("serve")
 @click.option("--stdio", is_flag=True, help="Serve the client that starts this process (the default).")
 @click.option(

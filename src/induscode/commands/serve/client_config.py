@@ -142,9 +142,9 @@ def _format_flags(context: click.Context) -> list[str]:
             words += ["--web-allow", host]
     words += ["--no-mcp"] * invocation.no_mcp
     words += ["--no-addons"] * invocation.no_addons
-    for key in ("approval", "sandbox"):
+    for key in ("approval", "sandbox", "model", "base_url"):
         if is_given_at_any_level(context, key):
-            words += [f"--{key}", str(getattr(invocation, key))]
+            words += [f"--{key.replace('_', '-')}", str(getattr(invocation, key))]
     return [*words, *_format_serve_flags(context)]
 
 

@@ -77,7 +77,19 @@ def check_entry_flags(context: click.Context) -> None:
                 raise click.UsageError(message, context)
 
 
-_BESIDE_RELAY = ("schemas", "profile", "tools", "no_mcp", "no_addons", "allow", "approval", "sandbox", "web_allow")
+_BESIDE_RELAY = (
+    "schemas",
+    "profile",
+    "tools",
+    "no_mcp",
+    "no_addons",
+    "allow",
+    "approval",
+    "sandbox",
+    "web_allow",
+    "model",
+    "base_url",
+)
 """Flags without an effect on a relay."""
 
 
@@ -94,6 +106,11 @@ def refuse_unused(context: click.Context, *, profile: str, has_entry: bool) -> N
         for key in unused:
             flag = f"--{key.replace('_', '-')}"
             raise click.UsageError(f"--transparent and {flag} exclude each other", context)
+    if profile != "all" and not is_given_at_any_level(context, "tools"):
+        for key in ("model", "base_url"):
+            if is_given_at_any_level(context, key):
+                flag = f"--{key.replace('_', '-')}"
+                raise click.UsageError(f"{flag} means nothing without --profile all, which has sub-agents", context)
     if profile == "none":
         for key in ("tools", "sandbox", "web_allow"):
             if is_given_at_any_level(context, key):
