@@ -36,6 +36,7 @@ _CLOSING_S = 20.0
     "--no-tools",
     "--mcp",
     "--no-mcp",
+    "--no-addons",
     "--allow",
     "--approval",
     "--sandbox",
