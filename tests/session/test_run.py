@@ -32,8 +32,8 @@ from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
 from induscode.deck.stores import FileCheckpoints
 from induscode.launch.invocation import Invocation
+from induscode.session.agents.delegate import SubSessions
 from induscode.session.contract import ExitCode
-from induscode.session.delegate import SubSessions
 from induscode.session.output import StdoutWriter
 from induscode.session.permissions import PermissionSetup
 from induscode.session.run import answer_prompt, run_headless

@@ -30,7 +30,9 @@ from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.deck.stores import FileCheckpoints
-from induscode.session.agent_files import load_agents
+from induscode.session.agents.delegate import SubSessions
+from induscode.session.agents.files import load_agents
+from induscode.session.agents.sub_session import ParentSession
 from induscode.session.compaction import (
     AUTOMATIC_SHARE,
     SUMMARY_INSTRUCTIONS,
@@ -41,7 +43,6 @@ from induscode.session.compaction import (
     measure_context,
 )
 from induscode.session.contract import RequestBudget, RunPlan, Usage
-from induscode.session.delegate import SubSessions
 from induscode.session.kept_state import KeptState
 from induscode.session.models import NoModelError, choose_model
 from induscode.session.permissions import load_permissions
@@ -49,7 +50,6 @@ from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
-from induscode.session.sub_session import ParentSession
 from induscode.session.transcript import ConversationReadState, Transcript, add_session_note, open_transcript
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
-    from induscode.session.agent_files import AgentDefinition, AgentFiles
+    from induscode.session.agents.files import AgentDefinition, AgentFiles
     from induscode.session.compaction import CompactionReport
     from induscode.session.contract import Attachment, EventSink, RunResult
     from induscode.session.dialog import Dialog

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from induscode.session.agent_files import load_agents
+from induscode.session.agents.delegate import SubSessions
+from induscode.session.agents.files import load_agents
+from induscode.session.agents.sub_session import ParentSession
 from induscode.session.contract import RequestBudget
-from induscode.session.delegate import SubSessions
 from induscode.session.models import choose_model
 from induscode.session.prompt import SystemPrompt, read_project_instructions
-from induscode.session.sub_session import ParentSession
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.jobs.job import Job
     from induscode.interactive.slash import SlashHost
-    from induscode.session.delegated_task import DelegatedTask
+    from induscode.session.agents.task import DelegatedTask
 
 _LINES = 40
 _MOST_SESSIONS = 20

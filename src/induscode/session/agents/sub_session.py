@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import Capability, DelegateRequest
     from induscode.deck.provision import ToolDeck
-    from induscode.session.agent_files import AgentDefinition
+    from induscode.session.agents.files import AgentDefinition
+    from induscode.session.agents.task import DelegatedTask
     from induscode.session.contract import EndReason, EventSink, RunEvent, RunResult
-    from induscode.session.delegated_task import DelegatedTask
     from induscode.session.prompt import SystemPrompt
     from induscode.session.transcript import Transcript
 

@@ -21,10 +21,10 @@ from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.tasks import BackgroundTask
 from induscode.deck.contract import DelegateReport
-from induscode.session.agent_files import BUILT_IN, GENERAL
-from induscode.session.delegated_task import DelegatedTask, TaskActivity
+from induscode.session.agents.files import BUILT_IN, GENERAL
+from induscode.session.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
+from induscode.session.agents.task import DelegatedTask, TaskActivity
 from induscode.session.read_write_lock import ReadWriteLock
-from induscode.session.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
 from induscode.session.transcript import ConversationError, Transcript
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ContextId, ToolContext
     from indusagi.runtime.contract import ToolProgress
     from induscode.deck.contract import DelegateRequest
-    from induscode.session.agent_files import AgentDefinition, AgentFiles
-    from induscode.session.sub_session import ParentSession
+    from induscode.session.agents.files import AgentDefinition, AgentFiles
+    from induscode.session.agents.sub_session import ParentSession
 
 MOST_AT_ONCE = 4
 """Sub-agents that run at once, in all; others wait."""

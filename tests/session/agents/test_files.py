@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.session.agent_files import MAX_DESCRIPTION, MAX_FILE_BYTES, MAX_FILES, load_agents
+from induscode.session.agents.files import MAX_DESCRIPTION, MAX_FILE_BYTES, MAX_FILES, load_agents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from induscode.session.agent_files import AgentFiles
+    from induscode.session.agents.files import AgentFiles
 
 REVIEWER = """\
 ---

@@ -17,13 +17,13 @@ from indusagi.interop.protocol_bridge.lease import ServerLeases
 from indusagi.runtime.contract import ToolCall
 from induscode.deck.contract import DeckContext, DeckFramework, DelegateReport, DelegateRequest
 from induscode.deck.provision import provision_deck
-from induscode.session.agent_files import BUILT_IN, AgentDefinition, AgentFiles
+from induscode.session.agents.delegate import MOST_AT_ONCE, MOST_WAITING, SubSessions
+from induscode.session.agents.files import BUILT_IN, AgentDefinition, AgentFiles
+from induscode.session.agents.sub_session import ParentSession
 from induscode.session.contract import RequestBudget, RunResult, ToolAnswered, ToolCalled, Usage
-from induscode.session.delegate import MOST_AT_ONCE, MOST_WAITING, SubSessions
 from induscode.session.models import NoModelError
 from induscode.session.permissions.rules import Effect, Rule
 from induscode.session.prompt import SystemPrompt
-from induscode.session.sub_session import ParentSession
 from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
