@@ -117,7 +117,10 @@ class InterceptorChain:
         result = await self._run_after(call, result, notes)
         if not notes:
             return result
-        return replace(result, details={**result.details, "notes": [*_list_notes(result), *notes]})
+        known = result.details.get("notes")
+        return replace(
+            result, details={**result.details, "notes": [*(known if isinstance(known, list) else ()), *notes]}
+        )
 
     async def _run_before(self, call: InterceptedCall, notes: list[str]) -> InterceptedCall | ToolResult:
         """Return the call with the arguments to run with, or the result of a call that is denied or refused."""
@@ -170,11 +173,6 @@ class InterceptorChain:
         if loaded.name not in self._skipped:
             self._skipped.add(loaded.name)
             self._report(note)
-
-
-def _list_notes(result: ToolResult) -> list[JsonValue]:
-    notes = result.details.get("notes")
-    return [*notes] if isinstance(notes, list) else []
 
 
 async def _ask_before(interceptor: Interceptor, call: InterceptedCall, deadline_s: float) -> Deny | Replace | None:

@@ -217,6 +217,7 @@ async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObjec
     from induscode.addons.contract import AddonError  # noqa: PLC0415 — not for the help
     from induscode.addons.hooks import call_hook  # noqa: PLC0415 — not for the help
     from induscode.addons.loader import describe_refusal, load_addon  # noqa: PLC0415 — not for the help
+    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 
     refusal = describe_refusal(source)
     if refusal is not None:
@@ -232,7 +233,10 @@ async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObjec
         "required": addon.required,
         "deadline_s": addon.deadline_s,
         "hooks": [*_list_hooks(addon)],
-        "cards": [*_list_cards(addon)],
+        "cards": [
+            f"{card.name} (left out: a native tool has this name)" if has_capability(card.name) else card.name
+            for card in addon.cards
+        ],
     }
 
 
@@ -246,10 +250,3 @@ def _list_hooks(addon: Addon) -> Sequence[str]:
         hooks += [f"{kind.__name__}.before"] * (kind.before is not Interceptor.before)
         hooks += [f"{kind.__name__}.after"] * (kind.after is not Interceptor.after)
     return hooks
-
-
-def _list_cards(addon: Addon) -> Sequence[str]:
-    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
-
-    taken = "left out: a native tool has this name"
-    return [f"{card.name} ({taken})" if has_capability(card.name) else card.name for card in addon.cards]

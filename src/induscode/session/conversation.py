@@ -21,16 +21,12 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
-from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.boot.config_watch import ConfigFiles, list_config_files
 from induscode.boot.runners import check_named_configs
 from induscode.boot.session import open_session
-from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import DeckRunner, DeckToolBox
-from induscode.deck.stores import FileCheckpoints
-from induscode.session.agents.delegate import SubSessions
 from induscode.session.agents.files import load_agents
 from induscode.session.agents.sub_session import ParentSession
 from induscode.session.compaction import (
@@ -48,14 +44,14 @@ from induscode.session.models import NoModelError, choose_model
 from induscode.session.permissions import load_permissions
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
+from induscode.session.resources import build_resources, find_leftovers, list_leftover_jobs
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
-from induscode.session.transcript import ConversationReadState, Transcript, add_session_note, open_transcript
+from induscode.session.transcript import Transcript, add_session_note, open_transcript
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from indusagi.capabilities.receipts import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
@@ -63,18 +59,18 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
-    from induscode.session.agents.files import AgentDefinition, AgentFiles
+    from induscode.session.agents.files import AgentDefinition
     from induscode.session.compaction import CompactionReport
     from induscode.session.contract import Attachment, EventSink, RunResult
     from induscode.session.dialog import Dialog
     from induscode.session.model_loop import ModelLoop
     from induscode.session.models import ModelChoice
     from induscode.session.permissions import PermissionSetup
+    from induscode.session.resources import SessionResources
 
 SMALL_WINDOW = 16_384
 """Context window in tokens up to which a model is shown only the native tools below."""
 SMALL_WINDOW_TOOLS = ("read", "ls", "grep", "find", "write", "edit", "bash")
-_SHOWN_COMMAND = 60
 _SUMMARY_S = 300.0
 """Time for the summary of a compaction."""
 _SAVE_S = 2.0
@@ -87,49 +83,6 @@ _PLAN_TOLD = {
     ),
     False: "The user has turned plan mode off: changes are possible again.",
 }
-
-
-# -- resources ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SessionResources:
-    """Stores that the session gives to the cards of its deck."""
-
-    memory: FileMemory
-    checkpoints: FileCheckpoints
-    """Closed by the caller of `build_resources`."""
-    delegate: SubSessions
-    read_state: ConversationReadState
-
-
-def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> SessionResources:
-    """Build the resources of a session in `cwd`; files are opened at first use."""
-    return SessionResources(
-        FileMemory(os.path.join(cwd, MEMORY_NAME)),
-        FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
-        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents),
-        ConversationReadState(transcript),
-    )
-
-
-def _find_leftovers() -> Sequence[Receipt]:
-    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
-
-    try:
-        return find_leftover_jobs()
-    except OSError:  # the ledger store reports an unusable state directory
-        return []
-
-
-def list_leftover_jobs() -> list[str]:
-    """Describe the jobs that still run after a crash, with the command that ends them. It blocks."""
-    jobs = _find_leftovers()
-    if not jobs:
-        return []
-    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _SHOWN_COMMAND)
-    count = format_count(len(jobs), "job of a run that crashed runs", "jobs of runs that crashed run")
-    return [f"{count} on, such as {command!r}: `indus mcp doctor --end-leftovers` ends it"]
 
 
 # -- the conversation ---------------------------------------------------------------------------
@@ -574,7 +527,7 @@ def _is_small(choice: ModelChoice, invocation: Invocation) -> bool:
 def _restore_state(state: KeptState) -> list[str]:
     """Restore the kept state, and describe the jobs that have ended or run without a session. It blocks."""
     lost = state.restore()
-    marks = {job.mark for job in _find_leftovers()} if lost else set[str]()
+    marks = {job.mark for job in find_leftovers()} if lost else set[str]()
     return [f"background job {replace(job, runs=job.mark in marks)}" for job in lost]
 
 

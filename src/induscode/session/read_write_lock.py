@@ -23,10 +23,12 @@ class ReadWriteLock:
     @asynccontextmanager
     async def hold(self, *, shared: bool) -> AsyncGenerator[None]:
         """Hold the lock inside the block: together with others that share it, or alone."""
-        if self._waiting or not self._is_free(shared):
+        if self._waiting or self._is_writing or (self._readers and not shared):
             await self._wait(shared)
+        elif shared:
+            self._readers += 1
         else:
-            self._enter(shared)
+            self._is_writing = True
         try:
             yield
         finally:
@@ -45,24 +47,19 @@ class ReadWriteLock:
                 self._leave(shared)
             raise
 
-    def _is_free(self, shared: bool) -> bool:
-        return not self._is_writing and (shared or self._readers == 0)
-
-    def _enter(self, shared: bool) -> None:
-        if shared:
-            self._readers += 1
-        else:
-            self._is_writing = True
-
     def _leave(self, shared: bool) -> None:
         if shared:
             self._readers -= 1
         else:
             self._is_writing = False
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self._is_free(self._waiting[0][1]):
+        while self._waiting and not self._is_writing and (self._waiting[0][1] or self._readers == 0):
             event, shared = self._waiting.popleft()
-            self._enter(shared)
+            if shared:
+                self._readers += 1
+            else:
+                self._is_writing = True
             event.set()

@@ -122,7 +122,10 @@ class SubSessions:
             where = "here" if level is None else "for a task of a task"
             return _refuse(f"No task can run in the background {where}: call it without `background`.")
         try:
-            level = level or await self._open_root()
+            if level is None and self._root is not None:
+                level = TaskLevel(await self._root(), order=self._order)
+            elif level is None:
+                return _refuse("The session is not open yet.")
             agent, transcript = await self._open(request)
         except (OSError, CoreError) as exc:
             return _refuse(str(exc))
@@ -185,11 +188,6 @@ class SubSessions:
             self._notices.remove(task)
         return task.report or _refuse("The wait was cancelled; the task goes on.")
 
-    async def _open_root(self) -> TaskLevel:
-        if self._root is None:
-            raise ConversationError("The session is not open yet.")
-        return TaskLevel(await self._root(), order=self._order)
-
     async def _open(self, request: DelegateRequest) -> tuple[AgentDefinition, Transcript]:
         """Open the log of a task, and find its agent: the one that is named, or the one it began with.
 
@@ -247,7 +245,9 @@ class SubSessions:
                 stack.push_async_callback(_close_log, transcript)
                 # The agent sees what its parent sees; what only reads is decided once, and holds to its end.
                 is_reading = is_reading_deck(select_deck(level.parent.deck(), agent, level.depth + 1))
-                limit_s = _find_time(agent, request)
+                times = [float(agent.timeout_s)] if agent.timeout_s is not None else list[float]()
+                times += [request.timeout_ms / 1_000] if request.timeout_ms is not None else []
+                limit_s = min(times, default=_TIME_S)
                 with anyio.move_on_after(limit_s), task.cancel.guard():
                     await stack.enter_async_context(level.order.hold(shared=is_reading))
                     if level.depth and self._slots.value == 0:
@@ -268,13 +268,6 @@ class SubSessions:
             return report
         finally:
             task.finish(report)
-
-
-def _find_time(agent: AgentDefinition, request: DelegateRequest) -> float:
-    """Find the shorter of the time of the agent and that of the call, in seconds."""
-    given = [request.timeout_ms / 1_000] if request.timeout_ms is not None else list[float]()
-    given += [float(agent.timeout_s)] if agent.timeout_s is not None else []
-    return min(given, default=_TIME_S)
 
 
 def _refuse(text: str, identity: str | None = None, reason: str = "error") -> DelegateReport:

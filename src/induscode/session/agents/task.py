@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonValue
     from indusagi.core.tasks import BackgroundTask
     from induscode.deck.contract import DelegateReport
     from induscode.session.contract import RunEvent
@@ -52,7 +51,10 @@ class TaskActivity:
             if path is not None and not event.is_error:
                 self._add(path)
             if event.name == "task":
-                self._add_all(event.details)
+                files = event.details.get("files")  # of a task of this task
+                for path in files if isinstance(files, list) else ():
+                    if isinstance(path, str):
+                        self._add(path)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -66,13 +68,6 @@ class TaskActivity:
     def _add(self, path: str) -> None:
         full = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
         self._paths.setdefault(full.removeprefix(os.path.join(self._cwd, "")))
-
-    def _add_all(self, details: Mapping[str, JsonValue]) -> None:
-        """Add the files of a task of this task."""
-        files = details.get("files")
-        for path in files if isinstance(files, list) else ():
-            if isinstance(path, str):
-                self._add(path)
 
 
 @dataclass(slots=True, kw_only=True)
