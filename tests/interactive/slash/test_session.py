@@ -159,6 +159,8 @@ def test_jobs_are_listed_read_and_stopped(setup: TerminalSetup) -> None:
         wait_for_answer(terminal, "/tasks", "echo ready; sleep 600")
         wait_for_answer(terminal, "/tasks output job-1", "ready")
         choose(terminal, "/fork", "1 job ends with it: job-1", "n")
+        terminal.wait_for("→ no")
+        terminal.wait_for_prompt()
         wait_for_answer(terminal, "/tasks stop 1", "job-1: stopped")
         assert terminal.leave() == 0
 
@@ -192,6 +194,8 @@ def test_a_background_task_is_watched_stopped_and_resumed(setup: TerminalSetup) 
         wait_for_answer(terminal, "/tasks", "explore: watch the tide")
         wait_for_answer(terminal, "/tasks", "running")
         choose(terminal, "/fork", "1 task ends with it", "n")
+        terminal.wait_for("→ no")
+        terminal.wait_for_prompt()
         wait_for_answer(terminal, "/tasks stop 1", "stopping")
         terminal.wait_for("ended early (cancelled)")
         wait_for_answer(terminal, "/tasks output 1", "I see water")
