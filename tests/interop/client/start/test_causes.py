@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage, find_cause
 
 NPM_404 = """npm error code E404
-npm error 404 Not Found - GET https://registry.npmjs.org/no-such - Not found
+npm error 404 Not Found - GET https://registry.example/no-such - Not found
 npm error 404
 npm error 404  'no-such@*' is not in this registry.
 npm error A complete log of this run can be found in: /home/u/.npm/_logs/2026-debug-0.log"""
