@@ -18,6 +18,7 @@ FINDINGS = {
     "a11": "An SSE configuration falls forward to Streamable HTTP; every fault has a reason.",
     "a12": "linked_pair connects a host and an endpoint.",
     "a13": "AttachResult.enrolled counts the tools that were enrolled.",
+    "a14": "The tools of a session are built with addons, whose interceptors stand around every card.",
     "a15": "Every name of the specification is importable from its place.",
     "a16": "BuildFailed, BackendFault and AttachResult.fault tell what failed.",
     "a17": "Star imports of public packages give their names.",
