@@ -121,7 +121,7 @@ def test_a_command_is_sent_to_the_model_and_read_again_between_turns(tmp_path: P
         folder.mkdir(parents=True)
         (folder / "mcp.md").write_text("never")
         (folder / "greet.md").write_text("Greet $1.")
-        with setup.open(script=(says("hello"), says("farewell"))) as terminal:
+        with setup.open(script=(says("hello"), says("farewell")), columns=240) as terminal:
             terminal.wait_for("/mcp is a command of the session")
             terminal.wait_for_prompt()
             terminal.enter("/greet 'the world'")
