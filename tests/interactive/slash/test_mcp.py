@@ -226,9 +226,12 @@ def test_a_server_is_switched_off_and_on_for_the_session_or_in_its_file(setup: T
 )
 def test_bad_input_gives_one_line(shared: Terminal, line: str, answer: str) -> None:
     wait_for_answer(shared, line, answer)
-    first, second, *_ = shared.text.rpartition(f"> {line}\n")[2].split("\n")
-    assert first.startswith(answer)
-    assert second == ">"
+
+    def list_rows() -> list[str]:
+        return shared.text.rpartition(f"> {line}\n")[2].split("\n")
+
+    shared.wait_for(lambda: list_rows()[1:2] == [">"])
+    assert list_rows()[0].startswith(answer)
 
 
 @pytest.fixture(scope="module")
