@@ -103,7 +103,7 @@ class Conversation:
     notes: list[str]
     """Warnings so far; more are added while the conversation goes on."""
     stack: AsyncExitStack
-    """Closes what a turn opens for those after it."""
+    """Closes what one turn opens for later turns."""
     loading: BackgroundTask
     """Imports the model loop."""
     state: KeptState
