@@ -157,6 +157,8 @@ def test_jobs_are_listed_read_and_stopped(setup: TerminalSetup) -> None:
         wait_for_answer(terminal, "/tasks", "there are no background jobs")
         say(terminal, "start it", "it runs")
         wait_for_answer(terminal, "/tasks", "echo ready; sleep 600")
+        # The command shows what the job has written so far: the job has to have written first.
+        terminal.wait_for(lambda: any(path.read_bytes() for path in setup.home.rglob("jobs/*.out")))
         wait_for_answer(terminal, "/tasks output job-1", "ready")
         choose(terminal, "/fork", "1 job ends with it: job-1", "n")
         terminal.wait_for("→ no")
