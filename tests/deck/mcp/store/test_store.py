@@ -249,6 +249,23 @@ async def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Pat
         assert await store.verify() == ()
 
 
+async def test_a_ledger_that_another_process_fills_while_it_is_created_was_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create_and_lose_the_race(path: str) -> bool:
+        created = ledger_database.prepare_file(path)
+        other = ledger_fallback.FallbackStore(None)
+        other._db = ledger_database.LedgerDb(path)
+        other.append([batch(number) for number in range(1, 4)])
+        other.close()
+        return created
+
+    monkeypatch.setattr(ledger_fallback, "prepare_file", create_and_lose_the_race)
+    async with stored(tmp_path) as store:
+        assert store.notes == ()
+        assert [run.rows for run in await store.runs()] == [3]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("part", range(2))
 async def test_r53_a_killed_writer_loses_no_row_that_was_acknowledged(tmp_path: Path, part: int) -> None:

@@ -282,17 +282,20 @@ class LedgerDb:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def append(self, batches: Iterable[Batch]) -> None:
-        """Write batches, all of them or none."""
+    def append(self, batches: Iterable[Batch], *, to_empty: bool = False) -> bool:
+        """Write batches, all of them or none, and return True; with `to_empty` only if there is no row yet."""
         seqs = dict(self.seqs)
         with transaction(self.connection):
             end = self.end("head")
+            if to_empty and end.position:
+                return False
             for batch in batches:
                 self.connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", batch.documents.items())
                 for event in batch.events:
                     end = self.write(event, end, seqs)
             self.set_end("head", end)
         self.seqs = seqs
+        return True
 
     def write(self, event: Event, end: ChainEnd, seqs: dict[str, int]) -> ChainEnd:
         """Write one row after `end`, inside a transaction of the caller; return the new end."""

@@ -113,12 +113,12 @@ class FallbackStore:
             damage = None if created else find_schema_damage(db) or find_end_damage(db)
             if damage is not None:
                 raise DamagedStoreError(damage)
-            if created or db.end("head").position == 0:
-                backup = self._read_backup(path)
-                if backup.pins:
-                    db.append([_build_pin_batch(backup, "the ledger was removed")])
-                    message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
-                    self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
+            # A pin is backed up after its row is written: a ledger without rows that has a backup follows one that was
+            # lost. `created` proves nothing, since another process may have written in between.
+            backup = PinsBackup() if db.end("head").position else self._read_backup(path)
+            if backup.pins and db.append([_build_pin_batch(backup, "the ledger was removed")], to_empty=True):
+                message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
+                self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
         except BaseException:
             db.close()
             raise
