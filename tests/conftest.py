@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from tests.support.leaks import HeldResources, find_leaks, snapshot_resources
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("indus")
+# Hypothesis also draws the constants of every local module that is loaded at that moment. Which ones are depends on the
+# tests that ran before in the same process, so the examples of a test would differ from run to run, `derandomize` or
+# not (https://github.com/HypothesisWorks/hypothesis/issues/4627).
+providers._get_local_constants = Constants
 
 PACKAGES = ("indusagi", "induscode")
 """Blocking calls and leftover tasks of both packages fail a test."""

@@ -117,5 +117,5 @@ def test_parts_of_long_blocks_depend_on_the_text_alone(lines: list[str], times: 
     text = "\n".join(line * (900 * times) if index % 3 == 2 else line for index, line in enumerate(lines))
     blocks = split(text, cuts)
     assert blocks == split(text)
-    letters = "".join(block.text + block.info for block in blocks)
+    letters = "".join((block.info if block.is_first else "") + block.text for block in blocks)
     assert [c for c in text if c.isalpha()] == [c for c in letters if c.isalpha()] or "|" in text

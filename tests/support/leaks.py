@@ -7,6 +7,8 @@ import threading
 import time
 from dataclasses import dataclass
 
+from tests.support.forked import list_descriptors, list_running
+
 _SETTLE_S = 2.0
 """Threads and child processes of finished work need a moment to end; a leak stays."""
 
@@ -44,7 +46,10 @@ def find_leaks(before: HeldResources) -> list[str]:
 def _descriptors() -> frozenset[str]:
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     found: set[str] = set()
+    permanent = {str(descriptor) for descriptor in list_descriptors()}
     for name in os.listdir(folder):
+        if name in permanent:
+            continue
         try:
             found.add(f"{name} -> {os.readlink(f'{folder}/{name}')}")
         except OSError:  # the descriptor of this very listing, closed by now; or not a link
@@ -57,10 +62,11 @@ def _threads() -> frozenset[str]:
 
 
 def _children() -> frozenset[str]:
+    forked = frozenset(f"{pid} indus" for pid in list_running())
     if not os.path.isdir("/proc/self") or not _has_children():
-        return frozenset()
+        return forked
     me = str(os.getpid())
-    return frozenset(f"{pid} {name}" for pid, (name, parent) in _processes().items() if parent == me)
+    return forked | {f"{pid} {name}" for pid, (name, parent) in _processes().items() if parent == me}
 
 
 def _has_children() -> bool:

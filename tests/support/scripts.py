@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.forked import start_command
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("indus", "indusr", "indusagir")
 
@@ -27,17 +29,23 @@ def run(
     *arguments: str | bytes, name: str = "indus", cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
+    process = start_command(
         [command(name), *arguments],
-        capture_output=True,
+        environ={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="surrogateescape",
-        timeout=20,
-        check=False,
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **variables},
     )
+    with process:
+        try:
+            out, err = process.communicate(timeout=20)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def run_on_terminal(

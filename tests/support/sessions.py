@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from tests.support.forked import start_command
 from tests.support.scripts import command
 
 from induscode.launch.invocation import Invocation
@@ -80,13 +81,13 @@ class SessionSetup:
         """Start the session in a process of its own."""
         # Unbuffered output would hide a missing flush.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        return subprocess.Popen(
+        return start_command(
             [command(), *build_command_line(self.build_fields(prompt, **flags))],
+            environ={**inherited, **self.build_environment(), **self.environ},
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            env={**inherited, **self.build_environment(), **self.environ},
         )
 
     def run_process(self, prompt: str = "the prompt", **flags: Any) -> ProcessResult:

@@ -1,0 +1,136 @@
+"""A process that has loaded `indus` and forks for each command: a fork is many times as fast as a start.
+
+Started by `tests.support.forked`, with a socket as its standard input. Each byte brings four descriptors: a connection,
+and the standard input, output and error of the new process. The new process reads its request from the
+connection (JSON: arguments, directory, variables, session), this one writes the process id to it, and at the end the
+wait status (https://man7.org/linux/man-pages/man2/waitpid.2.html).
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import importlib
+import io
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import indusagi
+import induscode
+from induscode.cli import main
+
+_LAZY = ("anyio._backends._asyncio", "chardet", "jsonschema.validators", "pydantic_ai.models.anthropic", "rapidfuzz")
+
+
+def load_program() -> None:
+    """Import everything that a command may load."""
+    for package in (indusagi, induscode):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(".__main__"):
+                importlib.import_module(module.name)
+    for name in _LAZY:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def serve(control: socket.socket) -> None:
+    """Fork for each byte; return in the new process, and end with the sender."""
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, _ignore)
+    signal.set_wakeup_fd(wake.fileno())
+    connections: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([control, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            while connections and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                with connections.pop(ended[0]) as connection:
+                    _send(connection, ended[1])
+        if control in ready:
+            data, descriptors, _, _ = socket.recv_fds(control, 1, 4)
+            if not data:
+                sys.exit()
+            connection = socket.socket(fileno=descriptors[0])
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                request = json.loads(_receive(connection))
+                for open_socket in (control, woken, wake, connection, *connections.values()):
+                    open_socket.close()
+                _become(request, descriptors[1:])
+                return
+            connections[pid] = connection
+            _send(connection, pid)
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+
+
+def _ignore(*_: object) -> None:
+    """Handle a signal: the descriptor for wake-ups has told the loop."""
+
+
+def _receive(connection: socket.socket) -> bytes:
+    text = b""
+    while part := connection.recv(65_536):
+        text += part
+    return text
+
+
+def _send(connection: socket.socket, number: int) -> None:
+    try:
+        connection.sendall(b"%d\n" % number)
+    except OSError:  # the test waits no longer
+        pass
+
+
+def _become(request: dict[str, object], descriptors: list[int]) -> None:
+    """Take on what a request describes: all that a start would have given to this process."""
+    if request["session"]:
+        os.setsid()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    if request["terminal"] is not None:
+        fcntl.ioctl(int(str(request["terminal"])), termios.TIOCSCTTY, 0)
+    os.chdir(str(request["cwd"]))
+    os.environ.clear()
+    os.environ.update(request["environ"])  # type: ignore[arg-type]
+    sys.argv = request["argv"]  # type: ignore[assignment]
+    # As the interpreter opens them: lines are written at once on a terminal.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        former: io.TextIOWrapper = getattr(sys, name)
+        raw = open(number, "wb" if number else "rb", closefd=False)  # noqa: SIM115 — as long as the process
+        stream = io.TextIOWrapper(
+            raw, former.encoding, former.errors, line_buffering=number == 2 or raw.isatty(), newline="\n"
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+if __name__ == "__main__":
+    if os.fork():  # a child of the tests would be there in each search for leaks
+        os._exit(0)
+    listening = socket.socket(fileno=os.dup(0))
+    sys.path[0] = str(Path(sys.executable).parent)  # as for the script of a command
+    load_program()
+    serve(listening)
+    code = main()
+    # What the interpreter does at its end, except for taking all modules apart: that copies the memory of this process.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for open_stream in (sys.stdout, sys.stderr):
+        open_stream.flush()
+    os._exit(code)

@@ -1,0 +1,125 @@
+"""Commands of `indus` as forks of one process per test run, instead of a start for each (see `fork_server`).
+
+A forked command is a process like any other: its own descriptors, directory, variables, session, signals and exit
+code. It differs where the start itself matters (what is loaded, variables of the interpreter, `/proc/PID/cmdline`):
+such a test starts the command with `subprocess`. Under coverage every command is started: only a start is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SERVER = Path(__file__).with_name("fork_server.py")
+_OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "COVERAGE")
+"""Variables that are read when an interpreter starts."""
+
+
+class _ForkServer:
+    """The socket that reaches the process that forks. The process ends when the socket is closed."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        self.environ = dict(os.environ)
+        with theirs:
+            subprocess.run([sys.executable, str(SERVER)], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, check=True)
+
+
+_servers: list[_ForkServer] = []
+"""At most one, started for the first command."""
+_running: dict[int, ForkedCommand] = {}
+
+
+def list_descriptors() -> set[int]:
+    """List the descriptors that stay open until the end of the run."""
+    return {server.control.fileno() for server in _servers}
+
+
+def list_running() -> list[int]:
+    """List the commands that have not ended, or whose end was not waited for."""
+    return [*_running]
+
+
+class ForkedCommand(subprocess.Popen[Any]):
+    """`subprocess.Popen` of `indus` by a fork; all its methods and attributes are as documented there.
+
+    The three overridden methods are internals of `Popen`, the same from Python 3.11 to 3.14: one creates the process,
+    two collect its status.
+    """
+
+    def __init__(self, argv: Sequence[str | bytes], *, terminal: int | None = None, **options: Any) -> None:
+        self._terminal = terminal
+        """The descriptor of the process that becomes its controlling terminal."""
+        self._connection: socket.socket | None = None
+        super().__init__(argv, **options)
+
+    def _execute_child(self, args: Sequence[str | bytes], *rest: Any) -> None:
+        """Fork instead of starting a program; the parameters are those of `Popen` by position."""
+        cwd, environ = rest[4], rest[5]
+        ends, is_session_leader = rest[9:15], rest[20]
+        if not _servers:
+            _servers.append(_ForkServer())
+        self._connection, theirs = socket.socketpair()
+        request = {
+            "argv": [os.fsdecode(word) for word in args],
+            "cwd": os.fsdecode(cwd or os.getcwd()),
+            "environ": dict(os.environ if environ is None else environ),
+            "session": is_session_leader,
+            "terminal": self._terminal,
+        }
+        given = [end if end >= 0 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
+        with theirs:
+            socket.send_fds(_servers[0].control, [b"+"], [theirs.fileno(), *given])
+        self._connection.sendall(json.dumps(request).encode("ascii"))
+        self._connection.shutdown(socket.SHUT_WR)
+        self.pid = self._read_number()
+        self._child_created = True
+        _running[self.pid] = self
+        self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+
+    def _read_number(self) -> int:
+        assert self._connection is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._connection.recv(1)
+            assert part, "the process that forks has ended"
+            line += part
+        return int(line)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """Return the process id and the wait status, or zeros while the process runs."""
+        assert self._connection is not None
+        if wait_flags & os.WNOHANG and not select.select([self._connection], [], [], 0)[0]:
+            return 0, 0
+        status = self._read_number()
+        self._connection.close()
+        del _running[self.pid]
+        return self.pid, status
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        if self.returncode is None and self._connection is not None and self._connection.fileno() >= 0:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+
+def start_command(
+    argv: Sequence[str | bytes], *, environ: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start `indus` with arguments by a fork; by a start where that makes a difference."""
+    variables = dict(os.environ if environ is None else environ)
+    former = _servers[0].environ if _servers else os.environ
+    names = [name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)]
+    if any("COVERAGE" in name or variables.get(name) != former.get(name) for name in names):
+        return subprocess.Popen(argv, env=variables, **options)
+    return ForkedCommand(argv, env=variables, **options)
