@@ -29,6 +29,7 @@ _COMMANDS = {
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
     "connectors": ("add, examine and approve services described by OpenAPI", "induscode.commands.connectors"),
     "addons": ("list, trust and examine addons", "induscode.commands.addons"),
+    "models": ("fetch, list and remove the model of --model local", "induscode.commands.models"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
     "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "settings": ("show, find and check the settings", "induscode.commands.settings"),

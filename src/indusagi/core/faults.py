@@ -12,6 +12,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   └── BackendFault       a handle of the host that cannot be used
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
+├── WeightsError           weights of a local model that are absent or cannot be used
 ├── AgentFileError         a file of an agent that cannot be used
 ├── AddonError             an addon that cannot be used as it is
 ├── InvalidPromptError     nothing to ask, or too much of it

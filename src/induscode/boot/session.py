@@ -52,6 +52,8 @@ class Session:
     store: LedgerStore
     wrap: Callable[[Capability], Capability] | None = None
     """Wraps every card, for permission checks."""
+    fit: Callable[[ToolDeck], ToolDeck] | None = None
+    """Leaves out cards, with a note: those that a small context window has no room for."""
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     """Native cards without a backend in this run, with what each of them lacks."""
     addons: AddonSet = field(default_factory=AddonSet)
@@ -68,6 +70,8 @@ class Session:
         arguments that run.
         """
         deck = graft_addon_cards(self.native.graft(self.mcp.capabilities), self.addons)
+        if self.fit is not None:
+            deck = self.fit(deck)
         if self.wrap is not None:
             deck = deck.map_capabilities(self.wrap)
         return deck.map_capabilities(self.addons.wrap) if self.addons.intercepts else deck
@@ -93,6 +97,7 @@ async def open_session(
     framework: DeckFramework | None = None,
     profile: Profile | None = Profile.ALL,
     wrap: Callable[[Capability], Capability] | None = None,
+    fit: Callable[[ToolDeck], ToolDeck] | None = None,
     plan: ServerPlan | None = None,
     wait: bool = True,
     options: BootOptions | None = None,
@@ -148,7 +153,7 @@ async def open_session(
                 enabled=not invocation.no_addons,
             )
         stack.push_async_callback(addons.aclose)
-        yield Session(invocation, native, mcp, store, wrap, left_out, addons)
+        yield Session(invocation, native, mcp, store, wrap, fit, left_out, addons)
 
 
 async def build_session_tools_with_addons(

@@ -98,7 +98,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             ("-m",),
             value,
             model,
-            "The model: anthropic:NAME, openai:NAME, or NAME at --base-url.",
+            "The model: anthropic:NAME, openai:NAME, local, or NAME at --base-url.",
             metavar="MODEL",
         ),
         FlagSpec("--base-url", (), value, model, "The address of a server with the OpenAI API.", metavar="URL"),
@@ -107,20 +107,14 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             (),
             value,
             model,
-            "The context window of the model in tokens; a small one gets fewer native tools.",
+            "The context window of the model in tokens; a small one gets fewer tools.",
             metavar="N",
         ),
         FlagSpec(
             "--max-requests", (), value, model, "The most requests to the model in one run.", metavar="N", default="50"
         ),
         FlagSpec(
-            "--tools",
-            (),
-            list_,
-            tools,
-            "Use only these native tools (comma-separated or repeated).",
-            metavar="NAME,…",
-            excludes=("--context-window",),
+            "--tools", (), list_, tools, "Use only these native tools (comma-separated or repeated).", metavar="NAME,…"
         ),
         FlagSpec(
             "--no-tools",

@@ -47,6 +47,7 @@ from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.resources import build_resources, find_leftovers, list_leftover_jobs
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
+from induscode.session.small_deck import DeckLimit
 from induscode.session.transcript import Transcript, add_session_note, open_transcript
 
 if TYPE_CHECKING:
@@ -68,9 +69,6 @@ if TYPE_CHECKING:
     from induscode.session.permissions import PermissionSetup
     from induscode.session.resources import SessionResources
 
-SMALL_WINDOW = 16_384
-"""Context window in tokens up to which a model is shown only the native tools below."""
-SMALL_WINDOW_TOOLS = ("read", "ls", "grep", "find", "write", "edit", "bash")
 _SUMMARY_S = 300.0
 """Time for the summary of a compaction."""
 _SAVE_S = 2.0
@@ -100,6 +98,8 @@ class Conversation:
     permissions: PermissionSetup
     plan_mode: PlanMode
     system_prompt: SystemPrompt
+    limit: DeckLimit
+    """Leaves out cards that the context window of the model has no room for."""
     notes: list[str]
     """Warnings so far; more are added while the conversation goes on."""
     stack: AsyncExitStack
@@ -121,6 +121,8 @@ class Conversation:
     """Tokens of the last request and its response: what the next request begins with."""
     plan_told: bool = field(default=False, init=False)
     """Whether plan mode is on as far as the model knows."""
+    _loop_stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+    """Closes the model."""
     _past_usage: Usage = field(default_factory=lambda: Usage(cost_usd=0.0), init=False)
     """Usage of the models before a switch."""
 
@@ -161,7 +163,7 @@ class Conversation:
         plan = RunPlan(
             toolbox=session.box,
             system_prompt=lambda: system_prompt.render(
-                [card.name for card in session.deck().tools()], self.map_servers()
+                [card.name for card in session.deck().tools()], self.map_servers(), self.limit.left_out
             ),
             cancel=cancel,
             budget=budget,
@@ -215,12 +217,15 @@ class Conversation:
             NoModelError: There is no such model, or an agent of the project names one of another provider.
             InvalidAddressError: The address of its server is invalid.
         """
-        from induscode.session.model_loop import ModelLoop, open_model  # noqa: PLC0415 — imported by `loading`
+        from induscode.session.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
 
         choice = await choose_model(replace(self.invocation, model=agent.model), os.environ)
-        if agent.origin == "project" and (choice.api, choice.base_url) != (self.choice.api, self.choice.base_url):
+        if agent.origin == "project" and choice.provider != self.choice.provider:
             raise NoModelError("a file of the project names no model of another provider; one of yours may")
-        async with ModelLoop(await to_thread.run_sync(open_model, choice)) as loop:
+        if choice == self.choice:  # a second copy of a local model would need its memory once more
+            yield await self._open_loop()
+            return
+        async with open_loop(choice) as loop:
             try:
                 yield loop
             finally:
@@ -326,10 +331,8 @@ class Conversation:
 
     # -- model and servers ----------------------------------------------------------------------
 
-    async def switch_model(self, name: str) -> bool:
-        """Have another model answer from the next turn on; False if it needs another selection of tools.
-
-        Nothing is changed then, and the conversation must be opened again.
+    async def switch_model(self, name: str) -> None:
+        """Have another model answer from the next turn on, with the tools that its context window has room for.
 
         Raises:
             NoModelError: There is no such model.
@@ -337,11 +340,13 @@ class Conversation:
         """
         invocation = replace(self.invocation, model=name)
         choice = await choose_model(invocation, os.environ)
-        if _is_small(choice, invocation) != _is_small(self.choice, self.invocation):
-            return False
         self._past_usage, self.loop = self.usage, None
         self.invocation, self.choice = invocation, choice
-        return True
+        self.limit.model, self.limit.window = choice.label, choice.context_window
+        if self.resources.delegate.list_running():
+            self._loop_stack = AsyncExitStack()  # tasks in the background go on with the former model
+        else:
+            await self._loop_stack.aclose()
 
     async def restore_state(self) -> None:
         """Restore what a rewind has changed: read state, checklists, plan mode and the size of the context."""
@@ -362,11 +367,11 @@ class Conversation:
 
     async def _open_loop(self) -> ModelLoop:
         if self.loop is None:
-            from induscode.session.model_loop import ModelLoop, open_model  # noqa: PLC0415 — imported by `loading`
-
             await self.loading.wait()
-            model = await to_thread.run_sync(open_model, self.choice)
-            self.loop = await self.stack.enter_async_context(ModelLoop(model))
+            from induscode.session.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
+
+            self.loop = await self._loop_stack.enter_async_context(open_loop(self.choice))
+            self.stack.push_async_callback(self._loop_stack.aclose)
         return self.loop
 
     def map_servers(self) -> dict[str, str]:
@@ -440,13 +445,7 @@ async def open_conversation(
     async with AsyncExitStack() as stack:
         await to_thread.run_sync(check_named_configs, invocation)
         choice = await choose_model(invocation, os.environ)
-        asked = invocation
-        if _is_small(choice, invocation):
-            invocation = replace(invocation, tools=SMALL_WINDOW_TOOLS)
-            warnings.append(
-                f"{choice.label} reads {choice.context_window:,} tokens, so of the native tools only "
-                f"{', '.join(SMALL_WINDOW_TOOLS)} are shown; --tools names others"
-            )
+        limit = DeckLimit(choice.label, choice.context_window, invocation.tools or ())
         sampling, approver, handlers = SamplingModel(), None, None
         if dialog is not None:
             from induscode.session.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs
@@ -478,7 +477,13 @@ async def open_conversation(
         config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
         session = await stack.enter_async_context(
             open_session(
-                invocation, framework=framework, wrap=permissions.wrap, plan_mode=True, wait=False, options=options
+                invocation,
+                framework=framework,
+                fit=limit.fit,
+                wrap=permissions.wrap,
+                plan_mode=True,
+                wait=False,
+                options=options,
             )
         )
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
@@ -489,7 +494,7 @@ async def open_conversation(
         if state.last_model not in {"", choice.label}:
             warnings.append(f"{state.last_model} has answered so far, {choice.label} goes on")
         conversation = Conversation(
-            invocation=asked,
+            invocation=invocation,
             session=session,
             choice=choice,
             transcript=transcript,
@@ -497,6 +502,7 @@ async def open_conversation(
             permissions=permissions,
             plan_mode=mode,
             system_prompt=system_prompt,
+            limit=limit,
             notes=warnings,
             stack=stack,
             loading=loading,
@@ -516,12 +522,6 @@ async def open_conversation(
                 await state.save()
             if conversation.servers is not None:
                 await conversation.servers.aclose()
-
-
-def _is_small(choice: ModelChoice, invocation: Invocation) -> bool:
-    """Tell whether a model is shown few native tools because its context window is small."""
-    window = choice.context_window
-    return window is not None and window <= SMALL_WINDOW and not invocation.tools and not invocation.no_tools
 
 
 def _restore_state(state: KeptState) -> list[str]:

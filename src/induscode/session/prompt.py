@@ -26,6 +26,7 @@ PROJECT_FILES = ("AGENTS.md", "CLAUDE.md")
 LARGEST_PROJECT_FILE = 32 * 1024
 """Characters of a project file that the system prompt contains."""
 _LARGEST_READ = 1024 * 1024
+_MOST_NAMES = 40
 
 _ROLE = """\
 You are indus, an assistant that works for the person at this machine, with the tools listed here.
@@ -50,18 +51,23 @@ class SystemPrompt:
     """The project's instructions, from `read_project_instructions`."""
     _cache: tuple[tuple[tuple[str | None, str], ...], str] | None = field(default=None, init=False)
 
-    def render(self, names: Sequence[str], servers: Mapping[str, str]) -> str:
-        """Render the prompt for the tools `names` in this order; `servers` maps remote tools to their server."""
-        key = tuple((servers.get(name), name) for name in names)
+    def render(self, names: Sequence[str], servers: Mapping[str, str], left_out: Sequence[str] = ()) -> str:
+        """Render the prompt for the tools `names` in this order.
+
+        `servers` maps remote tools to their server. `left_out` are tools that the context window has no room for.
+        """
+        key = (*((servers.get(name), name) for name in names), (None, ""), *((None, name) for name in left_out))
         if self._cache is not None and self._cache[0] == key:
             return self._cache[1]
         groups: dict[str | None, list[str]] = {}
-        for server, name in key:
-            groups.setdefault(server, []).append(name)
+        for name in names:
+            groups.setdefault(servers.get(name), []).append(name)
         lines = ["Tools:"] if groups else ["There are no tools in this session."]
         for server, tools in groups.items():
             owner = "on this machine" if server is None else f"of the MCP server {server!r}"
             lines.append(f"- {owner}: {', '.join(tools)}")
+        if left_out:
+            lines.append(f"Left out, for your context window is small: {list_names(left_out)}. Do without them.")
         where = f"Working directory: {self.cwd}"
         parts = [
             _ROLE,
@@ -73,6 +79,12 @@ class SystemPrompt:
         text = "\n\n".join(part for part in parts if part)
         self._cache = key, text
         return text
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List names in one line, the first ones of very many."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_project_instructions(cwd: str) -> str:

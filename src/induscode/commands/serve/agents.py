@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from importlib import import_module
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from induscode.commands.serve.gateway import Gateway
     from induscode.launch.invocation import Invocation
     from induscode.session.contract import RunPlan, RunResult
-    from induscode.session.model_loop import ModelLoop
     from induscode.session.models import ModelChoice
 
 
@@ -81,11 +81,9 @@ class _GatewayModel:
 
     async def run(self, prompt: str, plan: RunPlan) -> RunResult:
         """Run a prompt to its result."""
+        # In a thread: the first task pays a second of imports.
+        await to_thread.run_sync(import_module, "induscode.session.model_loop")
+        from induscode.session.model_loop import open_loop  # noqa: PLC0415 — imported above
 
-        def open_loop() -> ModelLoop:
-            from induscode.session.model_loop import ModelLoop, open_model  # noqa: PLC0415 — a second, for the first task
-
-            return ModelLoop(open_model(self._choice))
-
-        async with await to_thread.run_sync(open_loop) as loop:
+        async with open_loop(self._choice) as loop:
             return await loop.run(prompt, plan)

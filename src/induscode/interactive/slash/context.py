@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import compact_json
 from indusagi.core.records import record
-from induscode.deck.contract import describe
 from induscode.interactive.slash import SlashCommand, SlashError
 from induscode.interactive.status import format_tokens
 from induscode.session.compaction import CompactionError, estimate_message, estimate_tokens
+from induscode.session.small_deck import estimate_card
 from induscode.terminal import escape_unprintable
 
 if TYPE_CHECKING:
@@ -49,13 +48,11 @@ def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
     servers = conversation.map_servers()
     tools: dict[str, int] = {}
     for card in cards:
-        descriptor = describe(card)
-        definition = [descriptor.name, descriptor.description, compact_json(descriptor.parameters)]
-        size = sum(map(estimate_tokens, definition))
+        size = estimate_card(card)
         owner = servers.get(card.name)
         name = "native tools" if owner is None else f"tools of {owner}"
         tools[name] = tools.get(name, 0) + size
-    prompt = conversation.system_prompt.render([card.name for card in cards], servers)
+    prompt = conversation.system_prompt.render([card.name for card in cards], servers, conversation.limit.left_out)
     messages = sum(map(estimate_message, conversation.transcript.messages()))
     return (
         ContextPart("system prompt", estimate_tokens(prompt)),

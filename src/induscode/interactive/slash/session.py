@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.text import format_count
 from induscode.interactive.slash import SlashCommand, SlashError
-from induscode.interactive.slash.tasks import confirm_end_of_jobs
 from induscode.interactive.status import format_tokens
 from induscode.session.contract import Usage
 from induscode.session.conversation import USAGE_OP
 from induscode.session.models import InvalidAddressError, NoModelError
+from induscode.session.prompt import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,14 +73,13 @@ async def _switch_model(host: SlashHost, rest: str) -> None:
     if len(rest.split()) > 1:
         raise SlashError("write one name: anthropic:NAME, openai:NAME, or NAME at --base-url")
     try:
-        is_switched = await conversation.switch_model(rest)
+        await conversation.switch_model(rest)
     except (NoModelError, InvalidAddressError) as exc:
         raise SlashError(str(exc)) from exc
-    if is_switched:
-        host.screen.show(f"{conversation.choice.label} answers from now on")
-    elif await confirm_end_of_jobs(host, "This model needs another selection of tools: the session is opened again."):
-        invocation = replace(conversation.invocation, model=rest, prompt=None)
-        host.reopen(replace(invocation, resume=conversation.transcript.id, continue_last=False, fork=False))
+    host.screen.show(f"{conversation.choice.label} answers from now on")
+    conversation.session.deck()  # the next one: it says what is left out
+    if conversation.limit.left_out:
+        host.screen.show(f"its context window has no room for {list_names(conversation.limit.left_out)}")
 
 
 async def _show_cost(host: SlashHost, rest: str) -> None:

