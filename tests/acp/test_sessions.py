@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from acp import RequestError
 from acp import schema as models
 from tests.support.editors import LIMIT_S, open_editor
 from tests.support.model_server import Reply, calls, model_server, says
@@ -122,6 +123,32 @@ async def test_a_cancel_during_a_question_ends_the_turn(setup: SessionSetup, ser
         editor.hold.set()
         assert [end.status for end in editor.of(session, models.ToolCallProgress)] == ["failed"]
         assert await opened.say(session, "go on") == "end_turn"
+    assert not (setup.cwd / "a.txt").exists()
+
+
+async def test_a_cancelled_request_ends_its_turn_and_the_question_of_the_turn(
+    setup: SessionSetup, server: ModelServer
+) -> None:
+    server.script[:] = [calls("write", path="a.txt", content="one"), says("next")]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        editor = opened.editor
+        editor.hold.clear()
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        waiting = asyncio.create_task(opened.say(session, "write it"))  # noqa: TID251 — awaited below
+        async with asyncio.timeout(LIMIT_S):
+            await editor.asked.wait()
+        request = editor.judge.find_request("session/prompt")
+        await opened.agent._conn.send_notification("$/cancel_request", {"requestId": request})
+        with pytest.raises(RequestError) as refused:
+            await waiting
+        assert refused.value.code == -32800
+        question = next(one["id"] for one in editor.judge.messages if one.get("method") == "session/request_permission")
+        withdrawn = [one["params"] for one in editor.judge.messages if one.get("method") == "$/cancel_request"]
+        assert withdrawn == [{"requestId": question}]
+        editor.hold.set()
+        assert [end.status for end in editor.of(session, models.ToolCallProgress)] == ["failed"]
+        await opened.agent._conn.send_notification("$/cancel_request", {"requestId": request})
+        assert await opened.say(session, "go on") == "end_turn", "a request that has ended cannot be cancelled"
     assert not (setup.cwd / "a.txt").exists()
 
 

@@ -39,6 +39,7 @@ _REQUESTS: dict[str, tuple[type[BaseModel], type[BaseModel] | None]] = {
     "session/request_permission": (models.RequestPermissionRequest, models.RequestPermissionResponse),
     "session/cancel": (models.CancelNotification, None),
     "session/update": (models.SessionNotification, None),
+    "$/cancel_request": (models.CancelRequestNotification, None),
 }
 
 
@@ -62,6 +63,11 @@ class MessageJudge:
             self._validate(message, direction)
         except Exception as exc:  # noqa: BLE001 — an observer must not raise
             self.problems.append(f"{message}: {exc}")
+
+    def find_request(self, method: str) -> object:
+        """Give the id of the open request of the editor for a method."""
+        outgoing = StreamDirection.OUTGOING
+        return next(key[1] for key, name in self._methods.items() if key[0] is outgoing and name == method)
 
     def _validate(self, message: dict[str, Any], direction: StreamDirection) -> None:
         assert message.get("jsonrpc") == "2.0"

@@ -15,7 +15,13 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR, JsonRpcConnection, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    Cancellation,
+    JsonRpcConnection,
+    RpcError,
+)
 from induscode.acp.history import list_conversations
 from induscode.acp.params import get_text, invalid, parse_cwd, parse_prompt, parse_servers
 from induscode.acp.session import EditorSession, to_rpc_error
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 1
 INVALID_REQUEST = -32600
+ACP_CANCELLATION = Cancellation(method="$/cancel_request", facts={}, code=-32800)
+"""https://agentclientprotocol.com/protocol/cancellation"""
 _MOST_REQUESTS = 256
 """Requests of the editor at once: a prompt of every session, and more."""
 _KEYS = (
@@ -90,6 +98,7 @@ class AcpAgent:
             on_notify=self._handle_notification,
             inbound=_MOST_REQUESTS,
             on_invalid_frame=self._refuse_frame,
+            cancellation=ACP_CANCELLATION,
         )
 
     async def aclose(self) -> None:

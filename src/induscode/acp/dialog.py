@@ -121,5 +121,5 @@ class EditorDialog:
     async def _request(self, updates: SessionUpdates, method: str, params: JsonObject) -> JsonObject:
         """Send a request and wait as long as the person takes; the end of the turn ends the wait."""
         channel = updates.channel
-        options = RequestOptions(math.inf, cancellable=False)
+        options = RequestOptions(math.inf)
         return await channel.connection.request(method, {"sessionId": channel.session, **params}, options)

@@ -93,6 +93,8 @@ class EditorSession:
     async def prompt(self, prompt: EditorPrompt) -> JsonObject:
         """Have a prompt answered after those before it, and give the response.
 
+        If the request itself is cancelled, the turn is cancelled and its end awaited.
+
         Raises:
             RpcError: The model or the session failed.
         """
@@ -102,7 +104,12 @@ class EditorSession:
             raise RpcError(INTERNAL_ERROR, "the session has ended")
         self._prompts.append(queued)
         self._arrived.set()
-        return await response
+        try:
+            return await asyncio.shield(response)
+        except asyncio.CancelledError:
+            queued.cancel.cancel("the editor")
+            await asyncio.wait({response})
+            raise
 
     def cancel(self) -> None:
         """Cancel the running turn and the prompts that wait."""
@@ -199,7 +206,7 @@ class EditorSession:
         """Run a command or a turn of the model, and give the response."""
         text = queued.prompt.text
         try:
-            for change in await conversation.reload_servers():
+            for change in await conversation.reload_config():
                 self._show_note(change)
         except ConfigPathError as exc:
             self._show_note(f"{exc}; the servers stay as they were")

@@ -13,6 +13,7 @@ from anyio import to_thread
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
 from induscode.addons.loader import AddonSet, load_addons
+from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
@@ -54,14 +55,33 @@ class Session:
     """Wraps every card, for permission checks."""
     fit: Callable[[ToolDeck], ToolDeck] | None = None
     """Leaves out cards, with a note: those that a small context window has no room for."""
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Native cards without a backend in this run, with what each of them lacks."""
+    lacking: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Native cards without a backend, with what each of them lacks."""
     addons: AddonSet = field(default_factory=AddonSet)
+    connectors: LiveConnectors | None = None
+    """The user's connectors; None if the host has a gateway of its own, or the profile has no such card."""
 
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out, with the reason."""
         return tuple(dict.fromkeys((*self.mcp.notes, *self.store.notes, *self.addons.notes, *self.deck().notes)))
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Native cards that are not shown now, with what each of them lacks."""
+        if self.connectors is None or not self.connectors.are_present:
+            return self.lacking
+        return {name: why for name, why in self.lacking.items() if name != SAAS_CARD}
+
+    def native_deck(self) -> ToolDeck:
+        """Build the native part of the deck: `saas-action` belongs to it as long as there are connectors."""
+        if self.connectors is None or self.connectors.are_present:
+            return self.native
+        return self.native.retain(lambda card: card.name != SAAS_CARD)
+
+    async def refresh_connectors(self) -> Sequence[str]:
+        """Look for connectors that were added, approved or removed in another process; describe the changes."""
+        return [] if self.connectors is None else await to_thread.run_sync(self.connectors.refresh)
 
     def deck(self) -> ToolDeck:
         """Build the deck as it is now: native cards, the present tools of the servers, cards of addons.
@@ -69,7 +89,7 @@ class Session:
         Around each card are the permission checks, and around these the interceptors of the addons: a check sees the
         arguments that run.
         """
-        deck = graft_addon_cards(self.native.graft(self.mcp.capabilities), self.addons)
+        deck = graft_addon_cards(self.native_deck().graft(self.mcp.capabilities), self.addons)
         if self.fit is not None:
             deck = self.fit(deck)
         if self.wrap is not None:
@@ -123,14 +143,17 @@ async def open_session(
             handles = replace(handles, memory=FileMemory(os.path.join(invocation.cwd, MEMORY_NAME)))
         if handles.web is None:
             handles = replace(handles, web=web_settings(invocation.settings))
+        connectors = None
         if handles.saas is None and profile is Profile.ALL:
-            handles = replace(handles, saas=await to_thread.run_sync(build_connector_gateway, handles.web))
+            connectors = await to_thread.run_sync(LiveConnectors, handles.web or WebSettings())
+            handles = replace(handles, saas=connectors)
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         # In a thread: it looks for a package on the disk.
-        left_out = await to_thread.run_sync(_find_left_out, profile, handles, plan_mode)
+        own = replace(handles, saas=None if connectors is not None else handles.saas)
+        left_out = await to_thread.run_sync(_find_left_out, profile, own, plan_mode)
         native = None
         if invocation.tools:  # an unknown name is reported before anything is started
-            native = _build_native_deck(invocation, profile, context, left_out)
+            native = _build_native_deck(invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
         store = await open_store()
         stack.push_async_callback(store.aclose)
@@ -142,7 +165,7 @@ async def open_session(
         stack.push_async_callback(mcp.aclose)
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.
-            native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out)
+            native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
         addons = AddonSet()
         if not invocation.no_tools:
@@ -153,7 +176,7 @@ async def open_session(
                 enabled=not invocation.no_addons,
             )
         stack.push_async_callback(addons.aclose)
-        yield Session(invocation, native, mcp, store, wrap, fit, left_out, addons)
+        yield Session(invocation, native, mcp, store, wrap, fit, left_out, addons, connectors)
 
 
 async def build_session_tools_with_addons(
@@ -220,14 +243,8 @@ def web_settings(settings: Settings) -> WebSettings:
 
 def build_connector_gateway(web: WebSettings | None) -> SaasGatewayPort | None:
     """Build the gateway to the connectors of this user; None if there are none. It blocks."""
-    from induscode.connectors.store import ConnectorStore  # noqa: PLC0415 — for runs with all cards
-
-    store = ConnectorStore()
-    if not store.has_rows():
-        return None
-    from induscode.connectors.gateway import ConnectorGateway  # noqa: PLC0415 — for runs with connectors
-
-    return ConnectorGateway(store, web or WebSettings(), os.environ)
+    connectors = LiveConnectors(web or WebSettings())
+    return connectors if connectors.are_present else None
 
 
 def _find_left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:
@@ -237,13 +254,21 @@ def _find_left_out(profile: Profile | None, framework: DeckFramework, plan_mode:
 
 
 def _build_native_deck(
-    invocation: Invocation, profile: Profile | None, context: DeckContext, left_out: Mapping[str, str]
+    invocation: Invocation,
+    profile: Profile | None,
+    context: DeckContext,
+    left_out: Mapping[str, str],
+    connectors: LiveConnectors | None,
 ) -> ToolDeck:
     if profile is None or invocation.no_tools:
         return ToolDeck((), base_context(context))
+    if connectors is not None:  # its card is there, and shown as long as there are connectors
+        left_out = {name: why for name, why in left_out.items() if name != SAAS_CARD or not connectors.are_present}
     wanted = {canon_tool_name(name) for name in invocation.tools or ()}
     for name, why in left_out.items():
         if canon_tool_name(name) in wanted:
             raise BackendFault(f"the tool {name!r} can do nothing here: {why}")
-    deck = provision_deck(profile, context).retain(lambda card: card.name not in left_out)
+    deck = provision_deck(profile, context).retain(
+        lambda card: card.name not in left_out or (card.name == SAAS_CARD and connectors is not None)
+    )
     return select_tools(deck, invocation.tools)

@@ -1,8 +1,8 @@
 """Gateway to connectors: discover finds operations by what they do, execute sends the request of one.
 
-Connectors are loaded with the first call and stay as they are for the run, so that what permissions saw is what is
-sent. Arguments are checked against the approved document before anything is sent. Answers are cleaned of invisible
-characters and of the values of the credentials.
+Connectors are loaded with the first call and stay as they are, so that what permissions saw is what is sent; changed
+ones need a new gateway. Arguments are checked against the approved document before anything is sent. Answers are
+cleaned of invisible characters and of the values of the credentials.
 """
 
 from __future__ import annotations

@@ -98,6 +98,14 @@ class ConnectorStore:
         except OSError:
             return False
 
+    def read_signature(self) -> object:
+        """Read inode, size and times of the file; None if there is none."""
+        try:
+            status = os.stat(os.path.join(self.folder, _FILE))
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
     def read(self) -> tuple[Mapping[str, ConnectorRow], bool]:
         """Return the connectors by name, and whether the file is damaged."""
         return self._file().read()

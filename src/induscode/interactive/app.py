@@ -303,7 +303,7 @@ class InteractiveApp:
         while (message := await self._next_message()) is not None:
             self._next = self._prompt = None
             await self._load_commands(conversation.invocation.cwd)
-            for change in await conversation.reload_servers():
+            for change in await conversation.reload_config():
                 self.screen.show(f"note: {name_slash_commands(change)}")
             if message.startswith("/"):
                 self.screen.show(f"> {message}")

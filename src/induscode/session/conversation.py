@@ -355,9 +355,10 @@ class Conversation:
         self.plan_told = self.plan_mode.active
         self.context_tokens = await to_thread.run_sync(measure_context, self.transcript)
 
-    async def reload_servers(self) -> list[str]:
-        """Apply changes of the configuration files, and approvals given in another process; describe the changes."""
-        return [] if self.servers is None else await self.servers.apply_changes()
+    async def reload_config(self) -> list[str]:
+        """Apply changes of servers and connectors, and approvals given in another process; describe the changes."""
+        changes = [] if self.servers is None else await self.servers.apply_changes()
+        return [*changes, *await self.session.refresh_connectors()]
 
     async def wait_for_servers(self) -> None:
         """Wait until the servers that no earlier run has seen, and the required ones, have come up or failed."""
@@ -427,7 +428,7 @@ async def open_conversation(
     """Open the conversation of an invocation inside the block. Servers start in the background.
 
     `permissions` replaces those that the invocation asks for. With `follow_config` no server is waited for, and
-    `reload_servers` applies changes of the configuration. With a `dialog` a person decides about calls, plans and
+    `reload_config` applies changes of the configuration. With a `dialog` a person decides about calls, plans and
     requests of servers; without one, what a person would be asked about is refused. `on_event` receives the events of
     the servers from their first start on.
 

@@ -126,7 +126,6 @@ class Gateway:
         """Set by the first `tools/list`."""
         self._context = context
         self._checks = checks
-        self._native = session.native.map_capabilities(checks.native)
         session.addons.on_note = lambda note: self._print_notes([note])
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
@@ -148,7 +147,7 @@ class Gateway:
         rank = {row.id: index for index, row in enumerate(self.plan.rows)}
         live = [tool for tool in ledger.live_capabilities() if tool.ref.server not in self._ourselves]
         live.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
-        native, addons = self._native, self.session.addons
+        native, addons = self.session.native_deck().map_capabilities(self._checks.native), self.session.addons
         deck = native.graft(live)
         grafted = deck.tools()[len(native.tools()) :]
         if addons.has_cards:
@@ -168,7 +167,7 @@ class Gateway:
     def build_agent_deck(self) -> ToolDeck:
         """Build the deck of a sub-agent: its calls of servers are checked as strictly as those of native cards."""
         live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
-        return self.session.native.graft(live).map_capabilities(self._checks.native)
+        return self.session.native_deck().graft(live).map_capabilities(self._checks.native)
 
     def is_disabled(self, name: str) -> bool:
         """Return whether a tool is disabled, by the name that clients call."""
@@ -239,10 +238,17 @@ class Gateway:
         await self._bridge.wake(self._bridge.eager_servers())
 
     async def _poll_approvals(self) -> None:
+        """Look for approvals of tools, and for changed connectors, that were given in another process."""
         while True:
             await anyio.sleep(_APPROVALS_S)
             if self._enrolment.disabled:
                 await self._read_approvals()
+            changes = await self.session.refresh_connectors()
+            for change in changes:
+                print_status(change)
+            if changes:
+                self._box = None
+                self._changed.set()
 
     def _handle_event(self, event: FleetEvent, tasks: TaskGroup) -> None:
         if event.event == "phase":

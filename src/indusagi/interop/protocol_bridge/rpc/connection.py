@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.transport import (
     RequestId,
@@ -133,6 +134,21 @@ class PendingRequest:
             self.due = min(self.hard_at, now + self.options.idle_s)
 
 
+@record(kw_only=True)
+class Cancellation:
+    """How a protocol cancels a request by its id."""
+
+    method: str
+    facts: JsonObject
+    """Further parameters of the notification."""
+    code: int | None = None
+    """Error code of the response to a cancelled request; None: it has no response."""
+
+
+MCP_CANCELLATION = Cancellation(method="notifications/cancelled", facts={"reason": "no longer wanted"})
+"""https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation"""
+
+
 class JsonRpcConnection:
     """One JSON-RPC connection over a transport.
 
@@ -156,6 +172,7 @@ class JsonRpcConnection:
         in_flight: int = 64,
         inbound: int = 8,
         on_invalid_frame: Callable[[bytes], None] | None = None,
+        cancellation: Cancellation = MCP_CANCELLATION,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.invalid_frames = 0
@@ -171,6 +188,7 @@ class JsonRpcConnection:
         self._on_invalid_frame = on_invalid_frame
         self._slots = asyncio.Semaphore(in_flight)
         self._inbound_limit = inbound
+        self._cancellation = cancellation
         self._pending: dict[RequestId, PendingRequest] = {}
         self._inbound: dict[RequestId, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -183,8 +201,8 @@ class JsonRpcConnection:
     async def request(self, method: str, params: JsonObject | None, options: RequestOptions) -> JsonObject:
         """Send a request and wait for its response.
 
-        When the wait ends without a response, by deadline or by cancellation, the peer is told so with
-        `notifications/cancelled` unless the request is not `cancellable`.
+        When the wait ends without a response, by deadline or by cancellation, the peer is told so (in MCP with
+        `notifications/cancelled`) unless the request is not `cancellable`.
 
         Raises:
             RpcError: The peer responded with an error.
@@ -236,7 +254,7 @@ class JsonRpcConnection:
                 return await response
             except (asyncio.CancelledError, TimeoutError):
                 if options.cancellable:
-                    self.notify("notifications/cancelled", {"requestId": identity, "reason": "no longer wanted"})
+                    self.notify(self._cancellation.method, {"requestId": identity, **self._cancellation.facts})
                 raise
         finally:
             self._pending.pop(identity, None)
@@ -372,10 +390,12 @@ class JsonRpcConnection:
                     pending.postpone(self._loop.time())
                     if pending.options.on_progress is not None:
                         pending.options.on_progress(params)
-            elif method == "notifications/cancelled":
+            elif method == self._cancellation.method:
                 identity = params.get("requestId")
                 task = self._inbound.get(identity) if isinstance(identity, (int, str)) else None
                 if task is not None:
+                    if self._cancellation.code is not None and isinstance(identity, (int, str)):
+                        task.add_done_callback(lambda task: self._refuse_cancelled(identity, task))
                     task.cancel()
             elif self._on_notify is not None:
                 self._on_notify(method, params)
@@ -397,6 +417,11 @@ class JsonRpcConnection:
             self._inbound[identity] = task
             # A callback, since a task that is cancelled before it starts runs no code of its own.
             task.add_done_callback(lambda _: self._finish_inbound(identity))
+
+    def _refuse_cancelled(self, identity: RequestId, task: asyncio.Task[None]) -> None:
+        code = self._cancellation.code
+        if code is not None and task.cancelled() and not self.ended.done():
+            self._refuse(identity, code, "the request was cancelled")
 
     def _finish_inbound(self, identity: RequestId) -> None:
         self._inbound.pop(identity, None)

@@ -1,0 +1,294 @@
+"""What a real small model does with the deck: five kinds of tasks, each in several wordings, with a table of results.
+
+    python -m outside.local_model [--tries N] [--weights FILE] [--json FILE]
+
+It needs the extra `[local]` and the weights (`indus models fetch`), or a GGUF file of your own. One server of the model
+answers every try, so that the system prompt and the tools are read once. Each try is a new conversation in the same
+directory, with the tools that the context window has room for, and one MCP server. A person who says yes once to every
+question is simulated; everything else is what `indus --model local -p` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from indusagi.core.cancel import CancelToken
+from induscode.launch.invocation import Invocation
+from induscode.local_model.server import LocalWeights, open_local_server
+from induscode.local_model.weights import QWEN_CODER, WeightsError
+from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
+from induscode.session.conversation import open_conversation
+from induscode.session.dialog import Reply
+from induscode.session.models import LOCAL_WINDOW, OWN_KEY, NoModelError, choose_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from induscode.session.contract import RunEvent
+    from induscode.session.dialog import Question
+    from induscode.session.models import ModelChoice
+
+DIARY_SERVER = Path(__file__).resolve().parent.parent / "examples" / "notes_server.py"
+FILES = {
+    "release.txt": "Release 4.2\nThe release manager is Ada Lovelace.\nThe server listens on port 8347.\n",
+    "src/config.py": "TIMEOUT = 30\nRETRIES = 3\n",
+    "src/net.py": "def connect(host):\n    # FIXME: retry\n    return host\n",
+    "src/store.py": "def save(row):\n    return row\n",
+}
+REQUESTS = 8
+LIMIT_S = 900.0
+"""Time for one try on a busy machine."""
+
+
+@dataclass
+class Attempt:
+    """One try: what was asked, called and answered."""
+
+    task: str
+    prompt: str
+    calls: list[str] = field(default_factory=list[str])
+    failed: int = 0
+    questions: list[str] = field(default_factory=list[str])
+    answer: str = ""
+    end: str = ""
+    seconds: float = 0.0
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    success: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of task: wordings, and how success is told."""
+
+    name: str
+    prompts: Sequence[str]
+    check: Callable[[Attempt, Path], bool]
+
+
+def _has_edited(attempt: Attempt, folder: Path) -> bool:
+    text = (folder / "src/config.py").read_text()
+    return text == FILES["src/config.py"].replace("30", "60") and bool(attempt.questions)
+
+
+def _has_noted(attempt: Attempt, _: Path) -> bool:
+    return "diary__add" in attempt.calls and attempt.failed < attempt.calls.count("diary__add")
+
+
+TASKS = (
+    Task(
+        "read",
+        (
+            "Who is the release manager in release.txt?",
+            "Read release.txt and tell me the port of the server.",
+            "Which release is release.txt about?",
+            "What is the value of RETRIES in src/config.py?",
+            "Look into release.txt: who manages the release?",
+        ),
+        lambda attempt, _: (
+            "read" in attempt.calls and any(fact in attempt.answer for fact in ("Lovelace", "8347", "4.2", "3"))
+        ),
+    ),
+    Task(
+        "grep",
+        (
+            "Use grep to find the file that contains FIXME.",
+            "Which file under src has a FIXME comment? Search with grep.",
+            "Search for FIXME with grep and name the file.",
+            "grep for FIXME: in which file is it?",
+            "Find FIXME in this project with the grep tool.",
+        ),
+        lambda attempt, _: "grep" in attempt.calls and "net.py" in attempt.answer,
+    ),
+    Task(
+        "edit after approval",
+        (
+            "Read src/config.py, then change TIMEOUT from 30 to 60 with edit.",
+            "Set TIMEOUT to 60 in src/config.py. Read the file first, then edit it.",
+            "In src/config.py, replace TIMEOUT = 30 by TIMEOUT = 60. Read it, then use edit.",
+            "Edit src/config.py: TIMEOUT must be 60. Read the file before you edit.",
+            "Please double the TIMEOUT in src/config.py from 30 to 60: read, then edit.",
+        ),
+        _has_edited,
+    ),
+    Task(
+        "MCP call",
+        (
+            "Add the note 'call Ada' with diary__add.",
+            "Use diary__add to add a note that says: buy milk.",
+            "Add a note to the diary: the build is green.",
+            "Please note down 'meeting at nine' in the diary.",
+            "Call diary__add with the text 'water the plants'.",
+        ),
+        _has_noted,
+    ),
+    Task(
+        "sub-agent",
+        (
+            "Use task to have the agent explore find out who is the release manager in release.txt.",
+            "Start a task with the agent explore: read release.txt and report the port of the server.",
+            "Delegate with task to explore: what is the value of RETRIES in src/config.py?",
+            "Let a sub-agent (task, agent explore) read release.txt and say who manages the release.",
+            "With task, ask the agent explore which release release.txt is about.",
+        ),
+        lambda attempt, _: (
+            "task" in attempt.calls and any(fact in attempt.answer for fact in ("Lovelace", "8347", "4.2", "3"))
+        ),
+    ),
+)
+
+
+class YesDialog:
+    """A person who says yes once to every question."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    async def ask(self, question: Question, /) -> Reply:
+        """Say yes."""
+        self._attempt.questions.append(question.title)
+        return Reply(key="y")
+
+    def show(self, text: str, /) -> None:
+        """Ignore a line for people."""
+
+
+async def try_once(task: Task, prompt: str, folder: Path, base_url: str, name: str, window: int) -> Attempt:
+    """Run one prompt in a new conversation, and judge what happened."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    servers = folder.parent / "servers.json"
+    servers.write_text(json.dumps({"mcpServers": {"diary": {"command": sys.executable, "args": [str(DIARY_SERVER)]}}}))
+    attempt = Attempt(task.name, prompt)
+    invocation = Invocation(
+        cwd=str(folder),
+        model=name,
+        base_url=base_url,
+        context_window=window,
+        mcp=(str(servers),),
+        no_addons=True,
+        max_requests=REQUESTS,
+    )
+
+    async def follow(event: RunEvent) -> None:
+        if isinstance(event, ToolCalled):
+            attempt.calls.append(event.name)
+        elif isinstance(event, ToolAnswered) and event.is_error:
+            attempt.failed += 1
+
+    started = time.monotonic()
+    cancel = CancelToken()
+    async with open_conversation(invocation, dialog=YesDialog(attempt)) as conversation:
+        await conversation.loading.wait()
+        await conversation.wait_for_servers()
+        with anyio.move_on_after(LIMIT_S):
+            result = await conversation.run_turn(prompt, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
+            attempt.answer, attempt.end = result.text, result.reason
+        usage = conversation.usage
+    attempt.seconds = time.monotonic() - started
+    attempt.requests, attempt.input_tokens = usage.requests, usage.input_tokens
+    attempt.cached_tokens, attempt.output_tokens = usage.cache_read_tokens, usage.output_tokens
+    attempt.success = attempt.end == "done" and task.check(attempt, folder)
+    return attempt
+
+
+def print_table(attempts: Sequence[Attempt]) -> None:
+    """Print the results by task, in Markdown."""
+    print("\n| Task | Managed | Seconds (median) | Requests | Tokens read, of which cached | Tokens written |")
+    print("|---|---|---|---|---|---|")
+    for task in TASKS:
+        rows = [attempt for attempt in attempts if attempt.task == task.name]
+        if rows:
+            seconds = sorted(attempt.seconds for attempt in rows)[len(rows) // 2]
+            managed = f"{sum(attempt.success for attempt in rows)} of {len(rows)}"
+            read, cached = sum(row.input_tokens for row in rows), sum(row.cached_tokens for row in rows)
+            written, requests = sum(row.output_tokens for row in rows), sum(row.requests for row in rows)
+            print(f"| {task.name} | {managed} | {seconds:.0f} | {requests} | {read:,}, {cached:,} | {written:,} |")
+
+
+@contextmanager
+def private_state(folder: Path) -> Generator[None]:
+    """Keep conversations and the ledger of the tries in a directory of their own."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["XDG_STATE_HOME"]
+        else:
+            os.environ["XDG_STATE_HOME"] = before
+
+
+async def run_tries(choice: ModelChoice, tries: int, only: Sequence[str], output: str | None) -> int:
+    """Run every task, print each try as it ends, and the table at the end."""
+    assert choice.weights is not None
+    window = choice.context_window or LOCAL_WINDOW
+    attempts: list[Attempt] = []
+    with tempfile.TemporaryDirectory(prefix="indus-local-") as temporary:
+        started = time.monotonic()
+        weights = LocalWeights(choice.name, choice.weights, window, choice.chat_template)
+        async with open_local_server(weights) as address:
+            print(f"{choice.label}: loaded in {time.monotonic() - started:.1f} s, {window:,} tokens", flush=True)
+            os.environ[OWN_KEY] = address.key
+            with private_state(Path(temporary) / "state"):
+                for task in TASKS:
+                    for prompt in task.prompts[:tries] if not only or task.name in only else ():
+                        folder = Path(temporary) / "work"
+                        attempt = await try_once(task, prompt, folder, address.base_url, choice.name, window)
+                        attempts.append(attempt)
+                        mark = "managed" if attempt.success else f"failed ({attempt.end or 'time'})"
+                        asked = f", asked {len(attempt.questions)}" if attempt.questions else ""
+                        print(f"\n[{task.name}] {prompt}\n  {mark} in {attempt.seconds:.0f} s{asked}", flush=True)
+                        print(f"  calls: {', '.join(attempt.calls) or 'none'} ({attempt.failed} failed)", flush=True)
+                        print(f"  answer: {attempt.answer.strip()[:300]}", flush=True)
+                        if output is not None:
+                            await anyio.Path(output).write_text(
+                                json.dumps([vars(row) for row in attempts], indent=1), "utf-8"
+                            )
+    print_table(attempts)
+    return 0 if any(attempt.success for attempt in attempts) else 1
+
+
+def main() -> int:
+    """Read the arguments, and run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m outside.local_model", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--tries", type=int, default=1, help="wordings of each task, 5 at most")
+    parser.add_argument("--weights", metavar="FILE", help="a GGUF file instead of the fetched model")
+    parser.add_argument("--task", action="append", default=[], choices=[task.name for task in TASKS])
+    parser.add_argument("--json", metavar="FILE", help="write every try there")
+    options = parser.parse_args()
+    model = f"local:{options.weights}" if options.weights else "local"
+
+    async def run() -> int:
+        choice = await choose_model(Invocation(cwd=str(Path.cwd()), model=model), os.environ)
+        return await run_tries(choice, options.tries, options.task, options.json)
+
+    print(f"{QWEN_CODER.title if not options.weights else options.weights}, {os.cpu_count()} cores", flush=True)
+    try:
+        return anyio.run(run)
+    except (NoModelError, WeightsError) as exc:
+        print(exc, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Connectors of a running session: `indus connectors add`, `approve` and `remove` are seen without a restart.
+
+A changed file is looked for between turns, and by a gateway every few seconds, never in the middle of a call: what
+permissions saw is what is sent.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.capabilities.ports import WebSettings
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.connectors.gateway import ConnectorGateway
+    from induscode.deck.contract import ActionTarget
+
+SAAS_CARD = "saas-action"
+
+
+class LiveConnectors:
+    """The gateway to the connectors of this user, as they were when it last looked.
+
+    Args:
+        web: The addresses that may be reached, and the limits.
+    """
+
+    def __init__(self, web: WebSettings) -> None:
+        from induscode.connectors.store import ConnectorStore  # noqa: PLC0415 — for runs with all cards
+
+        self._web = web
+        self._store = ConnectorStore()
+        self._gateway: ConnectorGateway | None = None
+        self._signature = self._store.read_signature()
+        self.are_present = self._store.has_rows()
+        """Whether there may be connectors."""
+        self._known = self._read_facts() if self.are_present else {}
+
+    def refresh(self) -> Sequence[str]:
+        """Read the connectors again if their file has changed, and describe what is different. It blocks."""
+        signature = self._store.read_signature()
+        if signature == self._signature:
+            return []
+        before, self._known = self._known, self._read_facts()
+        self._signature, self.are_present = signature, self._store.has_rows()
+        if self._known == before:
+            return []  # only the time of the last comparison is another
+        self._gateway = None
+        parts = {
+            "removed": [name for name in before if name not in self._known],
+            "changed": [name for name, facts in self._known.items() if before.get(name, facts) != facts],
+            "added": [name for name in self._known if name not in before],
+        }
+        return [f"connectors {word}: {', '.join(names)}" for word, names in parts.items() if names]
+
+    def _read_facts(self) -> Mapping[str, object]:
+        """Read what a call depends on, by connector."""
+        rows, _ = self._store.read()
+        return {
+            name: (row.source, row.base_url, str(row.auth), row.source_digest, dict(row.digests), row.changed)
+            for name, row in rows.items()
+        }
+
+    # -- the port -------------------------------------------------------------------------------
+
+    async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
+        """Find operations by what they do."""
+        return await self._open().discover(query, toolkits)
+
+    async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
+        """Send the request of an operation, and return the parsed answer.
+
+        Raises:
+            ActionError: It was not executed, or its service refused it.
+        """
+        return await self._open().execute(slug, arguments)
+
+    async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
+        """Return the request of an action; None if the slug is unknown."""
+        return await self._open().find_target(slug, arguments)
+
+    def _open(self) -> ConnectorGateway:
+        if self._gateway is None:
+            from induscode.connectors.gateway import ConnectorGateway  # noqa: PLC0415 — for the first call of an action
+
+            self._gateway = ConnectorGateway(self._store, self._web, os.environ)
+        return self._gateway
