@@ -10,6 +10,8 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
 │   └── BackendFault       a handle of the host that cannot be used
+├── AuthFault              a sign-in that failed
+│   └── SignInRequired     only a person can go on
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
 ├── WeightsError           weights of a local model that are absent or cannot be used
