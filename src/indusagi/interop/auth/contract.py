@@ -28,6 +28,7 @@ AuthMethod: TypeAlias = Literal["none", "client_secret_basic", "client_secret_po
 RegistrationSource: TypeAlias = Literal["configured", "metadata_document", "dynamic"]
 GRANTS: tuple[Grant, ...] = get_args(Grant)
 AUTH_METHODS: tuple[AuthMethod, ...] = get_args(AuthMethod)
+_SOURCES: tuple[RegistrationSource, ...] = get_args(RegistrationSource)
 INTERACTIVE_GRANTS: frozenset[Grant] = frozenset({"authorization_code", "device_code"})
 """Grants that need a person."""
 
@@ -92,8 +93,12 @@ class AuthSettings:
     """The authorization server, where the server names several or none."""
     metadata_url: str = ""
     """The authorization server's metadata document, in place of the well-known locations."""
+    assume_pkce: bool = False
+    """Go on with an issuer whose metadata does not mention PKCE, as some do that support it."""
     assertion: str | None = field(default=None, repr=False)
     """The workload's JWT of the grant `jwt_bearer`."""
+    assertion_file: str = ""
+    """A file with that JWT, read for each token request: platforms renew it in place."""
     identity_provider: IdentityProvider | None = None
     dpop: bool | None = None
     """Bind tokens to a key (RFC 9449). `None`: where the server or the issuer requires it."""
@@ -155,8 +160,8 @@ class IssuerEndpoints:
 
     token_endpoint: str
     revocation_endpoint: str = ""
-    token_auth_methods: tuple[str, ...] = ()
-    dpop_algorithms: tuple[str, ...] = ()
+    indicator: str = ""
+    """The `resource` parameter of token requests (RFC 8707); empty: none, for servers of 2025-03-26."""
 
 
 @record(kw_only=True)
@@ -193,8 +198,7 @@ class StoredCredentials:
             "endpoints": {
                 "token_endpoint": ends.token_endpoint,
                 "revocation_endpoint": ends.revocation_endpoint,
-                "token_auth_methods": [*ends.token_auth_methods],
-                "dpop_algorithms": [*ends.dpop_algorithms],
+                "indicator": ends.indicator,
             },
             "requested_scopes": [*self.requested_scopes],
             "account": self.account,
@@ -225,9 +229,10 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
     tokens, key = document.get("tokens"), document.get("dpop_key")
     if not is_json_object(registration) or not is_json_object(endpoints):
         return None
-    method, source = _text(registration, "auth_method"), _text(registration, "source")
+    method: AuthMethod | None = next((name for name in AUTH_METHODS if name == registration.get("auth_method")), None)
+    source = next((name for name in _SOURCES if name == registration.get("source")), None)
     client_id, token_endpoint = _text(registration, "client_id"), _text(endpoints, "token_endpoint")
-    if method not in AUTH_METHODS or source not in get_args(RegistrationSource) or not (client_id and token_endpoint):
+    if method is None or source is None or not (client_id and token_endpoint):
         return None
     token_set = None
     if is_json_object(tokens) and (access_token := _text(tokens, "access_token")):
@@ -256,8 +261,7 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
         endpoints=IssuerEndpoints(
             token_endpoint=token_endpoint,
             revocation_endpoint=_text(endpoints, "revocation_endpoint"),
-            token_auth_methods=_texts(endpoints, "token_auth_methods"),
-            dpop_algorithms=_texts(endpoints, "dpop_algorithms"),
+            indicator=_text(endpoints, "indicator"),
         ),
         tokens=token_set,
         requested_scopes=_texts(document, "requested_scopes"),
@@ -361,3 +365,45 @@ class ServerAuth:
     store: CredentialStore = field(repr=False, compare=False)
     prompt: SignInPrompt | None = field(default=None, repr=False, compare=False)
     """`None`: a needed sign-in raises `SignInRequired`."""
+
+
+# -- what a transport uses ------------------------------------------------------------------
+
+
+@record
+class Refusal:
+    """A response of 401 or 403."""
+
+    status: int
+    challenges: Sequence[str] = ()
+    """The values of its `WWW-Authenticate` headers."""
+    nonce: str = ""
+    """Its `DPoP-Nonce` header."""
+
+
+class RequestAuthorizer(Protocol):
+    """Adds headers to the requests of a connection, and reacts to refusals."""
+
+    async def build_headers(self, method: str, url: str) -> dict[str, str]:
+        """Build the headers of a request.
+
+        Raises:
+            AuthFault: There are none, for a reason that the user should know.
+        """
+        ...
+
+    async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
+        """Return whether to send the request again, with new headers; `sent` are those that were refused.
+
+        Raises:
+            AuthFault: It is refused for good.
+        """
+        ...
+
+    def accept(self, sent: dict[str, str], nonce: str) -> None:
+        """Take note that the server has accepted the headers."""
+        ...
+
+    async def close(self) -> None:
+        """End what is under way."""
+        ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, Note, describe_error
@@ -28,6 +28,9 @@ from indusagi.runtime.contract import (
     ToolDescriptor,
     ToolResult,
 )
+
+if TYPE_CHECKING:
+    from indusagi.interop.auth.contract import ServerAuth
 
 QUALIFIER = "__"
 """Joins a server's id and a tool's name: `github__create_issue`."""
@@ -46,6 +49,7 @@ FaultReason: TypeAlias = Literal[
     "rate_limited",
     "redirect",
     "refused",
+    "sign_in",
     "untrusted",
     "upstream",
     "version",
@@ -221,6 +225,8 @@ class _RemoteServerConfig:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     proxy: str | None = field(default=None, kw_only=True, repr=False)
     """Its URL; empty: none; `None`: the one of `HTTPS_PROXY` and the like, if any."""
+    auth: ServerAuth | None = field(default=None, kw_only=True)
+    """How to sign in when the server wants that; `None`, or a header `Authorization`: not at all."""
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
     """`None`: all."""

@@ -13,9 +13,11 @@ import httpx2
 
 from indusagi.core.json import is_json_object
 from indusagi.core.time import SystemClock
+from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:
+    from indusagi.interop.auth.contract import AuthFault
     from indusagi.interop.protocol_bridge.contract import FaultReason
 
 _RETRY_AFTER_CAP_S = 3_600.0
@@ -80,8 +82,10 @@ def get_content_type(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def classify_network_error(exc: httpx2.TransportError, via: str | None = None) -> TransportFailure:
+def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str | None = None) -> TransportFailure:
     """Turn an error of the network into a failure; `via` is the origin of the proxy, if there is one."""
+    if isinstance(exc, TimeoutError):
+        return build_failure("did not answer in time", "closed")
     if isinstance(exc, httpx2.ProxyError):
         return _classify_proxy_status(str(exc), via)
     if isinstance(exc, (httpx2.ConnectError, httpx2.ConnectTimeout)):
@@ -92,6 +96,14 @@ def classify_network_error(exc: httpx2.TransportError, via: str | None = None) -
         # The text of the error repeats the invalid header, which may be a secret.
         return build_failure("cannot be asked: a header or the url is no valid HTTP", "malformed")
     return build_failure("closed the connection before it answered", "closed")
+
+
+def classify_auth_fault(fault: AuthFault) -> TransportFailure:
+    """Turn a failed sign-in into a failure."""
+    if isinstance(fault, SignInRequired):
+        return build_failure(f"needs a sign-in: {fault}", "sign_in", HTTPStatus.UNAUTHORIZED)
+    reason = "upstream" if fault.is_transient else "auth"
+    return build_failure(f"could not be signed in to: {fault}", reason, HTTPStatus.UNAUTHORIZED)
 
 
 def _classify_proxy_status(text: str, via: str | None) -> TransportFailure:

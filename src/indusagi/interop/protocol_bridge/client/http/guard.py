@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import httpx2
 
 from indusagi.core.json import is_json_object
+from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.http.failures import (
     TransportFailure,
     build_failure,
     build_redirect_failure,
     check_response,
+    classify_auth_fault,
     classify_network_error,
     classify_status,
     format_origin,
@@ -35,6 +37,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     get_origin,
     is_rpc_error,
 )
+from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
 from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, add_response_id, classify_message
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
@@ -43,6 +46,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
+    from indusagi.interop.auth.contract import RequestAuthorizer
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
@@ -51,6 +55,9 @@ T = TypeVar("T")
 REQUEST = "indusagi.request"
 """The extension of an HTTP request that holds the id of its JSON-RPC request."""
 REDIRECTS = 3
+_REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_AUTH_TRIES = 5
+"""How often a refused request is sent again: for a nonce, a refresh, a sign-in and a step-up."""
 _SESSION = "mcp-session-id"
 _KEPT_FAILURES = 256
 _ERROR_BODY = 64 * 1024
@@ -114,7 +121,12 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     """HTTP transport between an HTTP client and the network, for one server."""
 
     def __init__(
-        self, network: httpx2.AsyncBaseTransport, address: httpx2.URL, limits: ServerLimits, via: str | None = None
+        self,
+        network: httpx2.AsyncBaseTransport,
+        address: httpx2.URL,
+        limits: ServerLimits,
+        via: str | None = None,
+        authorizer: RequestAuthorizer | None = None,
     ) -> None:
         self.via = via
         """The origin of the proxy between client and server."""
@@ -125,6 +137,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         self._network = network
         self._origin = get_origin(address)
         self._limits = limits
+        self._authorizer = authorizer
         self._failures: collections.OrderedDict[RequestId, TransportFailure] = collections.OrderedDict()
         self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], ResumableRequest] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[RequestId, ResumableRequest] = weakref.WeakValueDictionary()
@@ -173,9 +186,9 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         if request.method == "DELETE":
             if not self._is_session_lost:
                 # It ends the session; a server that does not respond ends it by itself.
-                with suppress(TimeoutError, httpx2.TransportError):
+                with suppress(TimeoutError, httpx2.TransportError, AuthFault):
                     async with asyncio.timeout(self._limits.close_s):
-                        await (await self._network.handle_async_request(request)).aclose()
+                        await (await self._send(request)).aclose()
             return httpx2.Response(HTTPStatus.NO_CONTENT)
         if request.method == "GET":
             await resumable.pace(resumes="last-event-id" in request.headers)
@@ -184,13 +197,36 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         # While a notification is being sent, the SDK sends nothing else: it has a deadline of its own.
         is_notification = request.method == "POST" and resumable.request_id is None
         try:
-            sending = self._network.handle_async_request(request)
-            response = await resumable.wait(sending, self._limits.start_s if is_notification else None)
+            response = await resumable.wait(self._send(request), self._limits.start_s if is_notification else None)
             return await self._check(request, response, resumable)
-        except TimeoutError:
-            return self._fail(resumable, build_failure("did not answer in time", "closed"))
-        except httpx2.TransportError as exc:
+        except AuthFault as exc:
+            return self._fail(resumable, classify_auth_fault(exc), HTTPStatus.UNAUTHORIZED)
+        except (TimeoutError, httpx2.TransportError) as exc:
             return self._fail(resumable, classify_network_error(exc, self.via))
+
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request with the credentials of the authorizer, again if it says so after a refusal."""
+        authorizer = self._authorizer
+        if authorizer is None:
+            return await self._network.handle_async_request(request)
+        for tries_left in range(_AUTH_TRIES, -1, -1):
+            sent = await authorizer.build_headers(request.method, str(request.url))
+            request.headers.update(sent)
+            response = await self._network.handle_async_request(request)
+            nonce = response.headers.get("dpop-nonce", "")
+            if response.status_code not in _REFUSALS or not tries_left:
+                authorizer.accept(sent, nonce)
+                return response
+            refusal = Refusal(response.status_code, response.headers.get_list("www-authenticate"), nonce)
+            try:
+                is_renewed = await authorizer.handle_refusal(sent, refusal)
+            except BaseException:
+                await response.aclose()
+                raise
+            if not is_renewed:
+                return response
+            await response.aclose()
+        raise AssertionError("the last try returns")
 
     # -- responses --------------------------------------------------------------------------
 
@@ -412,7 +448,8 @@ async def open_guarded_client(
     proxy = find_proxy(config, address)
     # In a thread: the first one loads half of the HTTP library, and the certificates.
     network = await asyncio.to_thread(_open_network, address.scheme == "https", limits.in_flight, proxy)
-    guard = HttpGuard(network, address, limits, None if proxy is None else format_origin(proxy.url))
+    authorizer = await asyncio.to_thread(_open_authorizer, config, proxy)
+    guard = HttpGuard(network, address, limits, None if proxy is None else format_origin(proxy.url), authorizer)
     client = GuardedClient(
         transport=guard,
         headers=dict(config.headers),
@@ -422,7 +459,28 @@ async def open_guarded_client(
         trust_env=False,
     )
     async with client:
-        yield client, guard
+        try:
+            yield client, guard
+        finally:
+            if authorizer is not None:
+                await authorizer.close()
+
+
+def _open_authorizer(
+    config: SseServerConfig | StreamableHttpServerConfig, proxy: httpx2.Proxy | None
+) -> RequestAuthorizer | None:
+    """Make what signs in to a server; a header `Authorization` of the configuration stands instead."""
+    auth = config.auth
+    if auth is None or any(name.lower() == "authorization" for name in config.headers):
+        return None
+    if auth.settings.header_command:
+        return HeaderCommand(auth.settings.header_command, config.id, config.url, config.limits.start_s)
+    # In a thread and late: only servers that are signed in to need it.
+    from indusagi.interop.auth.authorizer import OAuthAuthorizer  # noqa: PLC0415
+    from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
+
+    via = None if proxy is None else str(proxy.url)
+    return OAuthAuthorizer(AuthDriver(config.url, auth, name=config.id, proxy=via))
 
 
 def _open_network(secure: bool, keepalive: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:

@@ -1,0 +1,220 @@
+"""Authorization of requests to one server: the current token for each, and what happens after a refusal.
+
+A request takes the current token without waiting for any other. Only a request that needs another token joins the one
+recovery that is under way: a refresh, a sign-in, or a step-up to more scopes. The recovery is a task of its own, which
+a cancelled request leaves alone. The number of tries is bounded by what has been tried, not by time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from indusagi.core.faults import describe_error
+from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
+from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.locations import get_origin_of
+from indusagi.interop.auth.proofs import ProofKey
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from indusagi.interop.auth.challenge import Challenge
+    from indusagi.interop.auth.contract import Refusal, StoredCredentials
+    from indusagi.interop.auth.driver import AuthDriver
+
+UNAUTHORIZED = 401
+FORBIDDEN = 403
+_MARGIN_MS = 30_000
+"""A token is refreshed so long before its end: clocks differ, and a request takes its time."""
+_STEP_UPS = 3
+"""The most step-ups of one connection (specification: "implement retry limits")."""
+_TokenSource: TypeAlias = Literal["stored", "refreshed", "signed_in"]
+
+
+class OAuthAuthorizer:
+    """The authorizer of a server that is signed in to by OAuth."""
+
+    def __init__(self, driver: AuthDriver) -> None:
+        self._driver = driver
+        self._stored: StoredCredentials | None = None
+        self._source: _TokenSource = "stored"
+        self._is_loaded = False
+        self._is_accepted = False
+        """The server has accepted the current token."""
+        self._key: ProofKey | None = None
+        self._fault: AuthFault | None = None
+        """Why signing in failed for good; the server's other requests fail alike, without another try."""
+        self._step_ups = 0
+        self._recovery: _Recovery | None = None
+
+    @property
+    def _token(self) -> str:
+        tokens = None if self._stored is None else self._stored.tokens
+        return "" if tokens is None else tokens.access_token
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def build_headers(self, method: str, url: str) -> dict[str, str]:
+        """Build the `Authorization` of a request, and its DPoP proof; none before the first sign-in.
+
+        Raises:
+            AuthFault: The token has expired, and could not be refreshed.
+        """
+        if self._fault is not None:
+            raise self._fault
+        if not self._is_loaded:
+            self._adopt(await self._driver.load(), "stored")
+        tokens = None if self._stored is None else self._stored.tokens
+        now_ms = self._driver.clock.now_ms()
+        if tokens is not None and tokens.refresh_token is not None and tokens.is_expired(now_ms, _MARGIN_MS):
+            try:
+                await self._recover(tokens.access_token, None)
+            except AuthFault as fault:
+                if not fault.is_transient or tokens.is_expired(now_ms):
+                    raise
+        tokens = None if self._stored is None else self._stored.tokens
+        if tokens is None:
+            return {}
+        headers = {"authorization": f"{tokens.token_type} {tokens.access_token}"}
+        if tokens.token_type == "DPoP" and self._key is not None:
+            proof = self._key.sign_proof(method, url, get_origin_of(url), now_ms, tokens.access_token)
+            headers["dpop"] = proof
+        return headers
+
+    async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
+        """Return whether to send a refused request again.
+
+        Raises:
+            AuthFault: Signing in failed, or needs a person.
+        """
+        used = sent.get("authorization", "").partition(" ")[2]
+        challenges = parse_challenges(refusal.challenges)
+        challenge = find_oauth_challenge(challenges)
+        if challenge is None and challenges:
+            return False  # it wants another scheme, which OAuth is no answer to
+        if challenge is not None and challenge.error == "use_dpop_nonce" and self._key is not None and refusal.nonce:
+            origin = get_origin_of(self._driver.server_url)
+            is_new = self._key.nonces.get(origin) != refusal.nonce
+            self._key.nonces[origin] = refusal.nonce
+            # A proof of a concurrent request may have been made with the nonce before.
+            return is_new or not self._is_accepted
+        if used != self._token:
+            return True  # another request has got a new token meanwhile
+        if refusal.status == UNAUTHORIZED:
+            await self._recover(used, challenge)
+            return True
+        if challenge is None or challenge.error != "insufficient_scope" or not challenge.scopes:
+            return False
+        await self._join(("step up", *challenge.scopes), used, partial(self._step_up, challenge))
+        return True
+
+    def accept(self, sent: dict[str, str], nonce: str) -> None:
+        """Take note that the server has accepted a token, and of the nonce for the next proof."""
+        used = sent.get("authorization", "").partition(" ")[2]
+        self._is_accepted = self._is_accepted or used == self._token
+        if nonce and self._key is not None:
+            self._key.nonces[get_origin_of(self._driver.server_url)] = nonce
+
+    # -- recovery ---------------------------------------------------------------------------
+
+    async def _recover(self, used: str, challenge: Challenge | None) -> None:
+        try:
+            await self._join(("renew", used), used, partial(self._renew, used, challenge))
+        except SignInRequired:
+            raise  # a person may sign in meanwhile, in another process too
+        except AuthFault as fault:
+            if not fault.is_transient:
+                self._fault = fault
+            raise
+
+    async def _join(self, purpose: tuple[str, ...], used: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Join the recovery of the same purpose that is under way, or start it; raise its fault."""
+        while (recovery := self._recovery) is not None and recovery.purpose != purpose:
+            await recovery.task.wait()
+            if used != self._token:
+                return
+        if recovery is None:
+            recovery = self._recovery = _Recovery(purpose)
+            recovery.task.start(self._finish(recovery, work))
+        await recovery.task.wait()
+        if recovery.fault is not None:
+            raise recovery.fault
+
+    async def _finish(self, recovery: _Recovery, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except AuthFault as fault:
+            recovery.fault = fault
+        except Exception as exc:  # noqa: BLE001 — boundary: the store and the prompt are the product's
+            recovery.fault = AuthFault(f"signing in failed: {describe_error(exc)}")
+        finally:
+            self._recovery = None
+
+    async def _renew(self, used: str, challenge: Challenge | None) -> None:
+        """Get another token than the refused or expired one: of another process, by a refresh, by a sign-in."""
+        driver = self._driver
+        stored = await driver.load()
+        tokens = None if stored is None else stored.tokens
+        if tokens is not None and tokens.access_token != used and not tokens.is_expired(driver.clock.now_ms()):
+            self._adopt(stored, "stored")
+            return
+        # A new token that the server has refused at once is not refreshed again.
+        is_useless = bool(used) and not self._is_accepted and self._source != "stored"
+        if stored is not None and tokens is not None and tokens.refresh_token is not None and not is_useless:
+            try:
+                self._adopt(await driver.refresh(stored, self._key), "refreshed")
+            except SignInRequired:
+                if driver.auth.settings.needs_person and driver.auth.prompt is None:
+                    raise
+            else:
+                return
+        if is_useless and self._source == "signed_in":
+            raise AuthFault(f"{driver.resource}: it refuses the token that was issued for it")
+        self._adopt(await driver.sign_in(challenge), "signed_in")
+
+    async def _step_up(self, challenge: Challenge) -> None:
+        """Sign in again for more scopes."""
+        driver, stored = self._driver, self._stored
+        shown = " ".join(challenge.scopes)
+        settings = driver.auth.settings
+        known = set(() if stored is None else stored.requested_scopes)
+        if settings.scopes is not None:
+            raise AuthFault(f"{driver.resource}: it needs the scope {shown!r}; add it to `scopes` in the row's `auth`")
+        if known.issuperset(challenge.scopes):
+            raise AuthFault(f"{driver.resource}: it needs the scope {shown!r}, which was requested and not granted")
+        self._step_ups += 1
+        if self._step_ups > _STEP_UPS:
+            raise AuthFault(f"{driver.resource}: it has asked for more scopes {_STEP_UPS} times; sign in again")
+        if settings.needs_person and driver.auth.prompt is None:
+            if stored is not None:
+                wanted = tuple(dict.fromkeys((*stored.requested_scopes, *challenge.scopes)))
+                await driver.auth.store.save(replace(stored, requested_scopes=wanted))
+            raise driver.require_sign_in(f"needs a sign-in for the scope {shown!r}")
+        self._adopt(await driver.sign_in(challenge), "signed_in")
+
+    def _adopt(self, stored: StoredCredentials | None, source: _TokenSource) -> None:
+        self._stored, self._source, self._is_loaded, self._is_accepted = stored, source, True, False
+        key = None if stored is None else stored.dpop_key
+        if key is None:
+            self._key = None
+        elif self._key is None or self._key.to_json() != key:
+            self._key = ProofKey(key)
+
+    async def close(self) -> None:
+        """Cancel a recovery that is under way; a refresh that was sent is saved first."""
+        if self._recovery is not None:
+            task = self._recovery.task
+            task.cancel()
+            await task.join()
+
+
+class _Recovery:
+    """A recovery that is under way, and why it failed."""
+
+    def __init__(self, purpose: tuple[str, ...]) -> None:
+        self.purpose = purpose
+        self.task = BackgroundTask("renew a token")
+        self.fault: AuthFault | None = None

@@ -1,0 +1,252 @@
+"""Driver of the state machine: runs its steps on the guarded HTTP client, a store and a prompt.
+
+Requests to issuers pass the HTTP client of the web tools, which connects to checked addresses only: a server on the
+open web cannot make us send requests into the user's network. An issuer at a private address is reached if the server
+is at one too, or if the user has named the issuer. A request with a body is never redirected.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar, assert_never
+from urllib.parse import urlsplit
+
+import anyio
+
+from indusagi.capabilities.ports import FetchError, WebSettings
+from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address, system_resolver
+from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.core.tasks import run_shielded
+from indusagi.core.time import SYSTEM_CLOCK
+from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.locations import canonical_resource, get_origin_of
+from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
+from indusagi.interop.auth.proofs import ProofKey
+from indusagi.interop.auth.steps import (
+    AuthorizeStep,
+    DeviceStep,
+    HttpReply,
+    HttpStep,
+    LoadStep,
+    RedirectStep,
+    SaveStep,
+    WaitStep,
+)
+
+if TYPE_CHECKING:
+    from indusagi.core.time import Clock
+    from indusagi.interop.auth.challenge import Challenge
+    from indusagi.interop.auth.contract import AuthSettings, RedirectReceiver, ServerAuth, StoredCredentials, TokenSet
+    from indusagi.interop.auth.steps import Reply, Step, Steps
+
+T = TypeVar("T")
+
+_BODY_BYTES = 1024 * 1024
+_REQUEST_S = 20.0
+_RESOLVE_S = 5.0
+_METADATA_REDIRECTS = 3
+
+
+class AuthDriver:
+    """Signs in to one server, refreshes and signs out."""
+
+    def __init__(
+        self, server_url: str, auth: ServerAuth, *, name: str, proxy: str | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.server_url = server_url
+        self.resource = canonical_resource(server_url)
+        self.auth = auth
+        self.clock = clock
+        self._name = name
+        self._proxy = proxy
+        self._is_server_private: bool | None = None
+
+    async def load(self) -> StoredCredentials | None:
+        """Load the last sign-in to the server."""
+        return await self.auth.store.load(self.resource, self.auth.settings.client_id)
+
+    def require_sign_in(self, problem: str = "needs a sign-in") -> SignInRequired:
+        """Build the fault that sends the user to the command."""
+        return SignInRequired(f"server {self._name!r} {problem}: run `indus mcp login {self._name}`")
+
+    async def sign_in(self, challenge: Challenge | None = None) -> StoredCredentials:
+        """Sign in by the grant of the settings, and save.
+
+        Raises:
+            SignInRequired: A person is needed, and there is no prompt.
+            AuthFault: It failed.
+        """
+        if self.auth.settings.needs_person and self.auth.prompt is None:
+            raise self.require_sign_in()
+        stored = await self.load()
+        request = SignInRequest(
+            server_url=self.server_url,
+            settings=await _read_assertion(self.auth.settings),
+            clock=self.clock,
+            challenge=challenge,
+            previous_issuer="" if stored is None else stored.key.issuer,
+        )
+        return await self._run(sign_in(request))
+
+    async def refresh(self, stored: StoredCredentials, key: ProofKey | None = None) -> StoredCredentials:
+        """Refresh a sign-in, once across all processes, and save.
+
+        The lock of the store is taken first, then the store is read again: if another process has refreshed meanwhile,
+        its tokens are returned. The request and the save run to their end even if the caller is cancelled, since an
+        issuer that rotates refresh tokens has already replaced the old one.
+
+        Raises:
+            SignInRequired: The sign-in is gone, or the issuer says `invalid_grant`.
+            AuthFault: The issuer could not be reached, or refused for another reason; the sign-in stays.
+        """
+        store, used = self.auth.store, stored.tokens
+        async with store.lock(stored.key):
+            current = await store.find(stored.key)
+            if current is None or (tokens := current.tokens) is None:
+                raise self.require_sign_in()
+            is_newer = used is None or tokens.access_token != used.access_token
+            if is_newer and not tokens.is_expired(self.clock.now_ms()):
+                return current
+            if tokens.refresh_token is None:
+                raise self.require_sign_in("needs another sign-in")
+            return await run_shielded(self._refresh(current, tokens, key), "refresh a sign-in")
+
+    async def _refresh(self, current: StoredCredentials, tokens: TokenSet, key: ProofKey | None) -> StoredCredentials:
+        if key is None and current.dpop_key is not None:
+            key = ProofKey(current.dpop_key)
+        try:
+            return await self._run(refresh(current, tokens, self.auth.settings, self.clock, key))
+        except AuthFault as fault:
+            is_gone = fault.error == "invalid_client" and current.registration.source == "dynamic"
+            if fault.is_transient or (fault.error != "invalid_grant" and not is_gone):
+                raise
+            # The refresh token has ended: the next request does not try it again.
+            await self.auth.store.save(replace(current, tokens=replace(tokens, refresh_token=None)))
+            raise self.require_sign_in("needs another sign-in: the last one has ended") from fault
+
+    async def sign_out(self) -> bool:
+        """Revoke and delete every sign-in to the server; return whether issuers have confirmed each revocation."""
+        client, confirmed = self.auth.settings.client_id, True
+        rows = await self.auth.store.list_credentials()
+        for stored in rows:
+            if (stored.key.resource, stored.key.client) == (self.resource, client):
+                if stored.tokens is not None:
+                    try:
+                        confirmed = await self._run(revoke(stored, self.auth.settings, self.clock)) and confirmed
+                    except AuthFault:
+                        confirmed = False
+                await self.auth.store.delete(stored.key)
+        return confirmed
+
+    # -- steps ------------------------------------------------------------------------------
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Run a procedure of the machine to its result."""
+        async with AsyncExitStack() as stack:
+            receiver: RedirectReceiver | None = None
+            reply: Reply = None
+            while True:
+                try:
+                    step: Step = steps.send(reply)
+                except StopIteration as end:
+                    return end.value
+                if isinstance(step, RedirectStep):
+                    if self.auth.prompt is None:
+                        raise self.require_sign_in()
+                    opening = self.auth.prompt.open_redirect(self.auth.settings, step.registered)
+                    receiver = await stack.enter_async_context(opening)
+                    reply = receiver.redirect_uri
+                else:
+                    reply = await self._do(step, receiver)
+
+    async def _do(
+        self,
+        step: HttpStep | AuthorizeStep | DeviceStep | WaitStep | LoadStep | SaveStep,
+        receiver: RedirectReceiver | None,
+    ) -> Reply:
+        match step:
+            case HttpStep():
+                return await self._send(step)
+            case AuthorizeStep():
+                if receiver is None:
+                    raise self.require_sign_in()
+                return await receiver.authorize(step.url)
+            case DeviceStep():
+                if self.auth.prompt is None:
+                    raise self.require_sign_in()
+                await self.auth.prompt.show_device_code(step.code)
+                return None
+            case WaitStep():
+                await anyio.sleep(step.seconds)
+                return None
+            case LoadStep():
+                return await self.auth.store.find(step.key)
+            case SaveStep():
+                await self.auth.store.save(step.credentials)
+                return None
+            case _:
+                assert_never(step)
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def _send(self, step: HttpStep) -> HttpReply:
+        target = urlsplit(step.url)
+        host = target.hostname or ""
+        own = (host,) if await self._may_be_private(host) else ()
+        has_body = step.body is not None
+        settings = WebSettings(
+            allow_private=own,
+            ports=(target.port or 443, 80, 443),
+            redirects=0 if has_body else _METADATA_REDIRECTS,
+            hard_bytes=_BODY_BYTES,
+            total_s=_REQUEST_S,
+            proxy=self._proxy,
+        )
+        request = WebRequest(step.url, method=step.method, headers=step.headers, body=step.body, follow="origin")
+        try:
+            response = await WebClient(settings).send(request, cap=lambda _: _BODY_BYTES)
+        except FetchError as exc:
+            origin = get_origin_of(step.url)
+            if exc.code in {"denied", "unsupported"}:
+                problem = "it is at a private address, and the server is not; if that is right, set `issuer` in `auth`"
+                if exc.facts.get("reason") not in {"address", "name"}:
+                    problem = "its address cannot be used"
+                raise AuthFault(f"{origin}: {problem}") from exc
+            problem = "it did not answer in time" if exc.code == "timeout" else "it could not be reached"
+            return HttpReply(0, problem=problem)
+        if isinstance(response, CrossSiteRedirect):
+            return HttpReply(response.status)
+        return HttpReply(response.status, response.headers, response.body)
+
+    async def _may_be_private(self, host: str) -> bool:
+        settings = self.auth.settings
+        provider = settings.identity_provider
+        named = (settings.issuer, settings.metadata_url, "" if provider is None else provider.token_endpoint)
+        if host in {urlsplit(url).hostname for url in (self.server_url, *named) if url}:
+            return True
+        if self._is_server_private is None:
+            self._is_server_private = await _is_private(self.server_url)
+        return self._is_server_private
+
+
+async def _is_private(url: str) -> bool:
+    """Return whether a URL leads to an address of a private network or of this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        with anyio.fail_after(_RESOLVE_S):
+            addresses = await system_resolver(host, parts.port or 443)
+    except (OSError, UnicodeError, TimeoutError):
+        return False
+    return any(classify_address(address) in PRIVATE_KINDS for address in addresses)
+
+
+async def _read_assertion(settings: AuthSettings) -> AuthSettings:
+    if not settings.assertion_file:
+        return settings
+    try:
+        text = await anyio.Path(settings.assertion_file).read_text("ascii")
+    except (OSError, UnicodeError) as exc:
+        raise AuthFault(f"{settings.assertion_file}: the assertion cannot be read: {exc}", is_transient=True) from exc
+    return replace(settings, assertion=text.strip())

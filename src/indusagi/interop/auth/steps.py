@@ -1,0 +1,174 @@
+"""Steps of the state machine: what it asks its driver to do, and what it gets back.
+
+A procedure of the machine is a generator. It yields a step, receives the reply to that step, and returns its result; a
+test plays the driver with a list of replies. `Steps[T]` is the type of such a procedure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
+from indusagi.interop.auth.contract import AuthFault, CredentialKey, DeviceCode, StoredCredentials
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonLike
+
+T = TypeVar("T")
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@record(kw_only=True)
+class HttpStep:
+    """Send a request; a redirect of it is never followed to another origin, and never with a body."""
+
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    body: bytes | None = field(default=None, repr=False)
+
+
+@record
+class HttpReply:
+    """The response to a request, or why there is none."""
+
+    status: int
+    """0: there is no response."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """By name in lower case."""
+    body: bytes = field(default=b"", repr=False)
+    problem: str = ""
+    """Why there is no response."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is one of success."""
+        return 200 <= self.status < 300
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether a later try may succeed: no response, an overloaded or a failing server."""
+        return self.status in {0, 408, 425, 429} or self.status >= 500
+
+    def parse_object(self) -> JsonObject:
+        """Return the JSON object of the body; empty if it is none."""
+        try:
+            document: object = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return {}
+        return document if is_json_object(document) else {}
+
+
+@record
+class RedirectStep:
+    """Prepare to receive a redirect; the reply is its URI."""
+
+    registered: Sequence[str] = ()
+
+
+@record
+class AuthorizeStep:
+    """Show an authorization URL to a person; the reply are the query parameters of the redirect."""
+
+    url: str = field(repr=False)
+
+
+@record
+class DeviceStep:
+    """Show a code that a person enters on another device."""
+
+    code: DeviceCode
+
+
+@record
+class WaitStep:
+    """Wait before the next request."""
+
+    seconds: float
+
+
+@record
+class LoadStep:
+    """Load the sign-in of a key; the reply is `None` if there is none."""
+
+    key: CredentialKey
+
+
+@record
+class SaveStep:
+    """Save a sign-in."""
+
+    credentials: StoredCredentials
+
+
+Step: TypeAlias = HttpStep | RedirectStep | AuthorizeStep | DeviceStep | WaitStep | LoadStep | SaveStep
+Reply: TypeAlias = HttpReply | StoredCredentials | str | Mapping[str, str] | None
+Steps: TypeAlias = Generator[Step, Reply, T]
+
+
+def send(step: HttpStep) -> Steps[HttpReply]:
+    """Send a request.
+
+    Raises:
+        TypeError: The driver replied with something else.
+    """
+    reply = yield step
+    if not isinstance(reply, HttpReply):
+        raise TypeError(f"the reply to a request is an HttpReply, not {type(reply).__name__}")
+    return reply
+
+
+def fetch_json(url: str) -> Steps[tuple[HttpReply, JsonObject]]:
+    """Fetch a JSON document; the object is empty if there is none."""
+    reply = yield from send(HttpStep(url=url, headers={"accept": "application/json"}))
+    return reply, reply.parse_object() if reply.is_success else {}
+
+
+def post_form(url: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> Steps[HttpReply]:
+    """Send a form (RFC 6749 appendix B)."""
+    base = {"accept": "application/json", "content-type": FORM}
+    step = HttpStep(url=url, method="POST", headers={**base, **headers}, body=urlencode(fields).encode())
+    return (yield from send(step))
+
+
+def post_json(url: str, document: JsonLike) -> Steps[HttpReply]:
+    """Send a JSON document."""
+    headers = {"accept": "application/json", "content-type": "application/json"}
+    return (yield from send(HttpStep(url=url, method="POST", headers=headers, body=json.dumps(document).encode())))
+
+
+def open_redirect(registered: Sequence[str]) -> Steps[str]:
+    """Prepare to receive a redirect, and return its URI."""
+    reply = yield RedirectStep(registered)
+    return str(reply)
+
+
+def authorize(url: str) -> Steps[Mapping[str, str]]:
+    """Show an authorization URL to a person, and return the parameters of the redirect."""
+    reply = yield AuthorizeStep(url)
+    return reply if isinstance(reply, Mapping) else {}
+
+
+def load_credentials(key: CredentialKey) -> Steps[StoredCredentials | None]:
+    """Load the sign-in of a key."""
+    reply = yield LoadStep(key)
+    return reply if isinstance(reply, StoredCredentials) else None
+
+
+def build_reply_fault(reply: HttpReply, owner: str, action: str) -> AuthFault:
+    """Build the fault of a request that failed; only the error code of the response is shown, never its text.
+
+    The text of an error is written by a foreign server, and may repeat what was sent.
+    """
+    if not reply.status:
+        return AuthFault(f"{owner}: {action} failed: {reply.problem}", is_transient=True)
+    error = reply.parse_object().get("error")
+    code = error if isinstance(error, str) and len(error) <= 60 and error.replace("_", "").isalnum() else ""
+    shown = f"{code}, HTTP {reply.status}" if code else f"HTTP {reply.status}"
+    return AuthFault(f"{owner}: {action} failed ({shown})", error=code, is_transient=reply.is_transient)

@@ -1,0 +1,123 @@
+"""Headers from a command: a program of the user prints them as a JSON object, and runs again after a 401.
+
+For credentials that another program manages (`vault`, `gcloud`, a company's helper). The command is started without a
+shell, with the environment of a server process and the server's name and URL in `INDUS_SERVER` and `INDUS_SERVER_URL`.
+Its output is a secret: no message shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import is_json_object
+from indusagi.core.process.child import ChildProcess
+from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.protocol_bridge.client.start.environment import child_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.interop.auth.contract import Refusal
+
+_OUTPUT_BYTES = 64 * 1024
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
+_UNAUTHORIZED = 401
+
+
+class HeaderCommand:
+    """The authorizer of a server whose headers a command prints; one run serves all requests until a 401."""
+
+    def __init__(self, command: Sequence[str], server: str, url: str, within_s: float) -> None:
+        self._command = command
+        self._server = server
+        self._url = url
+        self._within_s = within_s
+        self._headers: dict[str, str] | None = None
+        self._is_accepted = False
+        self._lock = asyncio.Lock()
+
+    async def build_headers(self, method: str, url: str) -> dict[str, str]:
+        """Return the headers of the last run; the first request runs the command.
+
+        Raises:
+            AuthFault: The command failed.
+        """
+        if self._headers is None:
+            async with self._lock:
+                if self._headers is None:
+                    self._headers, self._is_accepted = await self._run(), False
+        return self._headers
+
+    async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
+        """Forget refused headers, so that the command runs again; headers of a new run are refused for good."""
+        if refusal.status != _UNAUTHORIZED:
+            return False
+        if sent is not self._headers:
+            return True  # another request has run the command meanwhile
+        if not self._is_accepted:
+            return False
+        self._headers = None
+        return True
+
+    def accept(self, sent: dict[str, str], nonce: str) -> None:
+        """Take note that the server has accepted the headers."""
+        self._is_accepted = self._is_accepted or sent is self._headers
+
+    async def close(self) -> None:
+        """Do nothing: a run belongs to its request."""
+
+    async def _run(self) -> dict[str, str]:
+        output = _Output()
+        child = ChildProcess(output)
+        own = {"INDUS_SERVER": self._server, "INDUS_SERVER_URL": self._url}
+        owner = f"the header command of server {self._server!r}"
+        try:
+            async with asyncio.timeout(self._within_s):
+                await child.start(self._command, child_environment(os.environ, own), None, with_input=False)
+                await child.output_ended.wait()
+                await child.exited.wait()
+        except TimeoutError:
+            raise AuthFault(f"{owner} took longer than {self._within_s:g} s", is_transient=True) from None
+        except (OSError, ValueError) as exc:
+            raise AuthFault(f"{owner} cannot be started: {exc}") from exc
+        finally:
+            await child.end(0.5, drain_s=0.5)
+        if child.exit_code:
+            raise AuthFault(f"{owner} failed (exit code {child.exit_code})", is_transient=True)
+        headers = _parse_headers(bytes(output.data))
+        if headers is None:
+            raise AuthFault(f"{owner} printed no JSON object of header names and texts")
+        return headers
+
+
+def _parse_headers(data: bytes) -> dict[str, str] | None:
+    try:
+        document: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not is_json_object(document) or not document:
+        return None
+    headers = {name.lower(): value for name, value in document.items() if isinstance(value, str)}
+    is_valid = all(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value) for name, value in headers.items())
+    return headers if is_valid and len(headers) == len(document) else None
+
+
+class _Output:
+    """The standard output of a command, bounded; standard error is dropped."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def stdout_received(self, data: bytes) -> None:
+        self.data += data[: _OUTPUT_BYTES - len(self.data)]
+
+    def stderr_received(self, data: bytes) -> None:
+        """Drop it: it may show a secret."""
+
+    def state_changed(self) -> None:
+        """Ignore it: the run waits for the child itself."""
