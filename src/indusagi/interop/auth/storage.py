@@ -1,0 +1,307 @@
+"""Credential store of this user: one private file for each sign-in, its secret in the best vault there is.
+
+Files are in `…/indus/credentials/`, mode 0600 in 0700, and named by a digest of issuer, resource and client. A file is
+replaced by rename(2) after its content is on disk, so that a reader, and a process that was killed, leave the old
+sign-in or the new one. Refreshing is serialised among processes by the lock of the sign-in, which ends with its
+process.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import json
+import os
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, cast, get_args
+
+from anyio import to_thread
+
+from indusagi.capabilities.files.paths.locks import file_lock
+from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.faults import Note
+from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.records import record
+from indusagi.core.time import now_ms
+from indusagi.interop.auth.contract import AuthFault, CredentialKey, parse_credentials
+from indusagi.interop.auth.vaults import KEY_VARIABLE, PlainVault, VaultKind, find_keyring, find_sealing_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+    from indusagi.core.json import JsonValue
+    from indusagi.interop.auth.contract import StoredCredentials
+    from indusagi.interop.auth.vaults import KeyringVault, Vault
+
+_VERSION: Final = 1
+_LARGEST_FILE: Final = 1024 * 1024
+LOCK_WAIT_S: Final = 90.0
+"""How long a refresh waits for that of another process: longer than one request to the issuer may take."""
+
+
+@record(kw_only=True)
+class StoredRow:
+    """One file of the store."""
+
+    key: CredentialKey
+    path: str
+    vault: VaultKind
+    saved_ms: int
+    secret: str
+    """The text for the vault: empty, sealed or plain."""
+
+    def __repr__(self) -> str:
+        return f"StoredRow({self.key!r}, {self.vault})"
+
+    @property
+    def owner(self) -> str:
+        """The name of the secret in its vault: the server for a reader, and the key for the store."""
+        return f"{self.key.resource} {_digest(self.key)}"
+
+    @property
+    def place(self) -> str:
+        """Where the secret is, for a person."""
+        return {"keyring": "keyring", "sealed": f"{self.path} (sealed)", "plain": f"{self.path} (plain text)"}[
+            self.vault
+        ]
+
+
+class CredentialFiles:
+    """The `CredentialStore` of this user.
+
+    Args:
+        folder: Of the files; by default in the state directory.
+        environ: Where the sealing key is looked for.
+        find_keyring: Finds the keyring, once.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        find_keyring: Callable[[], KeyringVault | None] = find_keyring,
+    ) -> None:
+        self.notes: list[Note] = []
+        """Why a sign-in was stored in a lesser place than the keyring; each reason once."""
+        self._folder = folder
+        self._environ = os.environ if environ is None else environ
+        self._find_keyring = find_keyring
+        self._keyring: list[KeyringVault | None] = []
+
+    # -- the store --------------------------------------------------------------------------
+
+    async def load(self, resource: str, client: str = "") -> StoredCredentials | None:
+        """Return the sign-in of a server that was saved last, whatever its issuer.
+
+        Raises:
+            AuthFault: It is stored, and cannot be opened here.
+        """
+
+        def read() -> StoredCredentials | None:
+            rows = [row for row in self.read_rows() if row.key.resource == resource and row.key.client == client]
+            return self._open(max(rows, key=lambda row: row.saved_ms)) if rows else None
+
+        return await to_thread.run_sync(read)
+
+    async def find(self, key: CredentialKey) -> StoredCredentials | None:
+        """Return the sign-in of exactly this key.
+
+        Raises:
+            AuthFault: It is stored, and cannot be opened here.
+        """
+
+        def read() -> StoredCredentials | None:
+            row = _read_row(self._path(key))
+            return None if row is None or row.key != key else self._open(row)
+
+        return await to_thread.run_sync(read)
+
+    async def save(self, credentials: StoredCredentials) -> None:
+        """Store a sign-in in place of the one with the same key, atomically and durably.
+
+        Raises:
+            AuthFault: It cannot be stored.
+        """
+        await to_thread.run_sync(self._save, credentials)
+
+    async def delete(self, key: CredentialKey) -> None:
+        """Remove a sign-in, its secret first; absent is as good.
+
+        Raises:
+            AuthFault: It cannot be removed.
+        """
+        await to_thread.run_sync(self._delete, key)
+
+    async def list_credentials(self) -> Sequence[StoredCredentials]:
+        """List every sign-in that can be opened here."""
+
+        def read() -> Sequence[StoredCredentials]:
+            found: list[StoredCredentials] = []
+            for row in self.read_rows():
+                with suppress(AuthFault):  # `read_rows` has it for a listing of all
+                    credentials = self._open(row)
+                    found += [] if credentials is None else [credentials]
+            return found
+
+        return await to_thread.run_sync(read)
+
+    @asynccontextmanager
+    async def lock(self, key: CredentialKey) -> AsyncGenerator[None]:
+        """Exclude other tasks and processes from refreshing this sign-in.
+
+        Raises:
+            AuthFault: Another one has held the lock for too long.
+        """
+        path = await to_thread.run_sync(self._path, key)
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(file_lock(path, wait_s=LOCK_WAIT_S))
+            except TimeoutError as exc:
+                message = f"the sign-in of {key.resource} is being refreshed by another process: try again later"
+                raise AuthFault(message, is_transient=True) from exc
+            yield
+
+    # -- files; these block -----------------------------------------------------------------
+
+    def read_rows(self) -> Sequence[StoredRow]:
+        """Read every file of the store without opening a secret; damaged files are left out."""
+        try:
+            paths = sorted(glob.glob(os.path.join(glob.escape(self._find_folder()), "*.json")))
+        except OSError:
+            return ()
+        return tuple(row for path in paths if (row := _read_row(path)) is not None)
+
+    def _save(self, credentials: StoredCredentials) -> None:
+        key, secret = credentials.key, compact_json(credentials.to_json())
+        path = self._path(key)
+        try:
+            # In this lock no other process writes: temporary files are those of processes that were killed.
+            with locked_directory(make_private_dir(os.path.dirname(path))):
+                for left_over in glob.glob(f"{glob.escape(path)}.*.tmp"):
+                    os.unlink(left_over)
+                former = _read_row(path)
+                blank = StoredRow(key=key, path=path, vault="plain", saved_ms=now_ms(), secret="")
+                vault, text = self._put(blank.owner, secret)
+                document = {
+                    "version": _VERSION,
+                    "issuer": key.issuer,
+                    "resource": key.resource,
+                    "client": key.client,
+                    "saved_ms": blank.saved_ms,
+                    "vault": vault,
+                    "secret": text,
+                }
+                replace_private_file(path, compact_json(document).encode("utf-8"))
+                _sync_directory(os.path.dirname(path))
+                if former is not None and former.vault == "keyring" and vault != "keyring":
+                    with suppress(AuthFault):  # it is replaced by the file, and may be locked
+                        self._get_vault("keyring", former).remove(former.owner)
+        except OSError as exc:
+            raise AuthFault(f"the sign-in of {key.resource} cannot be stored: {exc}", is_transient=True) from exc
+
+    def _put(self, owner: str, secret: str) -> tuple[VaultKind, str]:
+        """Keep a secret in the first vault that takes it."""
+        keyring = self._get_keyring()
+        reason = "there is no keyring: pip install 'indus-deck[keyring]' uses the one of your desktop"
+        if keyring is not None:
+            try:
+                return keyring.kind, keyring.put(owner, secret)
+            except AuthFault as exc:
+                reason = str(exc)
+        sealed = find_sealing_key(self._environ)
+        if sealed is not None:
+            return sealed.kind, sealed.put(owner, secret)
+        note = Note("sign-ins", f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
+        if note not in self.notes:
+            self.notes.append(note)
+        return "plain", secret
+
+    def _open(self, row: StoredRow) -> StoredCredentials | None:
+        try:
+            secret = self._get_vault(row.vault, row).get(row.owner, row.secret)
+        except AuthFault as exc:
+            message = f"the sign-in of {row.key.resource} is stored, and cannot be opened: {exc}"
+            raise AuthFault(message, is_transient=row.vault == "keyring") from exc
+        try:
+            document = cast("JsonValue", json.loads(secret or ""))
+        except (ValueError, RecursionError):
+            return None
+        credentials = parse_credentials(document)
+        # Whoever can write the file cannot make the tokens of one server be sent to another.
+        return credentials if credentials is not None and credentials.key == row.key else None
+
+    def _get_vault(self, kind: VaultKind, row: StoredRow) -> Vault:
+        """Return a vault of a kind.
+
+        Raises:
+            AuthFault: There is none here.
+        """
+        if kind == "plain":
+            return PlainVault()
+        vault = self._get_keyring() if kind == "keyring" else find_sealing_key(self._environ)
+        if vault is None and kind == "keyring":
+            raise AuthFault("it is in a keyring, and this process has none: pip install 'indus-deck[keyring]'")
+        if vault is None:
+            raise AuthFault(f"{row.path} is sealed: set {KEY_VARIABLE} to the key")
+        return vault
+
+    def _get_keyring(self) -> KeyringVault | None:
+        if not self._keyring:
+            self._keyring.append(self._find_keyring())
+        return self._keyring[0]
+
+    def _delete(self, key: CredentialKey) -> None:
+        row = _read_row(self._path(key))
+        try:
+            if row is not None and row.vault == "keyring":
+                self._get_vault("keyring", row).remove(row.owner)
+            os.unlink(self._path(key))
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise AuthFault(f"the sign-in of {key.resource} cannot be removed: {exc}") from exc
+
+    def _find_folder(self) -> str:
+        return self._folder or os.path.join(state_dir(), "credentials")
+
+    def _path(self, key: CredentialKey) -> str:
+        try:
+            return os.path.join(os.path.abspath(self._find_folder()), f"{_digest(key)}.json")
+        except OSError as exc:
+            raise AuthFault(f"sign-ins cannot be stored: {exc}") from exc
+
+
+def _digest(key: CredentialKey) -> str:
+    text = compact_json([key.issuer, key.resource, key.client])
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
+
+
+def _read_row(path: str) -> StoredRow | None:
+    try:
+        document = cast("JsonValue", json.loads(read_small_file(path, _LARGEST_FILE, follow=False)))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not is_json_object(document) or document.get("version") != _VERSION:
+        return None
+    issuer, resource, client = document.get("issuer"), document.get("resource"), document.get("client")
+    vault, secret, saved_ms = document.get("vault"), document.get("secret"), document.get("saved_ms")
+    if not isinstance(issuer, str) or not isinstance(resource, str) or not isinstance(client, str):
+        return None
+    if not isinstance(secret, str) or not isinstance(saved_ms, int) or vault not in get_args(VaultKind):
+        return None
+    key, kind = CredentialKey(issuer, resource, client), cast("VaultKind", vault)
+    return StoredRow(key=key, path=path, vault=kind, saved_ms=saved_ms, secret=secret)
+
+
+def _sync_directory(folder: str) -> None:
+    """Write the rename to disk, so that a power failure cannot bring an old refresh token back."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # some file systems cannot
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,196 @@
+"""Vaults: where the secret of a stored sign-in is kept.
+
+In order of preference: the keyring of the operating system (package `keyring`, extra `[keyring]`); a text sealed with
+AES-256-GCM (NIST SP 800-38D) by a key that the environment or systemd provides; plain text. The last two are stored
+in a file of mode 0600 by the caller: `put` returns the text for that file, `get` takes it. A sealed text is bound to
+its owner: it cannot be opened as another one's. The methods block: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
+
+from indusagi.core.app_dirs import read_small_file
+from indusagi.core.faults import describe_error
+from indusagi.interop.auth.contract import AuthFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+VaultKind: TypeAlias = Literal["keyring", "sealed", "plain"]
+KEY_VARIABLE: Final = "INDUS_CREDENTIALS_KEY"
+KEY_FILE: Final = "indus-credentials-key"
+"""The name of the key in `$CREDENTIALS_DIRECTORY` (https://systemd.io/CREDENTIALS/)."""
+KEYRING_SERVICE: Final = "indus"
+_SHORTEST_KEY = 16
+_LARGEST_KEY = 64 * 1024
+_KEYRING_WAIT_S = 60.0
+"""How long a keyring may take: it may ask a person to unlock it."""
+_LEAST_PRIORITY = 1
+"""Backends below are stand-ins and files of plain text (https://keyring.readthedocs.io/en/latest/)."""
+_FORM = "scrypt-aes256gcm"
+_SCRYPT_COST = 2**14
+
+
+class PlainVault:
+    """Keeps the secret in the file itself."""
+
+    kind: ClassVar[VaultKind] = "plain"
+
+    def put(self, owner: str, secret: str) -> str:
+        """Return the secret."""
+        return secret
+
+    def get(self, owner: str, text: str) -> str | None:
+        """Return the text."""
+        return text
+
+    def remove(self, owner: str) -> None:
+        """Do nothing: the file is removed with its text."""
+
+
+class SealedVault:
+    """Keeps the secret in the file, sealed by a key."""
+
+    kind: ClassVar[VaultKind] = "sealed"
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._derived: dict[bytes, bytes] = {}
+
+    def put(self, owner: str, secret: str) -> str:
+        """Return the sealed secret."""
+        # Late: a run without sealed sign-ins does not load it.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
+        salt, nonce = os.urandom(16), os.urandom(12)
+        sealed = AESGCM(self._derive(salt)).encrypt(nonce, secret.encode("utf-8"), owner.encode("utf-8"))
+        return ".".join([_FORM, *(base64.urlsafe_b64encode(part).decode() for part in (salt, nonce, sealed))])
+
+    def get(self, owner: str, text: str) -> str | None:
+        """Return the opened secret.
+
+        Raises:
+            AuthFault: It was sealed by another key or for another owner, or is damaged.
+        """
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 — as in `put`
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 — as in `put`
+
+        form, _, rest = text.partition(".")
+        try:
+            salt, nonce, sealed = (base64.urlsafe_b64decode(part) for part in rest.split("."))
+            if form != _FORM:
+                raise ValueError(form)
+            return AESGCM(self._derive(salt)).decrypt(nonce, sealed, owner.encode("utf-8")).decode("utf-8")
+        except (InvalidTag, ValueError) as exc:
+            message = f"it is damaged, or was sealed by another key than the one in {KEY_VARIABLE} or {KEY_FILE}"
+            raise AuthFault(message) from exc
+
+    def remove(self, owner: str) -> None:
+        """Do nothing: the file is removed with its text."""
+
+    def _derive(self, salt: bytes) -> bytes:
+        # A person may have typed the key: scrypt (RFC 7914) makes guessing expensive.
+        derived = self._derived.get(salt)
+        if derived is None:
+            derived = hashlib.scrypt(self._key, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)
+            self._derived[salt] = derived
+        return derived
+
+
+class KeyringVault:
+    """Keeps the secret in the keyring of the operating system; the file holds none."""
+
+    kind: ClassVar[VaultKind] = "keyring"
+
+    def __init__(self, backend: Any, wait_s: float = _KEYRING_WAIT_S) -> None:
+        # Any: the package is optional.
+        self._backend = backend
+        self._wait_s = wait_s
+
+    @property
+    def name(self) -> str:
+        """The name of the backend."""
+        return str(self._backend.name)
+
+    def put(self, owner: str, secret: str) -> str:
+        """Store the secret in the keyring, and return an empty text."""
+        self._call(lambda: self._backend.set_password(KEYRING_SERVICE, owner, secret))
+        return ""
+
+    def get(self, owner: str, text: str) -> str | None:
+        """Read the secret from the keyring."""
+        return cast("str | None", self._call(lambda: self._backend.get_password(KEYRING_SERVICE, owner)))
+
+    def remove(self, owner: str) -> None:
+        """Remove the secret from the keyring."""
+        if self.get(owner, "") is not None:
+            self._call(lambda: self._backend.delete_password(KEYRING_SERVICE, owner))
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Call the backend in a daemon thread, which a keyring that waits for a person cannot keep from ending.
+
+        Raises:
+            AuthFault: It failed, or took too long.
+        """
+        results: list[T] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except Exception as exc:  # noqa: BLE001 — boundary: backends belong to other authors
+                failures.append(exc)
+
+        thread = threading.Thread(target=run, name="keyring", daemon=True)
+        thread.start()
+        thread.join(self._wait_s)
+        if results:
+            return results[0]
+        cause = describe_error(failures[0]) if failures else f"no answer within {self._wait_s:g} s; is it locked?"
+        raise AuthFault(f"the keyring ({self.name}) cannot be used: {cause}")
+
+
+Vault: TypeAlias = PlainVault | SealedVault | KeyringVault
+
+
+def find_keyring() -> KeyringVault | None:
+    """Find the keyring of the operating system; None: the package is absent, or has no backend to be trusted."""
+    try:
+        import keyring  # noqa: PLC0415 — an extra, and slow to load
+
+        backend = keyring.get_keyring()
+        return KeyringVault(backend) if float(backend.priority) >= _LEAST_PRIORITY else None
+    except ImportError:
+        return None
+    except Exception:  # noqa: BLE001 — boundary: a backend that cannot even be looked for
+        return None
+
+
+def find_sealing_key(environ: Mapping[str, str]) -> SealedVault | None:
+    """Find the key that seals sign-ins: a variable, or a credential of a systemd service.
+
+    Raises:
+        AuthFault: It is too short, or cannot be read.
+    """
+    key, source = environ.get(KEY_VARIABLE, "").encode("utf-8"), KEY_VARIABLE
+    folder = environ.get("CREDENTIALS_DIRECTORY", "")
+    if not key and os.path.isabs(folder):
+        source = os.path.join(folder, KEY_FILE)
+        try:
+            key = read_small_file(source, _LARGEST_KEY).strip()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise AuthFault(f"the key {source} cannot be read: {exc.strerror or exc}") from exc
+    elif not key:
+        return None
+    if len(key) < _SHORTEST_KEY:
+        raise AuthFault(f"the key in {source} has {len(key)} bytes: give it {_SHORTEST_KEY} or more")
+    return SealedVault(key)
