@@ -211,7 +211,7 @@ def tmp_path(_new_folder: Callable[[str], Path], request: pytest.FixtureRequest)
 
 @pytest.fixture(autouse=True)
 def _private_home(_new_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep tests away from the files and proxies of the user."""
+    """Keep tests away from the files, proxies, keyring and browser of the user."""
     home = _new_folder("home")
     monkeypatch.setenv("HOME", str(home))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
@@ -219,6 +219,9 @@ def _private_home(_new_folder: Callable[[str], Path], monkeypatch: pytest.Monkey
     for name in ("http_proxy", "https_proxy", "no_proxy", "REQUEST_METHOD"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
+    for name in ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
     return home
 
 

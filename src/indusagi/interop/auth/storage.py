@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
     from indusagi.interop.auth.contract import StoredCredentials
-    from indusagi.interop.auth.vaults import KeyringVault, Vault
+    from indusagi.interop.auth.vaults import KeyringVault, SealedVault, Vault
 
 _VERSION: Final = 1
 _LARGEST_FILE: Final = 1024 * 1024
@@ -89,6 +89,7 @@ class CredentialFiles:
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
         self._keyring: list[KeyringVault | None] = []
+        self._sealed: list[SealedVault | None] = []
 
     # -- the store --------------------------------------------------------------------------
 
@@ -210,7 +211,7 @@ class CredentialFiles:
                 return keyring.kind, keyring.put(owner, secret)
             except AuthFault as exc:
                 reason = str(exc)
-        sealed = find_sealing_key(self._environ)
+        sealed = self._get_sealed()
         if sealed is not None:
             return sealed.kind, sealed.put(owner, secret)
         note = Note("sign-ins", f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
@@ -240,7 +241,7 @@ class CredentialFiles:
         """
         if kind == "plain":
             return PlainVault()
-        vault = self._get_keyring() if kind == "keyring" else find_sealing_key(self._environ)
+        vault = self._get_keyring() if kind == "keyring" else self._get_sealed()
         if vault is None and kind == "keyring":
             raise AuthFault("it is in a keyring, and this process has none: pip install 'indus-deck[keyring]'")
         if vault is None:
@@ -251,6 +252,11 @@ class CredentialFiles:
         if not self._keyring:
             self._keyring.append(self._find_keyring())
         return self._keyring[0]
+
+    def _get_sealed(self) -> SealedVault | None:
+        if not self._sealed:
+            self._sealed.append(find_sealing_key(self._environ))
+        return self._sealed[0]
 
     def _delete(self, key: CredentialKey) -> None:
         row = _read_row(self._path(key))

@@ -62,6 +62,7 @@ class SealedVault:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        self._salt = os.urandom(16)
         self._derived: dict[bytes, bytes] = {}
 
     def put(self, owner: str, secret: str) -> str:
@@ -69,7 +70,7 @@ class SealedVault:
         # Late: a run without sealed sign-ins does not load it.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
 
-        salt, nonce = os.urandom(16), os.urandom(12)
+        salt, nonce = self._salt, os.urandom(12)
         sealed = AESGCM(self._derive(salt)).encrypt(nonce, secret.encode("utf-8"), owner.encode("utf-8"))
         return ".".join([_FORM, *(base64.urlsafe_b64encode(part).decode() for part in (salt, nonce, sealed))])
 

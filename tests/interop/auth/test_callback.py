@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from indusagi.interop.auth.callback import (
+    RedirectListener,
+    check_authorization_url,
+    choose_redirect_uri,
+    listen_for_redirect,
+    read_redirect,
+    read_state,
+)
+from indusagi.interop.auth.contract import AuthFault, AuthSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STATE = "state-1"
+
+
+async def send(uri: str, request: str) -> bytes:
+    """Send bytes to a listener, and read until it closes the connection."""
+    parts = urlsplit(uri)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        writer.write(request.encode("latin-1"))
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def get(listener: RedirectListener, target: str, method: str = "GET") -> bytes:
+    return await send(listener.redirect_uri, f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+async def receive(listener: RedirectListener, *targets: str) -> tuple[list[bytes], Mapping[str, str]]:
+    """Wait for the redirect, and send requests one after the other meanwhile."""
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(listener.wait(STATE, 20))
+        await asyncio.sleep(0)
+        answers = [await get(listener, target) for target in targets]
+    return answers, waiting.result()
+
+
+async def test_the_redirect_of_the_request_is_received() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        (answer,), values = await receive(listener, f"/callback?code=c%20d&state={STATE}&iss=https%3A%2F%2Fi")
+    assert values == {"code": "c d", "state": STATE, "iss": "https://i"}
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"You may close this page" in answer
+    assert b"Referrer-Policy: no-referrer" in answer
+    assert b"c d" not in answer
+
+
+async def test_the_error_of_the_request_is_received_and_not_shown() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        (answer,), values = await receive(listener, f"/callback?error=access_denied&state={STATE}")
+    assert values["error"] == "access_denied"
+    assert b"denied" not in answer
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/callback?code=c&state=another", 400),
+        ("/callback?code=c", 400),
+        (f"/callback?state={STATE}", 400),
+        (f"/callback?code=c&code=d&state={STATE}", 400),
+        (f"/callback?code=%ff&state={STATE}", 400),
+        (f"/other?code=c&state={STATE}", 404),
+        ("/favicon.ico", 404),
+    ],
+)
+async def test_other_requests_are_refused_and_the_sign_in_goes_on(target: str, status: int) -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        (answer, _), values = await receive(listener, target, f"/callback?code=right&state={STATE}")
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert values["code"] == "right"
+        assert listener.refused == 1
+
+
+async def test_other_methods_and_bad_requests_are_refused() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        assert (await get(listener, f"/callback?code=c&state={STATE}", "POST")).startswith(b"HTTP/1.1 405 ")
+        assert (await send(listener.redirect_uri, "nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        assert await send(listener.redirect_uri, "GET /" + "a" * 70_000) == b""
+        assert listener.refused == 3
+
+
+async def test_a_redirect_before_the_request_is_refused() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        assert (await get(listener, "/callback?code=c&state=")).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_second_redirect_is_refused() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        target = f"/callback?code=c&state={STATE}"
+        (_, second), values = await receive(listener, target, target.replace("=c", "=d"))
+        assert second.startswith(b"HTTP/1.1 400 ")
+        assert values["code"] == "c"
+
+
+async def test_a_sign_in_has_a_deadline() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        with pytest.raises(AuthFault, match="no one has signed in within 0 minutes"):
+            await listener.wait(STATE, 0)
+
+
+async def test_open_connections_end_with_the_listener() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        parts = urlsplit(listener.redirect_uri)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b"GET /callback")
+        # The answer to another connection: the first one has been accepted by then.
+        await get(listener, "/")
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+# -- the address ------------------------------------------------------------------------------
+
+
+async def test_a_registered_port_is_used_again() -> None:
+    async with listen_for_redirect(AuthSettings(), ()) as listener:
+        uri = listener.redirect_uri
+        (_,), _ = await receive(listener, f"/callback?code=c&state={STATE}")
+        async with listen_for_redirect(AuthSettings(), [uri]) as other:  # it is in use
+            assert other.redirect_uri != uri
+    async with listen_for_redirect(AuthSettings(), ["https://elsewhere.example/cb", uri]) as listener:
+        assert listener.redirect_uri == uri
+
+
+async def test_a_fixed_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AuthFault, match=rf"port {port} of the redirect cannot be used: .*: --port N"):
+            async with listen_for_redirect(AuthSettings(callback_port=port), ()):
+                pass
+
+
+async def test_localhost_listens_at_one_port_of_both_families() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    settings = AuthSettings(redirect_uri=f"http://localhost:{port}/cb")
+    async with listen_for_redirect(settings, ()) as listener:
+        assert listener.redirect_uri == settings.redirect_uri
+        answers, values = await receive(listener, f"/cb?code=c&state={STATE}")
+    assert values["code"] == "c"
+    assert answers[0].startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_redirect_to_another_machine_is_for_paste() -> None:
+    with pytest.raises(AuthFault, match="sign in with --paste"):
+        choose_redirect_uri(AuthSettings(redirect_uri="https://app.example/cb"), ())
+    assert choose_redirect_uri(AuthSettings(callback_port=7), ["http://127.0.0.1:9/callback"]).endswith(":7/callback")
+    assert choose_redirect_uri(AuthSettings(), ["http://127.0.0.1:bad/callback"]) == "http://127.0.0.1:0/callback"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://login.example/authorize",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "https:///authorize",
+        "https://login.example/\x1b[2J",
+        "https://login.example/a b",
+    ],
+)
+def test_a_person_is_not_sent_to_a_doubtful_address(url: str) -> None:
+    with pytest.raises(AuthFault, match="is not an https address"):
+        check_authorization_url(url)
+
+
+def test_https_and_this_machine_are_accepted() -> None:
+    check_authorization_url("https://login.example/authorize?state=1")
+    check_authorization_url("http://127.0.0.1:8080/authorize")
+    assert read_state("https://login.example/authorize?x=1&state=1") == "1"
+    with pytest.raises(AuthFault, match="has no state"):
+        read_state("https://login.example/authorize")
+    assert read_redirect("http://[/callback", "/callback", STATE) is None
