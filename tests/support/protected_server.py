@@ -1,0 +1,121 @@
+"""An MCP server that accepts the live tokens of an authorization server, and a person who signs in by HTTP."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
+
+import httpx2
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tests.support.authlib_server import AuthlibServer
+from tests.support.sdk_hosts import served
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from starlette.requests import Request
+
+TOOL: dict[str, Any] = {
+    "name": "whoami",
+    "description": "Say who is signed in.",
+    "inputSchema": {"type": "object", "properties": {}},
+}
+
+
+@dataclass
+class ProtectedServer:
+    """The resource server."""
+
+    find_person: Callable[[str], str | None]
+    """Returns who an access token belongs to; None: it is not live."""
+    issuer: str = ""
+    url: str = ""
+    scopes: str = "read"
+    refused: int = 0
+    calls: list[str] = field(default_factory=list[str])
+    """The methods of accepted requests."""
+
+    def build_routes(self) -> list[Route]:
+        """Build the routes of the server and of its metadata (RFC 9728)."""
+
+        async def describe(_: Request) -> Response:
+            return JSONResponse({"resource": self.url, "authorization_servers": [self.issuer], "resource_name": "Demo"})
+
+        async def answer(request: Request) -> Response:
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            person = self.find_person(token) if scheme == "Bearer" else None
+            if person is None:
+                self.refused += 1
+                where = urljoin(self.url, "/.well-known/oauth-protected-resource/mcp")
+                error = ', error="invalid_token"' if token else ""
+                challenge = f'Bearer resource_metadata="{where}", scope="{self.scopes}"{error}'
+                return Response("sign in", 401, {"WWW-Authenticate": challenge})
+            if request.method != "POST":
+                return Response(status_code=204 if request.method == "DELETE" else 405)
+            message: dict[str, Any] = await request.json()
+            self.calls.append(message["method"])
+            if "id" not in message:
+                return Response(status_code=202)
+            results: dict[str, Any] = {
+                "initialize": {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "protected", "version": "1"},
+                },
+                "tools/list": {"tools": [TOOL]},
+                "tools/call": {"content": [{"type": "text", "text": person}]},
+                "ping": {},
+            }
+            reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+            if message["method"] in results:
+                return JSONResponse({**reply, "result": results[message["method"]]})
+            return JSONResponse({**reply, "error": {"code": -32601, "message": "unknown method"}})
+
+        return [
+            Route("/.well-known/oauth-protected-resource/mcp", describe),
+            Route("/mcp", answer, methods=["GET", "POST", "DELETE"]),
+        ]
+
+
+@dataclass
+class Site:
+    """An authorization server and a server that it protects."""
+
+    issuer: AuthlibServer
+    server: ProtectedServer
+
+
+@asynccontextmanager
+async def protected_site(issuer: AuthlibServer | None = None) -> AsyncGenerator[Site]:
+    """Serve both, at ports of their own."""
+    issuer = issuer or AuthlibServer()
+
+    def find_person(token: str) -> str | None:
+        live = issuer.find_live(token)
+        return None if live is None or live.resource != server.url else live.user
+
+    server = ProtectedServer(find_person)
+    async with served(issuer.build_app()) as address, served(Starlette(routes=server.build_routes())) as place:
+        issuer.issuer = server.issuer = address
+        server.url = issuer.resource = f"{place}/mcp"
+        yield Site(issuer, server)
+
+
+async def sign_in_by_http(url: str, *, allow: bool = True) -> str:
+    """Sign in as a person with a browser would, and return the address that the browser ends at."""
+    async with httpx2.AsyncClient() as browser:
+        page = await browser.get(url)
+        page.raise_for_status()
+        answer = await browser.post(url, data={"allow": "yes" if allow else "no"})
+        assert answer.status_code == 302, answer.text
+        return answer.headers["location"]
+
+
+async def follow_redirect(location: str) -> str:
+    """Load the address that the browser ends at, and return the page."""
+    async with httpx2.AsyncClient() as browser:
+        return (await browser.get(location)).text
