@@ -12,12 +12,14 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.support.authlib_server import AuthlibServer
+from tests.support.sdk_auth_server import SdkAuthServer
 from tests.support.sdk_hosts import served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOOL: dict[str, Any] = {
     "name": "whoami",
@@ -105,10 +107,32 @@ async def protected_site(issuer: AuthlibServer | None = None) -> AsyncGenerator[
         yield Site(issuer, server)
 
 
+@asynccontextmanager
+async def sdk_site() -> AsyncGenerator[tuple[SdkAuthServer, ProtectedServer]]:
+    """Serve the SDK's authorization server and a server that it protects."""
+    issuer, apps = SdkAuthServer(), list["ASGIApp"]()
+
+    def find_person(token: str) -> str | None:
+        live = issuer.access_tokens.get(token)
+        return None if live is None or live.resource != server.url else live.subject
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await apps[0](scope, receive, send)
+
+    server = ProtectedServer(find_person)
+    async with served(answer) as address, served(Starlette(routes=server.build_routes())) as place:
+        apps.append(issuer.build_app(address))
+        # The SDK's type of a URL adds the slash.
+        server.issuer, server.url = f"{address}/", f"{place}/mcp"
+        yield issuer, server
+
+
 async def sign_in_by_http(url: str, *, allow: bool = True) -> str:
     """Sign in as a person with a browser would, and return the address that the browser ends at."""
     async with httpx2.AsyncClient() as browser:
         page = await browser.get(url)
+        if page.status_code == 302:  # a server that signs in every visitor
+            return page.headers["location"]
         page.raise_for_status()
         answer = await browser.post(url, data={"allow": "yes" if allow else "no"})
         assert answer.status_code == 302, answer.text
