@@ -10,6 +10,7 @@ no message of a fault contains one.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field, replace
@@ -48,7 +49,17 @@ class AuthFault(CoreError):
 
 
 class SignInRequired(AuthFault):
-    """Only a person can go on: there are no usable credentials, and no prompt to ask for them."""
+    """Only a person can go on: there are no usable credentials, and no prompt to ask for them.
+
+    Args:
+        server: The configured name.
+        problem: Continues a sentence about the server.
+    """
+
+    def __init__(self, server: str, problem: str = "needs a sign-in") -> None:
+        self.problem = f"{problem}: indus mcp login {shlex.quote(server)}"
+        """What is missing, and the command that helps."""
+        super().__init__(f"server {server!r} {self.problem}")
 
 
 # -- settings -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address,
 from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK
+from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.locations import canonical_resource, get_origin_of
 from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
@@ -68,7 +69,14 @@ class AuthDriver:
 
     def require_sign_in(self, problem: str = "needs a sign-in") -> SignInRequired:
         """Build the fault that sends the user to the command."""
-        return SignInRequired(f"server {self._name!r} {problem}: run `indus mcp login {self._name}`")
+        return SignInRequired(self._name, problem)
+
+    async def find_challenge(self) -> Challenge | None:
+        """Ask the server without credentials what it wants; None if it wants nothing, or does not answer."""
+        headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        ping = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+        reply = await self._send(HttpStep(url=self.server_url, method="POST", headers=headers, body=ping))
+        return find_oauth_challenge(parse_challenges([reply.headers.get("www-authenticate", "")]))
 
     async def sign_in(self, challenge: Challenge | None = None) -> StoredCredentials:
         """Sign in by the grant of the settings, and save.

@@ -124,6 +124,11 @@ def is_protocol_fault(value: object) -> TypeGuard[ProtocolFault]:
     return isinstance(value, ProtocolFault)
 
 
+def needs_sign_in(fault: ProtocolFault | None) -> bool:
+    """Return whether a server is not up because a person has to sign in first; then its phase is idle."""
+    return fault is not None and fault.detail.reason == "sign_in"
+
+
 class EndpointPhase(StrEnum):
     """The state of an endpoint: idle → connecting → ready → closing → closed, or faulted."""
 

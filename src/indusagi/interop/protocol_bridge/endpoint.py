@@ -2,7 +2,7 @@
 
 An endpoint is opened once, by a background task that also closes it: the phase is whatever happens to that task.
 Concurrent callers of `open` share one attempt. After its end (closed or faulted) an endpoint keeps its state; another
-try needs another endpoint.
+try needs another endpoint. An endpoint whose server wants a sign-in ends idle: nothing is broken and nothing retried.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from indusagi.interop.protocol_bridge.contract import (
     ServerConfig,
     SlowStart,
     is_terminal_phase,
+    needs_sign_in,
     parse_call_result,
 )
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RequestOptions, RequestTimeoutError
@@ -231,7 +232,8 @@ class ServerEndpointImpl:
                 self._history.record_timeout(self._config)
         finally:
             self._session = None
-            self._enter(EndpointPhase.CLOSED if self._fault is None else EndpointPhase.FAULTED)
+            phase = EndpointPhase.CLOSED if self._fault is None else EndpointPhase.FAULTED
+            self._enter(EndpointPhase.IDLE if needs_sign_in(self._fault) else phase)
             self._settled.set()
 
     def _lose_connection(self, end: TransportEnd) -> None:
@@ -426,6 +428,8 @@ class ServerEndpointImpl:
     def _require_ready(self) -> ClientSession:
         session = self._session
         if session is None or self._phase is not EndpointPhase.READY:
+            if self._fault is not None and needs_sign_in(self._fault):
+                raise self._fault
             message = f"server {self._config.id!r} is {self._phase}"
             because = f": {self._fault}" if self._fault is not None else ""
             detail = FaultDetail(server=self._config.id)

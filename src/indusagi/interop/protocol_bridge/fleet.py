@@ -43,7 +43,9 @@ from indusagi.interop.protocol_bridge.contract import (
     RemoteToolRef,
     ServerConfig,
     find_config_problem,
+    is_terminal_phase,
     is_usable_phase,
+    needs_sign_in,
     to_tool_result,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
@@ -54,8 +56,8 @@ _log = logging.getLogger(__name__)
 
 _LOG_LINES = 200
 
-Waiting: TypeAlias = Literal["asleep", "untrusted"]
-"""Why a server is not started: it starts at its first call, or it needs consent."""
+Waiting: TypeAlias = Literal["asleep", "sign_in", "untrusted"]
+"""Why a server is not started: it starts at its first call, a person has to sign in, or it needs consent."""
 
 CallCheck: TypeAlias = Callable[[RemoteToolRef], ToolResult | None]
 """Runs before each call, when its server is up; a result that it returns replaces the call."""
@@ -171,8 +173,8 @@ class ServerFleetImpl:
     async def wake(self, server: str, *, urgent: bool = True) -> None:
         """Start a sleeping server, and wait until it is up or has failed.
 
-        A server that is already starting is waited for; an untrusted one stays as it is. Unless it is `urgent`, the
-        start waits for a free core.
+        A server that is already starting is waited for; an untrusted one stays as it is. One that waits for a sign-in
+        is tried once more. Unless it is `urgent`, the start waits for a free core.
 
         Raises:
             ProtocolFault: The id is unknown.
@@ -180,7 +182,7 @@ class ServerFleetImpl:
         supervisor = self._require(server)
         if urgent:
             supervisor.urgent.set()
-        if supervisor.waiting == "asleep":
+        if supervisor.waiting in {"asleep", "sign_in"}:
             supervisor.start()
         if supervisor.waiting is None:
             await supervisor.settled.wait()
@@ -328,6 +330,9 @@ class _ServerSupervisor:
         self.endpoint = self._make_endpoint()
 
     def start(self) -> None:
+        if self.waiting == "sign_in":
+            self.settled = asyncio.Event()
+            self.endpoint = self._make_endpoint()
         self.waiting = None
         self._task.start(self._run())
 
@@ -344,6 +349,8 @@ class _ServerSupervisor:
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
         status = self.endpoint.status()
+        if needs_sign_in(status.fault) and is_terminal_phase(status.phase):
+            status = replace(status, phase=EndpointPhase.IDLE)
         is_starting = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
         return replace(
             status,
@@ -365,6 +372,9 @@ class _ServerSupervisor:
                 await self.endpoint.wait_closed()
                 status, up_s = self.endpoint.status(), loop.time() - started_at
                 self._last_fault = status.fault
+                if needs_sign_in(status.fault):
+                    self.waiting = "sign_in"
+                    return
                 wait_s = self._record.delay(status.fault, up_s, loop.time())
                 if status.phase is EndpointPhase.CLOSED or wait_s is None:
                     return
@@ -394,7 +404,10 @@ class _ServerSupervisor:
         while is_usable_phase(self.endpoint.phase):
             try:
                 await self.endpoint.list_tools()
-            except ProtocolFault:
+            except ProtocolFault as fault:
+                if needs_sign_in(fault):  # it answers the handshake of every client
+                    await self.endpoint.close()
+                    return
                 self.settled.set()
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * rules.factor, rules.longest_s)

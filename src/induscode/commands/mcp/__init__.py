@@ -10,6 +10,7 @@ _CONFIGURE = "induscode.commands.mcp.configure"
 _LIST = "induscode.commands.mcp.list_servers"
 _TRUST = "induscode.commands.mcp.trust"
 _DOCTOR = "induscode.commands.mcp.doctor"
+_SIGN_IN = "induscode.commands.mcp.sign_in"
 
 
 @click.command(
@@ -23,6 +24,9 @@ _DOCTOR = "induscode.commands.mcp.doctor"
         "remove": LazyCommand("remove a server from our file", _CONFIGURE, "remove"),
         "enable": LazyCommand("switch a server on", _CONFIGURE, "enable"),
         "disable": LazyCommand("switch a server off", _CONFIGURE, "disable"),
+        "login": LazyCommand("sign in to a server", _SIGN_IN, "login"),
+        "logout": LazyCommand("sign out of a server", _SIGN_IN, "logout"),
+        "auth": LazyCommand("list the sign-ins: who, scopes, expiry, where stored", _SIGN_IN, "auth"),
         "trust": LazyCommand("consent to servers of the project", _TRUST, "trust"),
         "untrust": LazyCommand("revoke that consent", _TRUST, "untrust"),
         "lock": LazyCommand("write the lock file of the project's tools, or check it", _TRUST, "lock"),

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.json import is_json_object
-from indusagi.core.text import format_count
 from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import print_notes
-from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
+from induscode.commands.support.output import can_ask_user, confirm
 from induscode.commands.support.server_rows import build_fields, parse_server_row
 from induscode.commands.support.servers import find_own_file, scope_option, switch_server
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
@@ -173,35 +170,20 @@ def _add_server(
 
 
 def _check_server(invocation: Invocation, name: str) -> int:
-    """Start a server once and print its state; 0 also if it fails, since it was added."""
-    plan = load_plan(invocation).narrow([name])
+    """Start a server once, and offer the sign-in that it wants; 0 also if it fails, since it was added."""
+    from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
+    from induscode.commands.mcp.check import check_server  # noqa: PLC0415 — imports the bridge
 
-    async def start(_: CancelToken) -> int:
-        from time import monotonic  # noqa: PLC0415 — for a check
-
-        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
-
-        async with opened_store() as store:
-            began = monotonic()
-            mcp = await attach_servers(plan, store, START_ONCE)
-            took_s = monotonic() - began
-            try:
-                status = mcp.status()[name]
-            finally:
-                await mcp.aclose()
-            print_notes(store.notes)
-        if status.fault is None:
-            tools = format_count(status.tool_count, "tool")
-            print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
-            print_notes(note for note in mcp.notes if note in status.notes)
-        else:
-            print_status(f"{status.fault}. The server stays added: indus mcp doctor {name}")
+    status = check_server(invocation, name)
+    if status is None or not needs_sign_in(status.fault):
         return 0
-
-    if name not in plan.configs:  # one of its variables has no value, as a note says
-        print_notes(plan.notes)
+    if not can_ask_user() or not confirm(f"Server {name!r} wants a sign-in. Sign in now, in a browser?"):
+        print_status(f"server {name!r} is added and needs a sign-in: indus mcp login {name}")
         return 0
-    return run_until_signal(start)
+    from induscode.commands.mcp.sign_in import sign_in_and_check  # noqa: PLC0415 — for a sign-in
+
+    sign_in_and_check(invocation, name)
+    return 0
 
 
 def give_consent(row: ServerRow) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from induscode.boot.runners import show_slow_start
 from induscode.commands.mcp.remedies import advise
 from induscode.commands.support.groups import complete_server
@@ -205,7 +205,7 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
         connected = findings.handshake == "done"
-        findings.handshake = "done" if connected else "failed"
+        findings.handshake = "done" if connected else "needs sign-in" if needs_sign_in(fault) else "failed"
         findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
         findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
         advice = advise(findings.name, config, fault, os.environ, connected=connected)

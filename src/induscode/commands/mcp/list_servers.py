@@ -125,7 +125,9 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
     if state == "unresolved":
         message = next((note.message for note in plan.notes if repr(row.id) in note.owner), message)
     if status is not None and state == "startable":
-        phase, count = str(status.phase), max(0, status.tool_count - len(disabled))
+        phase = str(status.phase)
+        if phase != "idle":  # a server that needs a sign-in lists nothing; the ledger knows what it had
+            count = max(0, status.tool_count - len(disabled))
         if status.fault is not None:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}

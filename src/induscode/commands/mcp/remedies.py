@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
 
 _REASONS = {
-    "auth": "it requires a login: check the token or the header in its row",
+    "auth": "it refuses the credentials: check the header in its row, or sign in again: indus mcp login {}",
     "exited": "it ended by itself: see what it wrote, if anything, and try its command in a shell",
     "frame_too_large": "it sent more than one message may hold",
     "not_found": "install the command, or correct it: indus mcp get {}",
     "rate_limited": "try again later",
     "redirect": "put the address it redirects to into its row",
     "refused": "nothing listens at its address: start it, or correct the address",
+    "sign_in": "sign in: indus mcp login {}",
     "version": "it uses another version of the protocol: update it",
 }
 _KINDS = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from induscode.session.dialog import Question, Reply
 
 
-_SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|logs|trust)\b")
+_SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|login|logout|logs|trust)\b")
 
 
 class SlashError(CoreError):

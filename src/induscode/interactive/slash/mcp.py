@@ -216,6 +216,32 @@ def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
     return status
 
 
+# -- signing in and out -----------------------------------------------------------------------
+
+
+async def _login(host: SlashHost, words: Sequence[str]) -> None:
+    from induscode.interactive.slash.sign_in import DEVICE, PASTE, sign_in_on_screen  # noqa: PLC0415 — for a sign-in
+
+    ways = [word for word in words if word in {DEVICE, PASTE}]
+    servers, name = get_servers(host), await _take_name(host, [word for word in words if word not in ways])
+    _take_no_words(ways[1:])
+    _require_startable(servers, name)
+    await sign_in_on_screen(host.screen, servers.mcp.plan.configs[name], ways[0] if ways else "")
+    # A connection that is up takes the new sign-in at its next request.
+    if servers.mcp.status()[name].phase is not EndpointPhase.READY:
+        await _start(host, name, servers.mcp.fleet.restart)
+
+
+async def _logout(host: SlashHost, words: Sequence[str]) -> None:
+    from induscode.interactive.slash.sign_in import sign_out_on_screen  # noqa: PLC0415 — for a sign-out
+
+    servers, name = get_servers(host), await _take_name(host, words)
+    _require_startable(servers, name)
+    _require_free(servers, name)
+    await sign_out_on_screen(host.screen, servers.mcp.plan.configs[name])
+    await servers.mcp.fleet.stop(name)
+
+
 # -- switching on and off ---------------------------------------------------------------------
 
 
@@ -351,6 +377,8 @@ _ACTIONS: Mapping[str, tuple[str, Callable[[SlashHost, Sequence[str]], Awaitable
     "connect": ("NAME: start a server", _connect),
     "disconnect": ("NAME: stop a server", _disconnect),
     "restart": ("NAME: start a server again", _restart),
+    "login": ("NAME [--device|--paste]: sign in to a server", _login),
+    "logout": ("NAME: sign out of a server", _logout),
     "enable": (f"NAME [{_SAVE}]: switch a server on for this session", partial(_switch, on=True)),
     "disable": (f"NAME [{_SAVE}]: switch a server off for this session", partial(_switch, on=False)),
     "tools": ("NAME: list the tools of a server", _show_tools),

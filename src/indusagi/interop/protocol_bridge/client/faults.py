@@ -121,6 +121,8 @@ def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, sub
         return f"{what}: it answered with the error {exc.code} and no message"
     # A message of invisible characters is empty once it is cleaned.
     text = clean_text(describe_error(exc))[0].strip() or type(exc).__name__
+    if isinstance(exc, RpcError) and exc.detail is not None and exc.detail.reason == "sign_in":
+        return text  # what to do, whatever was tried
     return f"{what}: {cut_text(text, _SHOWN_CHARACTERS)}"
 
 

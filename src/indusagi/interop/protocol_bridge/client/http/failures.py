@@ -101,7 +101,7 @@ def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str |
 def classify_auth_fault(fault: AuthFault) -> TransportFailure:
     """Turn a failed sign-in into a failure."""
     if isinstance(fault, SignInRequired):
-        return build_failure(f"needs a sign-in: {fault}", "sign_in", HTTPStatus.UNAUTHORIZED)
+        return build_failure(fault.problem, "sign_in", HTTPStatus.UNAUTHORIZED)
     reason = "upstream" if fault.is_transient else "auth"
     return build_failure(f"could not be signed in to: {fault}", reason, HTTPStatus.UNAUTHORIZED)
 

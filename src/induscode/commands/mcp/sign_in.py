@@ -1,0 +1,162 @@
+"""`indus mcp login`, `logout` and `auth`: signing in to servers, signing out, and what is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.commands.support.groups import complete_server
+from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.runner import load_plan, run_until_signal
+from induscode.commands.support.servers import STATE_REMEDIES, find_row
+from induscode.launch.options import flags, read_invocation
+from induscode.terminal import print_line, print_status
+
+if TYPE_CHECKING:
+    from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from induscode.launch.invocation import Invocation
+    from induscode.sign_in.prompts import SignInWay
+
+_FAILED = 1
+
+
+@flags("--mcp", "--cwd")
+@click.command("login")
+@click.argument("name", shell_complete=complete_server)
+@click.option("--device", "way", flag_value="device", help="Enter a code on another device.")
+@click.option("--paste", "way", flag_value="paste", help="Paste the address at which a browser anywhere ends.")
+@click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="The port of the redirect on this machine.")
+@click.pass_context
+def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
+    """Sign in to the server NAME, in a browser on this machine unless --device or --paste is given.
+
+    The sign-in is stored and refreshed by itself; see it with `indus mcp auth`.
+    """
+    return sign_in_and_check(read_invocation(context), name, way or "browser", port)
+
+
+def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "browser", port: int | None = None) -> int:
+    """Sign in to a server with the person at the terminal, start it once, and return the exit code.
+
+    Raises:
+        click.UsageError: There is no such server, or it may not be used.
+    """
+    from induscode.commands.mcp.check import check_server  # noqa: PLC0415 — imports the bridge
+
+    config = _find_config(invocation, name)
+    code = run_until_signal(lambda token: _sign_in(config, way, port, token))
+    if code:
+        return code
+    status = check_server(invocation, name)
+    if status is None or status.fault is None:
+        return 0
+    print_status(str(status.fault))
+    return _FAILED
+
+
+async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cancel: CancelToken) -> int:
+    from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-in
+    from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a sign-in
+    from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a sign-in
+    from induscode.sign_in.prompts import PersonPrompt, StandardInputDialog  # noqa: PLC0415 — for a sign-in
+    from induscode.sign_in.servers import get_auth, read_sign_in, sign_in_to_server  # noqa: PLC0415 — for a sign-in
+
+    prompt = PersonPrompt(find_line_dialog(cancel) or StandardInputDialog(), paste=way == "paste")
+    try:
+        await sign_in_to_server(config, prompt, device=way == "device", port=port)
+    except AuthFault as fault:
+        print_status(f"not signed in to {config.id!r}: {fault}")
+        return _FAILED
+    store, facts = get_auth(config).store, await read_sign_in(config)
+    who = f" as {facts.account}" if facts is not None and facts.account else ""
+    where = f", stored in {facts.place}" if facts is not None and facts.place else ""
+    print_line(f"Signed in to {config.id!r}{who}{where}")
+    if isinstance(store, CredentialFiles):
+        print_notes(store.notes)
+    return 0
+
+
+@flags("--mcp", "--cwd")
+@click.command("logout")
+@click.argument("name", shell_complete=complete_server)
+@click.pass_context
+def logout(context: click.Context, name: str, **_: object) -> int:
+    """Sign out of the server NAME: its tokens are revoked at the issuer, and deleted here."""
+    config = _find_config(read_invocation(context), name)
+
+    async def work(_: CancelToken) -> int:
+        from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-out
+        from induscode.sign_in.servers import sign_out_of_server  # noqa: PLC0415 — for a sign-out
+
+        try:
+            confirmed = await sign_out_of_server(config)
+        except AuthFault as fault:
+            print_status(f"not signed out of {name!r}: {fault}")
+            return _FAILED
+        if confirmed is None:
+            print_line(f"There is no sign-in to {name!r}")
+        else:
+            print_line(f"Signed out of {name!r}")
+            if not confirmed:
+                print_status("the issuer has not confirmed the revocation: the tokens may be valid until they expire")
+        return 0
+
+    return run_until_signal(work)
+
+
+@flags("--mcp", "--cwd")
+@click.command("auth")
+@as_json
+@click.pass_context
+def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
+    """List the sign-ins: who, scopes, expiry, and where each is stored. Nothing is sent, and no token is shown."""
+    plan = load_plan(read_invocation(context))
+
+    async def work(_: CancelToken) -> int:
+        from induscode.sign_in.servers import SignInFacts, read_sign_in  # noqa: PLC0415 — for `auth`
+
+        found: list[SignInFacts] = []
+        for row in plan.rows:
+            facts = await read_sign_in(plan.configs.get(row.id, row.config))
+            found += [] if facts is None else [facts]
+        if as_json:
+            write_json({"servers": [facts.to_json() for facts in found]})
+            return 0
+        if not found:
+            print_line("No server behind a URL is configured: servers that are processes have no sign-in")
+            return 0
+        rows = [
+            (
+                facts.server,
+                facts.state,
+                facts.account or "-",
+                " ".join(facts.scopes) or "-",
+                facts.format_expiry() or "-",
+                facts.place or "-",
+            )
+            for facts in found
+        ]
+        print_table(("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"), rows)
+        for facts in found:
+            if facts.problem:
+                print_status(facts.problem)
+        return 0
+
+    return run_until_signal(work)
+
+
+def _find_config(invocation: Invocation, name: str) -> ServerConfig:
+    """Return the configuration of a server with the values of its variables.
+
+    Raises:
+        click.UsageError: There is none, or it may not be used.
+    """
+    plan = load_plan(invocation)
+    row = find_row(plan, name)
+    state = plan.state_of(row)
+    if state != "startable":
+        reason = STATE_REMEDIES[state].format(name)
+        raise click.UsageError(f"Server {name!r}: {reason}", click.get_current_context(silent=True))
+    return plan.configs[name]

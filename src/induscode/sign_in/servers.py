@@ -1,0 +1,157 @@
+"""Sign-ins to configured servers: signing in with a person, signing out, and what is stored about each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.records import record
+from indusagi.core.time import iso_utc, now_ms
+from indusagi.interop.auth.contract import AuthFault, AuthSettings, ServerAuth
+from indusagi.interop.auth.locations import canonical_resource
+from indusagi.interop.auth.storage import CredentialFiles
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.auth.contract import SignInPrompt, StoredCredentials
+    from indusagi.interop.auth.driver import AuthDriver
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+
+_MINUTE_MS = 60_000
+_HOUR_MS = 60 * _MINUTE_MS
+
+
+@record(kw_only=True)
+class SignInFacts:
+    """What is stored about the sign-in to one server; no secret."""
+
+    server: str
+    state: str
+    """`signed in`, `expired`, `not signed in`, `header`, `command`, or `unreadable`."""
+    account: str = ""
+    scopes: tuple[str, ...] = ()
+    expires_at_ms: int | None = None
+    has_refresh_token: bool = False
+    issuer: str = ""
+    place: str = ""
+    """Where it is stored, for a person."""
+    problem: str = ""
+
+    def to_json(self) -> JsonObject:
+        """Convert into JSON."""
+        return {
+            "name": self.server,
+            "state": self.state,
+            "account": self.account or None,
+            "scopes": [*self.scopes],
+            "expiresAt": None if self.expires_at_ms is None else iso_utc(self.expires_at_ms),
+            "refreshes": self.has_refresh_token,
+            "issuer": self.issuer or None,
+            "stored": self.place or None,
+            "problem": self.problem or None,
+        }
+
+    def format_expiry(self) -> str:
+        """Format how long the access token lasts, and whether it is refreshed."""
+        if self.expires_at_ms is None:
+            return "" if self.state != "signed in" else "unknown"
+        left_ms = self.expires_at_ms - now_ms()
+        text = "expired"
+        if left_ms > 0:
+            unit_ms, unit = (_HOUR_MS, "h") if left_ms >= 2 * _HOUR_MS else (_MINUTE_MS, "min")
+            text = f"in {max(1, left_ms // unit_ms)} {unit}"
+        return f"{text}, refreshed" if self.has_refresh_token else text
+
+
+def get_auth(config: ServerConfig) -> ServerAuth:
+    """Return how a server is signed in to.
+
+    Raises:
+        AuthFault: It is not: it is a process, or it has a header of its own.
+    """
+    if isinstance(config, StdioServerConfig):
+        raise AuthFault(f"server {config.id!r} is a process, which has no sign-in: its row has its variables")
+    if any(name.lower() == "authorization" for name in config.headers):
+        raise AuthFault(f"server {config.id!r} has a header Authorization in its row: remove it to sign in")
+    auth = config.auth or ServerAuth(settings=AuthSettings(), store=CredentialFiles())
+    if auth.settings.header_command:
+        raise AuthFault(f"server {config.id!r} gets its headers from a command: there is nothing to sign in to")
+    return auth
+
+
+async def sign_in_to_server(
+    config: ServerConfig, prompt: SignInPrompt, *, device: bool = False, port: int | None = None
+) -> StoredCredentials:
+    """Sign in to a server with a person, and store it.
+
+    Raises:
+        AuthFault: It failed, or the server is not signed in to.
+    """
+    auth = get_auth(config)
+    settings = replace(auth.settings, callback_port=port) if port is not None else auth.settings
+    if device:
+        settings = replace(settings, grant="device_code")
+    driver = await _open_driver(config, replace(auth, settings=settings, prompt=prompt))
+    return await driver.sign_in(await driver.find_challenge())
+
+
+async def sign_out_of_server(config: ServerConfig) -> bool | None:
+    """Revoke and delete the sign-ins to a server; return whether issuers confirmed it, None if there was none.
+
+    Raises:
+        AuthFault: A sign-in cannot be deleted.
+    """
+    auth = get_auth(config)
+    driver = await _open_driver(config, auth)
+    if await driver.load() is None:
+        return None
+    return await driver.sign_out()
+
+
+async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
+    assert not isinstance(config, StdioServerConfig)
+
+    def load() -> AuthDriver:
+        # In a thread: it loads the HTTP client and the JWT library.
+        from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
+
+        return AuthDriver(config.url, auth, name=config.id, proxy=config.proxy)
+
+    return await to_thread.run_sync(load)
+
+
+async def read_sign_in(config: ServerConfig) -> SignInFacts | None:
+    """Read what is stored about a server; None: it is a process. Nothing is sent."""
+    if isinstance(config, StdioServerConfig):
+        return None
+    try:
+        auth = get_auth(config)
+    except AuthFault as fault:
+        return SignInFacts(server=config.id, state="command" if "command" in str(fault) else "header")
+    resource, client = canonical_resource(config.url), auth.settings.client_id
+    place = ""
+    if isinstance(auth.store, CredentialFiles):
+        rows = await to_thread.run_sync(auth.store.read_rows)
+        ours = [row for row in rows if (row.key.resource, row.key.client) == (resource, client)]
+        place = max(ours, key=lambda row: row.saved_ms).place if ours else ""
+    try:
+        stored = await auth.store.load(resource, client)
+    except AuthFault as fault:
+        return SignInFacts(server=config.id, state="unreadable", place=place, problem=str(fault))
+    tokens = None if stored is None else stored.tokens
+    if stored is None or tokens is None:
+        return SignInFacts(server=config.id, state="not signed in")
+    is_over = tokens.refresh_token is None and tokens.is_expired(now_ms())
+    return SignInFacts(
+        server=config.id,
+        state="expired" if is_over else "signed in",
+        account=stored.account,
+        scopes=stored.requested_scopes if tokens.scope is None else tokens.scope,
+        expires_at_ms=tokens.expires_at_ms,
+        has_refresh_token=tokens.refresh_token is not None,
+        issuer=stored.key.issuer,
+        place=place,
+    )
