@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.interop import ProtocolFault, StreamableHttpServerConfig, create_server_endpoint
+from outside.conformance.signing_in import sign_in_for
 from outside.host import agreeable, fill_command
 from outside.say import complain
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 async def main(url: str, scenario: str, context: JsonValue) -> int:
     """Go through a scenario and return the exit code."""
-    endpoint = create_server_endpoint(StreamableHttpServerConfig("judge", url), handlers=agreeable())
+    auth = sign_in_for(scenario, context) if scenario.startswith("auth/") else None
+    endpoint = create_server_endpoint(StreamableHttpServerConfig("judge", url, auth=auth), handlers=agreeable())
     try:
         await endpoint.open()
         complain(f"speaks {endpoint.facts}")

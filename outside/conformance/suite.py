@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 REVISIONS = ("2025-11-25", "2026-07-28")
+EXTENSION = "extension"
+"""Instead of a revision: scenarios that belong to none."""
 _SUITE = "@modelcontextprotocol/conformance/dist/index.js"
 _SCENARIO_MS = 60_000
 _RUN_S = 300
@@ -52,14 +54,19 @@ class Suite:
         self._command = (str(node.path), str(node_packages(node) / _SUITE))
 
     def scenarios(self, side: Literal["client", "server"], revision: str) -> list[str]:
-        """Ask which scenarios of a revision there are; extensions are none."""
+        """Ask which scenarios of a revision there are, or which are extensions."""
+        if revision == EXTENSION:
+            listed = _run([*self._command, "list", f"--{side}"])
+            lines = [line for line in listed.stdout.splitlines() if line.endswith(f"[{EXTENSION}]")]
+            return scenarios_in("\n".join(lines))
         listed = _run([*self._command, "list", f"--{side}", "--spec-version", revision])
         return scenarios_in(listed.stdout)
 
     def judge_client(self, client: Sequence[str], revision: str, scenario: str, folder: Path) -> Verdict:
         """Have the suite start a client and go through one scenario with it."""
         command = ("--command", shlex.join(client), "--timeout", str(_SCENARIO_MS))
-        what = ("--scenario", scenario, "--spec-version", revision, "--output-dir", str(folder))
+        version = () if revision == EXTENSION else ("--spec-version", revision)
+        what = ("--scenario", scenario, *version, "--output-dir", str(folder))
         done = _run([*self._command, "client", *command, *what])
         verdict = Verdict(revision, scenario)
         found = next(folder.glob("*/checks.json"), None)
