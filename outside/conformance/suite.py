@@ -69,7 +69,7 @@ class Suite:
         what = ("--scenario", scenario, *version, "--output-dir", str(folder))
         done = _run([*self._command, "client", *command, *what])
         verdict = Verdict(revision, scenario)
-        found = next(folder.glob("*/checks.json"), None)
+        found = next(folder.rglob("checks.json"), None)
         if found is None:
             verdict.wrong.append(f"the suite left no results: {end_of(done.stderr)}")
             return verdict
