@@ -10,6 +10,7 @@ import anyio
 from indusagi.interop import HttpSettings
 from indusagi.interop.protocol_bridge.host.http.app import HttpSession, HttpSessions
 from indusagi.interop.protocol_bridge.host.http.request import HttpResponse
+from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
@@ -34,7 +35,7 @@ class Client:
 
 def sessions_of(**settings: Any) -> HttpSessions:
     chosen = HttpSettings(spare_s=SPARE_S, **settings)
-    return HttpSessions(lambda _owner: cast("ServerSession", Client()), chosen)
+    return HttpSessions(lambda _identity: cast("ServerSession", Client()), chosen)
 
 
 def client_of(session: HttpSession) -> Client:
@@ -42,7 +43,7 @@ def client_of(session: HttpSession) -> Client:
 
 
 async def opened(sessions: HttpSessions) -> HttpSession:
-    session = await sessions.admit(b"")
+    session = await sessions.admit(ANONYMOUS)
     assert session is not None
     return session
 
@@ -56,9 +57,9 @@ async def test_a_session_gives_way_some_time_after_its_last_use_and_the_oldest_f
     assert HttpSettings().spare_s == 5.0
     sessions = sessions_of(sessions=2)
     first, second = await opened(sessions), await opened(sessions)
-    assert await sessions.admit(b"") is None
+    assert await sessions.admit(ANONYMOUS) is None
     left_alone(first, 500.0)
-    assert await sessions.admit(b"") is None
+    assert await sessions.admit(ANONYMOUS) is None
     left_alone(first, 500.0)
     left_alone(second, 2 * SPARE_S)
     third = await opened(sessions)
@@ -74,14 +75,14 @@ async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_th
     session = await opened(sessions)
     session.busy += 1
     left_alone(session, 2 * SPARE_S)
-    assert await sessions.admit(b"") is None
+    assert await sessions.admit(ANONYMOUS) is None
     sessions.release(session)
-    assert await sessions.admit(b"") is None
+    assert await sessions.admit(ANONYMOUS) is None
     left_alone(session)
     session.stream = cast("HttpResponse", object())
-    assert await sessions.admit(b"") is None
+    assert await sessions.admit(ANONYMOUS) is None
     session.stream = None
-    assert await sessions.admit(b"") is not None
+    assert await sessions.admit(ANONYMOUS) is not None
 
 
 async def test_the_place_of_an_ending_session_is_given_to_one_new_session() -> None:
@@ -93,14 +94,14 @@ async def test_the_place_of_an_ending_session_is_given_to_one_new_session() -> N
     taken: list[HttpSession] = []
 
     async def come() -> None:
-        got.append(await sessions.admit(b""))
+        got.append(await sessions.admit(ANONYMOUS))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(come)
         await anyio.wait_all_tasks_blocked()
         taken.extend(sessions._open.values())
         left_alone(taken[0], 2 * SPARE_S)
-        assert await sessions.admit(b"") is None
+        assert await sessions.admit(ANONYMOUS) is None
         assert len(sessions) == 1
         client_of(slow).let_go.set()
     assert got == taken

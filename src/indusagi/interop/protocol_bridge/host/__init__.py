@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIdentity
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
@@ -54,9 +55,9 @@ class ProviderHost(ServingHost):
         """Read the tools again, and notify every client if they differ from before; return whether they do."""
         return self.catalog.refresh()
 
-    def new_session(self, suspended: SuspendedCalls | None = None, owner: bytes = b"") -> HostSession:
+    def new_session(self, suspended: SuspendedCalls | None = None, identity: ClientIdentity = ANONYMOUS) -> HostSession:
         """Create the session of one client; `suspended` outlives it where calls span several sessions."""
-        return HostSession(self.catalog, self.limits, self.info.instructions, suspended, owner)
+        return HostSession(self.catalog, self.limits, self.info.instructions, suspended, identity)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
@@ -69,10 +70,11 @@ class ProviderHost(ServingHost):
         suspended = SuspendedCalls()
         try:
             async with open_http(
-                lambda owner: self.new_session(suspended, owner),
+                lambda identity: self.new_session(suspended, identity),
                 lambda name: self.catalog.listing().schemas.get(name),
                 settings,
                 read=decode_frame,
+                find_server=self.catalog.find_server,
             ) as serving:
                 yield serving
         finally:

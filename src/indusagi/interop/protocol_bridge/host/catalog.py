@@ -172,6 +172,15 @@ class AnswersUnlisted(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesServers(Protocol):
+    """A tool box with tools of servers."""
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool by the name that clients call; None for any other tool."""
+        ...
+
+
 class Catalog:
     """The tools of a host, and listeners for their changes."""
 
@@ -204,6 +213,11 @@ class Catalog:
             return True
         box = self.box()
         return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool; None for a tool of this host."""
+        box = self.box()
+        return box.find_server(name) if isinstance(box, NamesServers) else None
 
     def refresh(self) -> bool:
         """Read the tools again, and call the listeners if they changed; return whether they did."""

@@ -51,10 +51,13 @@ class SuspendedCall:
 
     client = None  # each call is its own client: the request that comes next
 
-    def __init__(self, name: str, capabilities: JsonObject, hops: int, new_sink: NewSink, owner: bytes = b"") -> None:
+    def __init__(
+        self, name: str, capabilities: JsonObject, hops: int, new_sink: NewSink, owner: bytes = b"", principal: str = ""
+    ) -> None:
         self.name = name
         self.owner = owner
         """The only client that may resume it."""
+        self.principal = principal
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()

@@ -19,6 +19,7 @@ from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
+from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     Method: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
@@ -54,8 +56,11 @@ _NEED_TOOLS = frozenset({"tools/list", "tools/call"})
 class LegacyCaller:
     """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
-    def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
+    def __init__(
+        self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int, principal: str = ""
+    ) -> None:
         self.client = client
+        self.principal = principal
         self.capabilities = capabilities
         self.hops = hops
         self._request = request
@@ -77,8 +82,10 @@ class HostSession:
         limits: HostLimits,
         instructions: str | None,
         suspended: SuspendedCalls | None = None,
-        owner: bytes = b"",
+        identity: ClientIdentity = ANONYMOUS,
     ) -> None:
+        self.principal = identity.principal
+        """Who calls: the subject of the client's access token; empty without access tokens."""
         self.version: str | None = None
         """The revision that the handshake has agreed on; None before it, and without one."""
         self.notification_channel: ResponseChannel | None = None
@@ -88,7 +95,7 @@ class HostSession:
         """What the client declared in its handshake."""
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
-        self._owner = owner
+        self._owner = identity.owner
         self._catalog = catalog
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
         self._stop_listening: Callable[[], None] | None = None
@@ -211,14 +218,13 @@ class HostSession:
         hops = read_hops(meta) if meta else 0
         call = ToolCall(str(request.id), name, arguments or {})
         if VERSION not in meta:
-            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops)
+            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, self.principal)
             return self._run_tool(request, call, caller, request.cancel, _new_sink(request))
         if "requestState" in params:
             return self._stamp_questions(self._suspended.resume(request, name, self._owner))
         capabilities = meta[CAPABILITIES]
-        suspended = SuspendedCall(
-            name, capabilities if isinstance(capabilities, dict) else {}, hops, _new_sink, self._owner
-        )
+        declared = capabilities if isinstance(capabilities, dict) else {}
+        suspended = SuspendedCall(name, declared, hops, _new_sink, self._owner, self.principal)
         if not suspended.capabilities:
             return self._run_tool(request, call, suspended, request.cancel, _new_sink(request))
 

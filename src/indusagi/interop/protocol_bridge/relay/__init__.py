@@ -16,6 +16,7 @@ from indusagi.interop.protocol_bridge.contract import ServerConfig
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.relay.session import RelaySession
 from indusagi.interop.protocol_bridge.relay.shared import SharedUpstream
@@ -52,11 +53,11 @@ class RelayHost(ServingHost):
         # With its own backoff: a server that breaks at a request of the newer revision may serve older ones well.
         shared = SharedUpstream(pool, ReconnectBackoff(self._rules), schemas)
 
-        def new_session(_: bytes) -> RelaySession:
+        def new_session(_: ClientIdentity) -> RelaySession:
             return RelaySession(pool, self._backoff, self.limits, schemas, shared)
 
         try:
-            async with open_http(new_session, schemas.find, chosen) as serving:
+            async with open_http(new_session, schemas.find, chosen, find_server=lambda _: pool.config.id) as serving:
                 yield serving
         finally:
             await shared.close()

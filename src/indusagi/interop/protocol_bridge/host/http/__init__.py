@@ -1,6 +1,7 @@
 """A host behind HTTP.
 
-A client must present a token, unless that is switched off, which only a loopback address allows.
+A client must present the token of the user, or an access token of an authorization server. On a loopback address the
+first can be switched off.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from indusagi.interop.protocol_bridge.host.http.settings import (
     LEAST_TOKEN,
     HttpHost,
     HttpSettings,
+    build_url,
     is_loopback,
     load_token,
 )
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, NewSession
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindServer, NewSession
 
 
 @asynccontextmanager
@@ -36,14 +38,16 @@ async def open_http(
     settings: HttpSettings | None = None,
     *,
     read: Reader = decode_frame_verbatim,
+    find_server: FindServer = lambda _: None,
 ) -> AsyncGenerator[HttpHost]:
     """Listen until the block is left; running calls may then finish within the limits of `settings`.
 
     Args:
-        new_session: Creates the session of a client from its owner's token.
+        new_session: Creates the session of a client from its identity.
         find_schema: Finds the argument schema of a tool, for arguments that are repeated in headers.
         settings: Address, access and limits.
         read: Parses the body of a request; the default keeps the exact bytes of `params`.
+        find_server: Finds the server of a tool, for the scopes of access tokens.
 
     Raises:
         ProtocolFault: It cannot be started (kind `transport`); the message says why.
@@ -52,7 +56,11 @@ async def open_http(
     async with AsyncExitStack() as stack:
         try:
             stored, tokens = None, tuple(chosen.tokens or ())
-            if chosen.without_token:
+            if chosen.auth is not None:
+                tokens = ()
+                # In a thread: the cryptography takes a while to load.
+                await asyncio.to_thread(import_module, "joserfc.jws")
+            elif chosen.without_token:
                 tokens = ()
                 if not is_loopback(chosen.host):
                     raise ValueError("without a token only a loopback address is allowed")
@@ -65,14 +73,12 @@ async def open_http(
             await asyncio.to_thread(import_module, f"{__name__}.server")
             from indusagi.interop.protocol_bridge.host.http.server import serve_app  # noqa: PLC0415 — as above
 
-            opening = serve_app(new_session, find_schema, read, chosen, tokens)
+            opening = serve_app(new_session, find_schema, find_server, read, chosen, tokens)
             port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
             message = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
             raise ProtocolFault("transport", message, exc) from exc
-        name = f"[{chosen.host.strip('[]')}]" if ":" in chosen.host else chosen.host
-        url = f"http://{name}:{port}{chosen.path}"
-        host = HttpHost(url, port, connections=connections)
+        host = HttpHost(build_url(chosen, port), port, connections=connections)
         if stored is not None:
             host = replace(host, token=stored.token, token_path=stored.path, token_is_new=stored.is_new)
         yield host

@@ -2,14 +2,13 @@
 
 All protocol revisions share one path. A request that names a revision up to 2025-11-25, or none, belongs to a
 session; any other is self-contained, and its headers must agree with its body. A client that disconnects cancels its
-request. A session belongs to the token that opened it: a request with another token does not find it.
+request. A session belongs to the client that opened it, by its token or principal: another one does not find it.
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import secrets
@@ -23,6 +22,7 @@ import anyio
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
+from indusagi.interop.protocol_bridge.host.http.access import check_request, check_user_token
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
     VERSION_HEADER,
@@ -46,8 +46,16 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
+    from indusagi.interop.protocol_bridge.host.http.access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
-    from indusagi.interop.protocol_bridge.host.http.settings import AccessPolicy, FindSchema, HttpSettings, NewSession
+    from indusagi.interop.protocol_bridge.host.http.settings import (
+        AccessPolicy,
+        FindSchema,
+        FindServer,
+        HttpSettings,
+        NewSession,
+    )
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _log = logging.getLogger(__name__)
@@ -86,7 +94,7 @@ class HttpSessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def admit(self, owner: bytes) -> HttpSession | None:
+    async def admit(self, identity: ClientIdentity) -> HttpSession | None:
         """Open a session; None if the limit is reached and no session is idle long enough to end."""
         now = asyncio.get_running_loop().time()
         spare = None
@@ -97,7 +105,7 @@ class HttpSessions:
             if spare is None:
                 return None
             del self._open[spare.id]
-        session = HttpSession(owner, self._new_session(owner), now)
+        session = HttpSession(identity.owner, self._new_session(identity), now)
         self._open[session.id] = session
         if spare is not None:
             # The new session counts already: another client may ask for one while the old one ends.
@@ -153,13 +161,14 @@ class HttpSessions:
 
 
 class Quota:
-    """Limits running requests, in all and per owner, and open streams."""
+    """Limits running requests, in all, per client and per principal, and open streams."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self.running = 0
         self.streams = 0
         self._settings = settings
-        self._per_owner: dict[bytes, int] = {}
+        self._each: dict[bytes | str, int] = {}
+        """Running requests of clients and sessions (bytes) and of principals (text)."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -167,27 +176,31 @@ class Quota:
         """Wait until no request runs."""
         await self._idle.wait()
 
-    def take(self, owner: bytes) -> None:
-        """Count a request until `give`.
+    def take(self, owner: bytes, identity: ClientIdentity) -> None:
+        """Count a request until `give`: for its session or client, and for its principal.
 
         Raises:
             HttpRefusal: The limit is reached.
         """
-        running = self._per_owner.get(owner, 0)
-        if self.running >= self._settings.requests:
+        settings, running, principal = self._settings, self._each.get(owner, 0), identity.principal
+        if self.running >= settings.requests:
             raise HttpRefusal(503, "there are too many requests at once")
-        if running >= self._settings.requests_each:
+        if running >= settings.requests_each:
             raise HttpRefusal(429, "this client has too many requests at once")
+        if settings.auth is not None and self._each.get(principal, 0) >= settings.auth.requests:
+            raise HttpRefusal(429, "this principal has too many requests at once")
         self.running += 1
-        self._per_owner[owner] = running + 1
+        for key in (owner, principal):
+            self._each[key] = self._each.get(key, 0) + 1
         self._idle.clear()
 
-    def give(self, owner: bytes) -> None:
+    def give(self, owner: bytes, identity: ClientIdentity) -> None:
         """Count a request no longer."""
         self.running -= 1
-        self._per_owner[owner] -= 1
-        if not self._per_owner[owner]:
-            del self._per_owner[owner]
+        for key in (owner, identity.principal):
+            self._each[key] -= 1
+            if not self._each[key]:
+                del self._each[key]
         if not self.running:
             self._idle.set()
 
@@ -218,6 +231,8 @@ class HostApp:
         policy: AccessPolicy,
         dropped: Mapping[str, int],
         start_task: Callable[[Callable[[], Coroutine[object, object, None]]], object],
+        access: ResourceAccess | None = None,
+        find_server: FindServer = lambda _: None,
     ) -> None:
         self.sessions = HttpSessions(new_session, settings)
         self._new_session = new_session
@@ -228,41 +243,29 @@ class HostApp:
         self._dropped = dropped
         """Refused and dropped connections by reason."""
         self._start_task = start_task
+        self._access = access
+        """Checks access tokens; None: the one-user token."""
+        self._find_server = find_server
         self._quota = Quota(settings)
         self._is_stopping = False
         self._single_sessions: set[ServerSession] = set()
         """Sessions of one request each, for self-contained requests."""
 
-    def accept(self, request: HttpRequest) -> None:
-        """Check `Host`, `Origin`, path and token of a request before its body is read, and set its owner.
+    def accept(self, request: HttpRequest) -> bool:
+        """Check `Host`, `Origin`, path and token of a request before its body is read, and set its identity.
+
+        Returns:
+            Whether it is accepted; if not, it is answered already, or `Connection.decide` follows.
 
         Raises:
             HttpRefusal: The access policy refuses it, or the host is stopping.
         """
-        policy = self._policy
-        hosts = [value for name, value in request.lines if name == "host"]
-        if len(hosts) != 1 or hosts[0].lower() not in policy.hosts:
-            # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.20
-            raise HttpRefusal(421, "this host is not known under that name")
-        if "origin" in request.headers and any(
-            value.lower() not in policy.origins for name, value in request.lines if name == "origin"
-        ):
-            raise HttpRefusal(403, "requests from that origin are not allowed")
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        presented = token.strip().encode("utf-8", "replace")
-        is_bearer = scheme.lower() == "bearer"
-        for expected in policy.tokens:  # all of them, in constant time each: the time tells nothing about a wrong token
-            if hmac.compare_digest(expected, presented) and is_bearer:
-                request.owner = expected
-        if request.path not in policy.paths:
-            # Before the token: a client that gets 401 for a discovery path would start to sign in there.
-            raise HttpRefusal(404, "there is nothing at this path")
-        if policy.tokens and not request.owner:
-            # https://www.rfc-editor.org/rfc/rfc6750#section-3
-            headers = [(b"www-authenticate", b"Bearer")]
-            raise HttpRefusal(401, "a token is needed: Authorization: Bearer ...", headers=headers)
+        check_request(request, self._policy)
+        if self._access is None:
+            check_user_token(request, self._policy)
         if self._is_stopping:
             raise HttpRefusal(503, "the host is stopping", close=True)
+        return self._access is None or self._access.accept(request, self._start_task)
 
     def handle(self, request: HttpRequest) -> None:
         """Answer a request.
@@ -294,7 +297,7 @@ class HostApp:
         else:
             self._require_method(request, "POST")
             session_id = parse_qs(request.query).get("session_id", [""])[0]
-            session = self.sessions.find(session_id, request.owner)
+            session = self.sessions.find(session_id, request.identity.owner)
             if session is None or session.stream is None:
                 raise HttpRefusal(404, "there is no such session")
             session.client.dispatcher.receive(self._read_message(request), session.stream)
@@ -322,6 +325,8 @@ class HostApp:
                 raise HttpRefusal(400, "the request has no id that can be answered")
             if params is not None and not is_json_object(params):
                 raise HttpRefusal(400, "params must be an object")
+        if self._access is not None:
+            self._access.authorize(request, message, self._find_server)
         return message
 
     # -- revisions up to 2025-11-25, with sessions ----------------------------------------------
@@ -330,13 +335,13 @@ class HostApp:
         session_id = request.headers.get(_SESSION)
         if session_id is None:
             raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
-        session = self.sessions.find(session_id, request.owner)
+        session = self.sessions.find(session_id, request.identity.owner)
         if session is None:
             raise HttpRefusal(404, "there is no such session: send initialize again")
         return session
 
     async def _admit_session(self, request: HttpRequest) -> HttpSession:
-        session = await self.sessions.admit(request.owner)
+        session = await self.sessions.admit(request.identity)
         if session is None:
             retry_s = math.ceil(self._settings.spare_s) or 1
             raise HttpRefusal(503, "there are too many sessions", retry_s=retry_s)
@@ -370,12 +375,12 @@ class HostApp:
             raise
 
     def _dispatch(self, request: HttpRequest, session: HttpSession, message: JsonObject) -> None:
-        owner = request.owner + session.id.encode()
-        self._quota.take(owner)
+        identity, owner = request.identity, request.identity.owner + session.id.encode()
+        self._quota.take(owner, identity)
         session.busy += 1
 
         def finish() -> None:
-            self._quota.give(owner)
+            self._quota.give(owner, identity)
             self.sessions.release(session)
             if session.client.version is None:  # it was opened for a handshake that failed
                 self._start(partial(self.sessions.drop, session, "it was never initialized"))
@@ -446,16 +451,16 @@ class HostApp:
         if problem is not None:
             request.respond(problem.status, problem.to_response(message["id"]))
             return
-        accepts_events = request.accepts(EVENTS)
+        accepts_events, identity = request.accepts(EVENTS), request.identity
         is_subscription = message["method"] == "subscriptions/listen"
         if is_subscription and not accepts_events:
             raise HttpRefusal(406, "the response is text/event-stream")
         if is_subscription:
             self._quota.take_stream()
         else:
-            self._quota.take(request.owner)
-        give = self._quota.give_stream if is_subscription else partial(self._quota.give, request.owner)
-        client = self._new_session(request.owner)
+            self._quota.take(identity.owner, identity)
+        give = self._quota.give_stream if is_subscription else partial(self._quota.give, identity.owner, identity)
+        client = self._new_session(identity)
         self._single_sessions.add(client)
 
         def finish() -> None:

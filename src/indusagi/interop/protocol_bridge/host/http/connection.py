@@ -68,8 +68,11 @@ _LENGTH_DIGITS = 18
 class Application(Protocol):
     """Answers requests; `HostApp` is one."""
 
-    def accept(self, request: HttpRequest) -> None:
+    def accept(self, request: HttpRequest) -> bool:
         """Check the head of a request before its body is read.
+
+        Returns:
+            Whether it is accepted; if not, it is answered already, or `HttpConnection.decide` follows.
 
         Raises:
             HttpRefusal: The request is refused.
@@ -226,6 +229,8 @@ class HttpConnection(asyncio.Protocol):
         self._is_refused = False
         self._is_shutting_down = False
         self._awaits_head = True
+        self._is_held = False
+        """Its request waits for the decision whether it is accepted."""
         self._due = math.inf
         self._on_due: Callable[[], None] = self.abort
         self._timer: asyncio.TimerHandle | None = None
@@ -348,7 +353,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_reading = True
         parser = self._parser
         try:
-            while not self._is_closing:
+            while not self._is_closing and not self._is_held:
                 if parser.their_state is h11.IDLE:
                     received = parser.trailing_data[0]
                     if not received:
@@ -389,10 +394,31 @@ class HttpConnection(asyncio.Protocol):
         try:
             if self._tracker.is_full:
                 raise HttpRefusal(503, "there are too many connections", close=True)
-            self._app.accept(request)
+            is_accepted = self._app.accept(request)
         except HttpRefusal as refusal:
             self._refuse_request(request, refusal)
             return
+        if is_accepted:
+            self._begin_body(request)
+        elif not request.is_answered:
+            # The rest of it is read when it is accepted.
+            self._is_held = True
+            self.clear_deadline()
+            self.transport.pause_reading()
+
+    def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
+        """Go on with a request that was neither accepted nor refused at once."""
+        if self._is_closing or not self._is_held or self._request is not request:
+            return
+        self._is_held = False
+        self.transport.resume_reading()
+        if refusal is None:
+            self._begin_body(request)
+        else:
+            self._refuse_request(request, refusal)
+        self._read_events()
+
+    def _begin_body(self, request: HttpRequest) -> None:
         self._tracker.on_authenticated(self)
         if request.has_unread_body:
             self.set_deadline(self._settings.body_s, self._end_late)

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, INVALID_REQUEST
+from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ class Connection(Protocol):
         """Call `action` after this time, unless another deadline replaces this one."""
         ...
 
+    def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
+        """Go on with a request that was neither accepted nor refused at once."""
+        ...
+
 
 class HttpRequest:
     """A request with its body, and what has to be done when it ends."""
@@ -98,12 +103,12 @@ class HttpRequest:
         "connection",
         "has_unread_body",
         "headers",
+        "identity",
         "is_answered",
         "is_finished",
         "lines",
         "method",
         "on_disconnect",
-        "owner",
         "path",
         "query",
     )
@@ -121,8 +126,8 @@ class HttpRequest:
         self.has_unread_body = (
             bool(self.headers.get("content-length", "0").strip("0")) or "transfer-encoding" in self.headers
         )
-        self.owner = b""
-        """The token that authorized it."""
+        self.identity = ANONYMOUS
+        """Who sends it; set when it is accepted."""
         self.is_answered = False
         self.is_finished = False
         """The client has taken the response, or is gone."""

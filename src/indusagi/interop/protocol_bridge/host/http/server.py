@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
+from indusagi.interop.protocol_bridge.host.http.access import ResourceAccess
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
 from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
-from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy
+from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy, build_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindServer, HttpSettings, NewSession
 
 _ACCEPTED = 128
 """Connections that are accepted in one turn of the event loop."""
@@ -37,7 +39,12 @@ would look like one that reads nothing."""
 
 @asynccontextmanager
 async def serve_app(
-    new_session: NewSession, find_schema: FindSchema, read: Reader, settings: HttpSettings, tokens: Sequence[str]
+    new_session: NewSession,
+    find_schema: FindSchema,
+    find_server: FindServer,
+    read: Reader,
+    settings: HttpSettings,
+    tokens: Sequence[str],
 ) -> AsyncGenerator[tuple[int, int]]:
     """Listen until the block is left; yields the port and the number of connections that are accepted at once.
 
@@ -50,7 +57,10 @@ async def serve_app(
         port = listener.getsockname()[1]
         limit = allow_connections(settings.connections)
         tracker = ConnectionTracker(settings, limit)
-        policy = build_access_policy(settings, tokens, port)
+        auth, access = settings.auth, None
+        if auth is not None:
+            access = ResourceAccess(auth, ProtectedResource(auth, build_url(settings, port), settings.path))
+        policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         # asyncio's own group: its tasks are started by callbacks of the connections, which run outside of any task.
         async with asyncio.TaskGroup() as tasks:
             running: set[asyncio.Task[None]] = set()
@@ -60,11 +70,15 @@ async def serve_app(
                 running.add(task)
                 task.add_done_callback(running.discard)
 
-            app = HostApp(new_session, find_schema, read, settings, policy, tracker.dropped, start_task)
+            app = HostApp(
+                new_session, find_schema, read, settings, policy, tracker.dropped, start_task, access, find_server
+            )
             server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
             # asyncio uses one number for the backlog and for the connections it accepts at once.
             listener.listen(_BACKLOG)
             start_task(app.sessions.watch)
+            if access is not None:
+                start_task(access.verifier.watch)
             try:
                 yield port, limit
             finally:

@@ -1,6 +1,6 @@
 """Address, access and limits of a host behind HTTP: its settings, its access policy and the token file of the user.
 
-`HostApp.accept` applies the policy. `Host` and `Origin` are checked whatever address the host listens on, so that a
+`check_request` applies the policy. `Host` and `Origin` are checked whatever address the host listens on, so that a
 web page cannot reach it through the browser of its user (DNS rebinding):
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#security-warning.
 """
@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
 
-NewSession: TypeAlias = Callable[[bytes], ServerSession]
-"""Creates the session of a client; the argument is the token that authorized it."""
+    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
+
+NewSession: TypeAlias = Callable[[ClientIdentity], ServerSession]
+"""Creates the session of a client."""
 FindSchema: TypeAlias = Callable[[str], JsonObject | None]
 """Finds the argument schema of a tool by name."""
+FindServer: TypeAlias = Callable[[str], str | None]
+"""Finds the server of a tool by name, for scopes; None: a tool of this host."""
 
 HEALTH = "/health"
 OLD_STREAM = "/sse"
@@ -48,6 +54,8 @@ class HttpSettings:
     """Accepted bearer tokens; None: the user's token file, which is created if it is missing."""
     without_token: bool = False
     """Accept requests without a token; only on a loopback address."""
+    auth: ResourceSettings | None = None
+    """Accept access tokens of an authorization server instead."""
     allowed_hosts: Sequence[str] = ()
     """Accepted `Host` headers (`name:port`) besides those of this machine."""
     allowed_origins: Sequence[str] = ()
@@ -125,8 +133,10 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def build_access_policy(settings: HttpSettings, tokens: Sequence[str], port: int) -> AccessPolicy:
-    """Build the policy of a host on this port: its own names, and those of the settings."""
+def build_access_policy(
+    settings: HttpSettings, tokens: Sequence[str], port: int, resource: ProtectedResource | None = None
+) -> AccessPolicy:
+    """Build the policy of a host on this port: its own names, those of the settings, and its public one."""
     names = [*_LOOPBACK]
     address = _address(settings.host)
     if address is None:
@@ -138,10 +148,20 @@ def build_access_policy(settings: HttpSettings, tokens: Sequence[str], port: int
         hosts |= set(names)
     origins = {f"http://{host}" for host in hosts} | {o.lower() for o in settings.allowed_origins}
     paths = {settings.path, HEALTH}
+    if resource is not None:
+        paths |= resource.metadata_paths
+        hosts |= resource.hosts
+        origins |= {resource.origin}
     if settings.sse:
         paths |= {OLD_STREAM, OLD_MESSAGES}
     encoded = tuple(token.encode() for token in tokens)
     return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths))
+
+
+def build_url(settings: HttpSettings, port: int) -> str:
+    """Build the URL of a host that listens on this port."""
+    name = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
+    return f"http://{name}:{port}{settings.path}"
 
 
 @record

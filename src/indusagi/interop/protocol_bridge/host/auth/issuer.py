@@ -1,0 +1,167 @@
+"""The authorization server as this host uses it: its metadata, its keys, its introspection endpoint.
+
+The operator names the issuer; everything else comes from its metadata document and is fetched by the guarded HTTP
+client, without redirects: a document cannot lead into the private network of this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import quote_plus, urlencode, urlsplit
+
+from indusagi.capabilities.ports import FetchError, WebSettings
+from indusagi.core.faults import describe_error
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.host.auth.settings import IssuerError
+from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from joserfc.jwk import Key
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.host.auth.settings import IntrospectionClient, ResourceSettings
+
+_DOCUMENT_BYTES = 512 * 1024
+_MOST_KEYS = 64
+_HTTP_OK = 200
+_HTTP_NOT_FOUND = 404
+
+
+class KeySet:
+    """The public keys of an issuer at one moment (JWKS, RFC 7517 §5)."""
+
+    def __init__(self, document: JsonObject) -> None:
+        self.rows: list[JsonObject] = []
+        """Keys that can verify; a key of another kind is left out (RFC 7517 §5)."""
+        self._keys: list[Key] = []
+        rows = document.get("keys")
+        for row in (rows if isinstance(rows, list) else [])[:_MOST_KEYS]:
+            key = import_key(row) if is_json_object(row) else None
+            if key is not None and is_json_object(row):
+                self.rows.append(row)
+                self._keys.append(key)
+
+    def find(self, key_id: str | None, algorithm: str) -> Key | None:
+        """Find the key of an id that fits an algorithm; without an id, the only key that fits."""
+        fitting = [
+            key
+            for row, key in zip(self.rows, self._keys, strict=True)
+            if is_key_for(row, algorithm) and (key_id is None or row.get("kid") == key_id)
+        ]
+        return fitting[0] if len(fitting) == 1 else None
+
+
+class IssuerClient:
+    """Sends requests to an issuer."""
+
+    def __init__(self, settings: ResourceSettings) -> None:
+        from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
+
+        self.issuer = settings.issuer
+        self._fetch_s = settings.fetch_s
+        parts = urlsplit(settings.issuer)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        # The operator has named the issuer, so it may be in a private network; no other host may.
+        allowed = WebSettings(
+            allow_private=(f"{name}:{port}",),
+            ports=(443, port),
+            redirects=0,
+            hard_bytes=_DOCUMENT_BYTES,
+            total_s=settings.fetch_s,
+            connect_s=settings.fetch_s,
+        )
+        self._web = WebClient(allowed)
+        self._metadata: JsonObject | None = None
+
+    async def fetch_metadata(self) -> JsonObject:
+        """Return the metadata of the issuer, fetched once: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
+
+        Raises:
+            IssuerError: There is none, or it is that of another issuer.
+        """
+        if self._metadata is not None:
+            return self._metadata
+        parts = urlsplit(self.issuer)
+        origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+        addresses = [
+            f"{origin}/.well-known/oauth-authorization-server{path}",
+            f"{origin}/.well-known/openid-configuration{path}",
+            f"{origin}{path}/.well-known/openid-configuration",
+        ]
+        for address in dict.fromkeys(addresses):
+            document = await self._request(address, may_miss=True)
+            if document is None:
+                continue
+            if document.get("issuer") != self.issuer:
+                # https://www.rfc-editor.org/rfc/rfc8414#section-3.3
+                message = f"its metadata names another issuer: {str(document.get('issuer'))[:200]!r}"
+                raise IssuerError(f"{message}; start with exactly that one, or with the right server")
+            self._metadata = document
+            return document
+        raise IssuerError(f"there is no metadata document at {addresses[0]} or the places of OpenID Connect")
+
+    async def fetch_keys(self) -> KeySet:
+        """Fetch the keys of the issuer.
+
+        Raises:
+            IssuerError: They cannot be fetched, or none of them can be used.
+        """
+        keys = KeySet(await self._request(await self._find_endpoint("jwks_uri")) or {})
+        if not keys.rows:
+            raise IssuerError(f"it has no public key for any of {', '.join(ALGORITHMS)}")
+        return keys
+
+    async def introspect(self, token: str, client: IntrospectionClient) -> JsonObject:
+        """Ask the issuer about a token (RFC 7662 §2).
+
+        Raises:
+            IssuerError: It does not answer.
+        """
+        endpoint = await self._find_endpoint("introspection_endpoint")
+        # RFC 6749 §2.3.1: both parts are encoded before they are joined.
+        pair = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"
+        headers = {
+            "Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        body = urlencode({"token": token, "token_type_hint": "access_token"}).encode()
+        return await self._request(endpoint, headers=headers, body=body) or {}
+
+    async def _find_endpoint(self, name: str) -> str:
+        value = (await self.fetch_metadata()).get(name)
+        if not isinstance(value, str):
+            raise IssuerError(f"its metadata has no {name}")
+        if urlsplit(value).scheme != "https" and urlsplit(value).netloc != urlsplit(self.issuer).netloc:
+            raise IssuerError(f"its {name} is not encrypted")
+        return value
+
+    async def _request(
+        self, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None, may_miss: bool = False
+    ) -> JsonObject | None:
+        from indusagi.capabilities.web.client import CrossSiteRedirect, WebRequest  # noqa: PLC0415 — with the client
+
+        method = "GET" if body is None else "POST"
+        accepted = {"Accept": "application/json", **(headers or {})}
+        request = WebRequest(url, method, headers=accepted, body=body, follow="origin")
+        try:
+            response = await self._web.send(request, cap=lambda _: _DOCUMENT_BYTES)
+        except FetchError as exc:
+            raise IssuerError(describe_error(exc)) from exc
+        if isinstance(response, CrossSiteRedirect):
+            raise IssuerError(f"{url} leads to another address, which is not followed")
+        if response.status == _HTTP_NOT_FOUND and may_miss:
+            return None
+        if response.status != _HTTP_OK or response.cut is not None:
+            raise IssuerError(f"{url} answered with status {response.status}")
+        try:
+            document: object = json.loads(response.body)
+        except (ValueError, RecursionError):
+            document = None
+        if not is_json_object(document):
+            raise IssuerError(f"{url} is no JSON object")
+        return document

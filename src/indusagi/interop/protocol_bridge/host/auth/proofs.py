@@ -1,0 +1,194 @@
+"""Proofs of possession (DPoP, https://www.rfc-editor.org/rfc/rfc9449): a request is signed with the client's key.
+
+A proof names the method and the URL of its request and the token it belongs to, and is used once: a stolen token or a
+copied request is worthless without the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
+
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.host.auth.settings import TokenRefusal
+from indusagi.interop.protocol_bridge.host.auth.signatures import (
+    InvalidSignature,
+    import_key,
+    is_key_for,
+    parse_signed,
+    verify_signed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from joserfc.jwk import Key
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.host.auth.signatures import SignedText
+
+_TYPE = "dpop+jwt"
+_LONGEST_ID = 512
+_NONCE_S = 300
+"""How long a nonce is given out; it is accepted for twice as long."""
+_KNOWN_KEYS = 1_024
+_PORTS = {"http": 80, "https": 443}
+
+
+class ProofLimitError(Exception):
+    """A client has used so many proofs that no more can be remembered."""
+
+
+class ReplayCache:
+    """The ids of used proofs, as long as a proof with the same id could be valid; bounded, in all and per key.
+
+    A full cache refuses: forgetting an id would allow a replay. The limit per key keeps one client from filling it.
+    """
+
+    def __init__(self, keep_s: float, most: int = 262_144, most_each: int = 65_536) -> None:
+        self._keep_s = keep_s
+        self._most = most
+        self._most_each = most_each
+        self._used: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+        """When each id can be forgotten, and its key; the oldest first."""
+        self._each: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def use(self, thumbprint: str, proof_id: str, now: float) -> bool:
+        """Note the use of a proof; False if it was used before.
+
+        Raises:
+            ProofLimitError: The cache is full.
+        """
+        while self._used:
+            digest, (forget_at, owner) = next(iter(self._used.items()))
+            if forget_at > now:
+                break
+            del self._used[digest]
+            self._each[owner] -= 1
+            if not self._each[owner]:
+                del self._each[owner]
+        digest = hashlib.sha256(f"{thumbprint} {proof_id}".encode()).digest()[:16]
+        if digest in self._used:
+            return False
+        if len(self._used) >= self._most or self._each[thumbprint] >= self._most_each:
+            raise ProofLimitError
+        self._used[digest] = (now + self._keep_s, thumbprint)
+        self._each[thumbprint] += 1
+        return True
+
+
+class NonceSource:
+    """Nonces of this host (RFC 9449 §9): each is derived from its time, so that none is stored."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def build(self, now: float, periods_ago: int = 0) -> str:
+        """Return the nonce of the present time, or of an earlier one."""
+        period = int(now // _NONCE_S) - periods_ago
+        return _encode(hmac.digest(self._secret, str(period).encode(), "sha256")[:18])
+
+    def is_current(self, nonce: object, now: float) -> bool:
+        """Tell whether a nonce was given out a short time ago."""
+        return isinstance(nonce, str) and any(
+            hmac.compare_digest(self.build(now, ago).encode(), nonce.encode()) for ago in (0, 1)
+        )
+
+
+class ProofChecker:
+    """Checks the proofs of requests."""
+
+    def __init__(self, leeway_s: int, nonces: NonceSource | None) -> None:
+        self.replays = ReplayCache(2 * leeway_s + 1)
+        self._leeway_s = leeway_s
+        self._nonces = nonces
+        self._keys: OrderedDict[str, tuple[Key, str]] = OrderedDict()
+        """Keys and their thumbprints by the header that brought them: a client sends the same one with each proof."""
+
+    def check(self, proofs: Sequence[str], token: str, thumbprint: str, method: str, url: str, now: float) -> None:
+        """Check that a request comes from the holder of the key that its token is bound to (RFC 9449 §4.3).
+
+        Raises:
+            TokenRefusal: The proof is absent, invalid, of another request or key, or was used before.
+            ProofLimitError: The client has sent too many proofs.
+        """
+        claims = self._verify(proofs, thumbprint)
+        digest = _encode(hashlib.sha256(token.encode("ascii")).digest())
+        proof_id, issued_at = claims.get("jti"), claims.get("iat")
+        is_time = isinstance(issued_at, (int, float)) and not isinstance(issued_at, bool)
+        is_id = isinstance(proof_id, str) and 0 < len(proof_id) <= _LONGEST_ID
+        for is_wrong, what in (
+            (claims.get("htm") != method, "is for another method (htm)"),
+            (normalize_url(claims.get("htu")) != normalize_url(url), "is for another URL (htu)"),
+            (claims.get("ath") != digest, "is for another token (ath)"),
+            (not is_time, "has no time (iat)"),
+            (not is_id, "has no id (jti)"),
+        ):
+            if is_wrong:
+                raise _refuse(f"the proof {what}")
+        if self._nonces is not None and not self._nonces.is_current(claims.get("nonce"), now):
+            raise TokenRefusal("use_dpop_nonce", "the proof needs a nonce of this server")
+        if not abs(now - cast("float", issued_at)) <= self._leeway_s:
+            raise _refuse("the proof is too old, or of the future (iat)")
+        if not self.replays.use(thumbprint, cast("str", proof_id), now):
+            raise _refuse("the proof was used before (jti)")
+
+    def _verify(self, proofs: Sequence[str], thumbprint: str) -> JsonObject:
+        """Verify that the one proof is signed by the key with this thumbprint, and return its claims."""
+        if len(proofs) != 1:
+            raise _refuse("exactly one DPoP header is needed")
+        try:
+            signed = parse_signed(proofs[0], brings_key=True)
+            if signed.header.get("typ") != _TYPE:
+                raise InvalidSignature(f"its type is not {_TYPE}")
+            key, own_thumbprint = self._find_key(signed)
+            verify_signed(signed, key)
+        except InvalidSignature as exc:
+            raise _refuse(f"the proof cannot be accepted: {exc}") from None
+        if own_thumbprint != thumbprint:
+            raise _refuse("the token is bound to another key")
+        return signed.payload
+
+    def _find_key(self, signed: SignedText) -> tuple[Key, str]:
+        known = self._keys.get(signed.header_text)
+        if known is not None:
+            self._keys.move_to_end(signed.header_text)
+            return known
+        jwk = signed.header["jwk"]
+        key = import_key(jwk) if is_json_object(jwk) and is_key_for(jwk, signed.algorithm) else None
+        if key is None:
+            raise InvalidSignature("its key is not a public one that fits its algorithm")
+        self._keys[signed.header_text] = key, key.thumbprint()
+        if len(self._keys) > _KNOWN_KEYS:
+            self._keys.popitem(last=False)
+        return self._keys[signed.header_text]
+
+
+def normalize_url(url: object) -> str | None:
+    """Bring a URL into one form, without query and fragment (RFC 9449 §4.3); None if it is none."""
+    if not isinstance(url, str):
+        return None
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None:
+        return None
+    return f"{parts.scheme}://{parts.hostname}:{port}{parts.path or '/'}"
+
+
+def _refuse(message: str) -> TokenRefusal:
+    return TokenRefusal("invalid_dpop_proof", message)
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")

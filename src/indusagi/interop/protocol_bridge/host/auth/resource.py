@@ -1,0 +1,113 @@
+"""The protected resource: its URLs, its metadata document, the challenges of its refusals, and how it reads a token.
+
+Metadata: https://www.rfc-editor.org/rfc/rfc9728. Challenges: RFC 6750 §3, RFC 9449 §7.1, and
+https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#scope-challenge-handling.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+from indusagi.core.json import JsonObject, compact_json
+from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.host.auth.settings import TokenRefusal
+from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS
+from indusagi.interop.protocol_bridge.host.identity import CALL_SCOPE, LIST_SCOPE, SCOPES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
+
+WELL_KNOWN = "/.well-known/oauth-protected-resource"
+_TOKEN_CHARS = 16 * 1024
+_CREDENTIALS = re.compile(r"(?P<scheme>Bearer|DPoP) +(?P<token>[A-Za-z0-9\-._~+/]+=*)", re.ASCII | re.IGNORECASE)
+"""RFC 6750 §2.1; the scheme in any case (RFC 9110 §11.1)."""
+_UNQUOTABLE = re.compile(r'[^\x20-\x7e]|["\\]')
+_STATUSES = {"invalid_request": 400, "insufficient_scope": 403, "unavailable": 503}
+_DPOP_ERRORS = frozenset({"invalid_dpop_proof", "use_dpop_nonce"})
+
+
+@record
+class PresentedToken:
+    """An access token as a request presents it."""
+
+    token: str = field(repr=False)
+    is_dpop: bool
+    """Whether the scheme was DPoP."""
+    proofs: Sequence[str] = field(default=(), repr=False)
+    """The values of the DPoP headers."""
+
+
+def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
+    """Read the token of a request from its header lines, whose names are in lower case.
+
+    Raises:
+        TokenRefusal: There is none, more than one, or one in the URL (RFC 6750 §5.3).
+    """
+    if "access_token" in query and any(name == "access_token" for name, _ in parse_qsl(query, keep_blank_values=True)):
+        raise TokenRefusal("invalid_request", "a token belongs into the Authorization header, not into the URL")
+    values = [value for name, value in lines if name == "authorization"]
+    if not values:
+        raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")
+    if len(values) > 1:
+        raise TokenRefusal("invalid_request", "there is more than one Authorization header")
+    if len(values[0]) > _TOKEN_CHARS:
+        raise TokenRefusal("invalid_token", f"the token has more than {_TOKEN_CHARS:,} characters")
+    match = _CREDENTIALS.fullmatch(values[0])
+    if match is None:
+        raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")
+    proofs = tuple(value for name, value in lines if name == "dpop")
+    return PresentedToken(match["token"], match["scheme"].lower() == "dpop", proofs)
+
+
+class ProtectedResource:
+    """The URLs and documents of a host with access tokens."""
+
+    def __init__(self, settings: ResourceSettings, url: str, path: str) -> None:
+        self.url = settings.public_url or url
+        """The resource identifier (RFC 8707 §2): what clients ask tokens for."""
+        self.audiences = frozenset(settings.audiences or (self.url,))
+        self._settings = settings
+        self._path = path
+        parts = urlsplit(self.url)
+        self.origin = f"{parts.scheme}://{parts.netloc}".lower()
+        port = 443 if parts.scheme == "https" else 80
+        names = (parts.netloc, f"{parts.hostname}:{port}" if parts.port is None else parts.netloc)
+        self.hosts = frozenset(name.lower() for name in names)
+        """The `Host` headers of requests to its public URL."""
+        self.metadata_url = f"{self.origin}{WELL_KNOWN}{parts.path.rstrip('/')}"
+        self.metadata_paths = frozenset({WELL_KNOWN, f"{WELL_KNOWN}{path}", f"{WELL_KNOWN}{parts.path.rstrip('/')}"})
+        document: JsonObject = {
+            "resource": self.url,
+            "authorization_servers": [settings.issuer],
+            "scopes_supported": [*SCOPES],
+            "bearer_methods_supported": ["header"],
+            "resource_name": "indus",
+            "dpop_signing_alg_values_supported": [*ALGORITHMS],
+            "dpop_bound_access_tokens_required": settings.requires_dpop,
+        }
+        self.metadata = compact_json(document).encode()
+
+    def build_url(self, path: str) -> str:
+        """Build the URL by which a client knows a path of this host."""
+        return self.url if path == self._path else f"{self.origin}{path}"
+
+    def build_challenges(self, refusal: TokenRefusal) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Build the status and the `WWW-Authenticate` headers of a refusal."""
+        status = _STATUSES.get(refusal.error, 401)
+        if status == 503:
+            return status, []
+        values = {"resource_metadata": self.metadata_url, "scope": refusal.scope or f"{LIST_SCOPE} {CALL_SCOPE}"}
+        if refusal.error:
+            values |= {"error": refusal.error, "error_description": _UNQUOTABLE.sub("?", str(refusal))}
+        parameters = ", ".join(f'{name}="{_UNQUOTABLE.sub("", value)}"' for name, value in values.items())
+        bound = f'DPoP {parameters}, algs="{" ".join(ALGORITHMS)}"'
+        if refusal.error in _DPOP_ERRORS or self._settings.requires_dpop:
+            challenges = [bound]
+        else:
+            challenges = [f"Bearer {parameters}", *([bound] if status == 401 else [])]
+        return status, [(b"www-authenticate", challenge.encode("ascii")) for challenge in challenges]

@@ -1,0 +1,155 @@
+"""Compact JSON Web Signatures (RFC 7515 §7.1): strict parsing, and verification with keys that we chose.
+
+A signed text says itself how it is to be verified, which is the source of most attacks on it
+(https://www.rfc-editor.org/rfc/rfc8725#section-2). Here the algorithm must be on the list and fit the type of the key,
+and no header can name or bring a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import field
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from joserfc.jwk import Key
+
+ALGORITHMS = {
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", "Ed25519"),
+    "Ed25519": ("OKP", "Ed25519"),
+    "PS256": ("RSA", None),
+    "PS384": ("RSA", None),
+    "PS512": ("RSA", None),
+    "RS256": ("RSA", None),
+    "RS384": ("RSA", None),
+    "RS512": ("RSA", None),
+}
+"""The accepted algorithms, with the type and curve of their keys. All are asymmetric: a public key can be read by
+everybody, and must not serve as the secret of an HMAC."""
+_LEAST_RSA_BYTES = 256
+"""2,048 bits: RFC 7518 §3.3."""
+_REFUSED_HEADERS = ("crit", "b64", "zip", "enc", "cty", "jku", "x5u", "x5c")
+"""Extensions that would have to be understood, compression, encryption and nesting, and headers that lead to keys."""
+_PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
+_LONGEST = 16 * 1024
+_PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+
+
+class InvalidSignature(Exception):
+    """A text that is no acceptable signature; the message holds no part of it."""
+
+
+@record
+class SignedText:
+    """A signature that was parsed and not verified."""
+
+    text: str = field(repr=False)
+    header: JsonObject
+    header_text: str
+    """The header as it was sent: equal for texts of one signer."""
+    payload: JsonObject = field(repr=False)
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm, which is on the list."""
+        return str(self.header["alg"])
+
+
+def parse_signed(text: str, *, brings_key: bool = False) -> SignedText:
+    """Parse a signed text; `brings_key`: it must have its public key in the header `jwk`, which is refused otherwise.
+
+    Raises:
+        InvalidSignature: It has another form, an algorithm that is not on the list, or a header that is refused.
+    """
+    match = _PARTS.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise InvalidSignature("it is no signed JWT")
+    header = _parse_part(match[1])
+    if header.get("alg") not in ALGORITHMS:
+        raise InvalidSignature("its algorithm is not accepted")
+    if any(name in header for name in _REFUSED_HEADERS):
+        raise InvalidSignature("it has a header that is not accepted")
+    if ("jwk" in header) != brings_key:
+        raise InvalidSignature("it has no key" if brings_key else "it brings a key of its own")
+    return SignedText(text, header, match[1], _parse_part(match[2]))
+
+
+def _parse_part(part: str) -> JsonObject:
+    """Decode a part; duplicate names are refused, since two readers could disagree on which one counts."""
+
+    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            raise ValueError("a name occurs twice")
+        return members
+
+    try:
+        value = json.loads(_decode_part(part).decode("utf-8"), object_pairs_hook=build, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise InvalidSignature("it is no signed JWT") from None
+    if not is_json_object(value):
+        raise InvalidSignature("it is no signed JWT")
+    return value
+
+
+def _decode_part(part: str) -> bytes:
+    return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(name)
+
+
+def import_key(jwk: JsonObject) -> Key | None:
+    """Import a public key of a JWK (RFC 7517); None if it is private, symmetric, too short or of another use."""
+    from joserfc.errors import JoseError  # noqa: PLC0415 — loads the cryptography, for hosts with access tokens
+    from joserfc.jwk import import_key as import_any_key  # noqa: PLC0415 — as above
+
+    is_usable = jwk.get("use", "sig") == "sig" and jwk.get("kty") in {"RSA", "EC", "OKP"}
+    if not is_usable or _PRIVATE_MEMBERS & jwk.keys():
+        return None
+    operations = jwk.get("key_ops")
+    if isinstance(operations, list) and "verify" not in operations:
+        return None
+    modulus = jwk.get("n")
+    if jwk["kty"] == "RSA" and (not isinstance(modulus, str) or len(modulus) * 3 // 4 < _LEAST_RSA_BYTES):
+        return None
+    try:
+        return import_any_key(cast("dict[str, str | list[str]]", jwk))
+    except (JoseError, ValueError, TypeError, KeyError):
+        return None
+
+
+def is_key_for(jwk: JsonObject, algorithm: str) -> bool:
+    """Tell whether a key may verify signatures of an algorithm: its type, its curve, and its own `alg`."""
+    key_type, curve = ALGORITHMS[algorithm]
+    own = jwk.get("alg", algorithm)
+    return jwk.get("kty") == key_type and (curve is None or jwk.get("crv") == curve) and own == algorithm
+
+
+def verify_signed(signed: SignedText, key: Key) -> None:
+    """Verify the signature with a key that fits its algorithm.
+
+    Raises:
+        InvalidSignature: It is not the signature of this key.
+    """
+    from joserfc.errors import JoseError  # noqa: PLC0415 — loads the cryptography, for hosts with access tokens
+    from joserfc.jws import JWSRegistry  # noqa: PLC0415 — as above
+
+    # The algorithm itself: the library's functions would parse header and payload a second time.
+    algorithm = JWSRegistry.algorithms[signed.algorithm]
+    data, _, signature = signed.text.rpartition(".")
+    try:
+        is_valid = algorithm.verify(data.encode("ascii"), _decode_part(signature), key)
+    except (JoseError, ValueError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise InvalidSignature("its signature is wrong")

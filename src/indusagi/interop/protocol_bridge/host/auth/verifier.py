@@ -1,0 +1,251 @@
+"""The verifier: from a presented token to the identity of its client.
+
+A token that was verified before is found by its digest until it expires; the signature of another one is verified with
+the issuer's cached keys. Both happen at once, in the event loop. Only a token with an unknown key, and one that has to
+be introspected, waits for the issuer, which is asked a bounded number of times whatever clients send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import anyio
+
+from indusagi.core.faults import Note
+from indusagi.core.time import SYSTEM_CLOCK
+from indusagi.interop.protocol_bridge.host.auth.issuer import IssuerClient
+from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofChecker
+from indusagi.interop.protocol_bridge.host.auth.settings import IssuerError, TokenRefusal
+from indusagi.interop.protocol_bridge.host.auth.signatures import InvalidSignature, parse_signed, verify_signed
+from indusagi.interop.protocol_bridge.host.auth.tokens import check_claims, check_type
+
+if TYPE_CHECKING:
+    from indusagi.core.time import Clock
+    from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
+    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource
+    from indusagi.interop.protocol_bridge.host.auth.settings import IntrospectionClient, ResourceSettings
+    from indusagi.interop.protocol_bridge.host.auth.signatures import SignedText
+    from indusagi.interop.protocol_bridge.host.auth.tokens import AccessToken
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+
+_VERIFIED_TOKENS = 4_096
+_IDENTITIES = 4_096
+_RETRY_S = 5.0
+"""The shortest time between two attempts while there are no keys at all."""
+_INTROSPECTIONS = 32
+"""Requests for introspection that may wait for the issuer at once."""
+_LONGEST_KEY_ID = 256
+
+
+class IssuerKeys:
+    """The keys of an issuer, cached; fetched again from time to time, and for an unknown key within limits."""
+
+    def __init__(self, settings: ResourceSettings, client: IssuerClient) -> None:
+        self.keys: KeySet | None = None
+        self.failure = "it was not reached yet"
+        """Why the last fetch failed; empty after one that did not."""
+        self._settings = settings
+        self._client = client
+        self._lock = anyio.Lock()
+        self._fetched_at = 0.0
+        self._tried_at = -float("inf")
+
+    def drop_stale(self) -> None:
+        """Drop keys that could not be fetched again for too long: the issuer may have withdrawn them."""
+        if self.keys is not None and asyncio.get_running_loop().time() - self._fetched_at > self._settings.stale_s:
+            self.keys = None
+
+    async def fetch(self, *, is_forced: bool = False) -> None:
+        """Fetch the keys, unless that was tried a short time ago; several callers share one fetch."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            pause_s = self._settings.refetch_s
+            if self.keys is None:
+                pause_s = min(pause_s, _RETRY_S)
+            if not is_forced and loop.time() - self._tried_at < pause_s:
+                return
+            self._tried_at = loop.time()
+            try:
+                fetched = await self._client.fetch_keys()
+            except IssuerError as exc:
+                self.failure = str(exc)
+                return
+            self.failure, self._fetched_at = "", loop.time()
+            if self.keys is None or self.keys.rows != fetched.rows:
+                self.keys = fetched  # tokens that were verified with the former keys are verified again
+
+
+class TokenVerifier:
+    """Verifies the access tokens of requests."""
+
+    def __init__(self, settings: ResourceSettings, resource: ProtectedResource, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.nonces = NonceSource() if settings.requires_nonce else None
+        self.proofs = ProofChecker(settings.leeway_s, self.nonces)
+        self._settings = settings
+        self._resource = resource
+        self._clock = clock
+        self._client = IssuerClient(settings)
+        self._issuer_keys = IssuerKeys(settings, self._client)
+        self._verified: OrderedDict[bytes, tuple[AccessToken, KeySet | None, float]] = OrderedDict()
+        """Tokens by digest, with the keys they were verified with and the end of that knowledge."""
+        self._identities: OrderedDict[ClientIdentity, None] = OrderedDict()
+        """Principals and clients that were reported."""
+        self._introspecting = 0
+
+    @property
+    def now(self) -> float:
+        """The seconds since 1970."""
+        return self._clock.now_ms() / 1000
+
+    async def watch(self) -> None:
+        """Fetch metadata and keys at once, then from time to time; runs until cancelled."""
+        reported = ""
+        while True:
+            failure = await self._refresh()
+            if failure and failure != reported and self._settings.on_note is not None:
+                remedy = "requests with a token get 503 meanwhile; it is tried again"
+                self._settings.on_note(Note(f"issuer {self._settings.issuer}", failure, remedy))
+            reported = failure
+            await anyio.sleep(self._settings.refetch_s if failure else self._settings.refresh_s)
+
+    async def _refresh(self) -> str:
+        """Fetch what changes; return why that failed."""
+        if self._settings.introspection is None:
+            await self._issuer_keys.fetch(is_forced=True)
+            return self._issuer_keys.failure
+        try:
+            await self._client.fetch_metadata()
+        except IssuerError as exc:
+            return str(exc)
+        return ""
+
+    def check_known(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity | None:
+        """Check a token without waiting; None if the issuer has to be asked first.
+
+        Raises:
+            TokenRefusal: It is refused.
+            ProofLimitError: The client has sent too many proofs.
+        """
+        token = self._find_verified(presented.token)
+        if token is None and self._settings.introspection is None:
+            token = self._verify_known(presented.token)
+        return None if token is None else self._check_use(token, presented, method, path)
+
+    async def check(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
+        """Check a token; the issuer is asked if it must be.
+
+        Raises:
+            TokenRefusal: It is refused, or the issuer does not answer (`unavailable`).
+            ProofLimitError: The client has sent too many proofs.
+        """
+        client = self._settings.introspection
+        if client is not None:
+            return self._check_use(await self._introspect(presented.token, client), presented, method, path)
+        await self._issuer_keys.fetch()
+        if self._issuer_keys.keys is None:
+            raise TokenRefusal("unavailable", "the keys of the issuer cannot be fetched at the moment")
+        token = self._verify_known(presented.token)
+        if token is None:
+            raise TokenRefusal("invalid_token", "the issuer has no such key (kid)")
+        return self._check_use(token, presented, method, path)
+
+    # -- tokens ---------------------------------------------------------------------------------
+
+    def _find_verified(self, text: str) -> AccessToken | None:
+        """Find a token that was verified with the present keys."""
+        digest = hashlib.sha256(text.encode("ascii")).digest()
+        known = self._verified.get(digest)
+        if known is None:
+            return None
+        token, keys, known_until = known
+        self._issuer_keys.drop_stale()
+        now = self.now
+        if keys is not self._issuer_keys.keys or known_until <= now:
+            del self._verified[digest]
+            return None
+        if token.expires_at + self._settings.leeway_s <= now:
+            raise TokenRefusal("invalid_token", "it has expired (exp)")
+        self._verified.move_to_end(digest)
+        return token
+
+    def _remember(self, text: str, token: AccessToken, known_s: float) -> None:
+        digest = hashlib.sha256(text.encode("ascii")).digest()
+        known_until = min(self.now + known_s, token.expires_at + self._settings.leeway_s)
+        self._verified[digest] = token, self._issuer_keys.keys, known_until
+        if len(self._verified) > _VERIFIED_TOKENS:
+            self._verified.popitem(last=False)
+
+    def _verify_known(self, text: str) -> AccessToken | None:
+        """Verify a JWT with the cached keys; None if they have no key for it."""
+        signed = self._parse(text)
+        self._issuer_keys.drop_stale()
+        keys, key_id = self._issuer_keys.keys, signed.header.get("kid")
+        if key_id is not None and (not isinstance(key_id, str) or len(key_id) > _LONGEST_KEY_ID):
+            raise TokenRefusal("invalid_token", "its key has no usable name (kid)")
+        key = None if keys is None else keys.find(key_id, signed.algorithm)
+        if key is None:
+            # A token with another issuer's claims is refused without a request to ours.
+            self._check_claims(signed)
+            return None
+        try:
+            verify_signed(signed, key)
+        except InvalidSignature as exc:
+            raise TokenRefusal("invalid_token", str(exc)) from None
+        token = self._check_claims(signed)
+        self._remember(text, token, self._settings.stale_s)
+        return token
+
+    def _parse(self, text: str) -> SignedText:
+        try:
+            signed = parse_signed(text)
+        except InvalidSignature as exc:
+            raise TokenRefusal("invalid_token", str(exc)) from None
+        check_type(signed, self._settings)
+        return signed
+
+    def _check_claims(self, signed: SignedText) -> AccessToken:
+        audiences = self._resource.audiences
+        return check_claims(signed.payload, self._settings, audiences, self.now, is_introspected=False)
+
+    async def _introspect(self, text: str, client: IntrospectionClient) -> AccessToken:
+        if self._introspecting >= _INTROSPECTIONS:
+            raise TokenRefusal("unavailable", "too many tokens wait for the issuer")
+        self._introspecting += 1
+        try:
+            answer = await self._client.introspect(text, client)
+        except IssuerError:
+            raise TokenRefusal("unavailable", "the issuer does not answer at the moment") from None
+        finally:
+            self._introspecting -= 1
+        if answer.get("active") is not True:
+            raise TokenRefusal("invalid_token", "it is not active")
+        token = check_claims(answer, self._settings, self._resource.audiences, self.now, is_introspected=True)
+        self._remember(text, token, self._settings.introspected_s)
+        return token
+
+    # -- use ------------------------------------------------------------------------------------
+
+    def _check_use(self, token: AccessToken, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
+        """Check that a valid token is used by its owner, and that it has a scope of this kind of server."""
+        bound_to = token.thumbprint
+        if bound_to is None and (presented.is_dpop or self._settings.requires_dpop):
+            raise TokenRefusal("invalid_token", "it is not bound to a key (cnf)")
+        if bound_to is not None:
+            if not presented.is_dpop:
+                # https://www.rfc-editor.org/rfc/rfc9449#section-7.2
+                raise TokenRefusal("invalid_token", "it is bound to a key: use the scheme DPoP")
+            url = self._resource.build_url(path)
+            self.proofs.check(presented.proofs, presented.token, bound_to, method, url, self.now)
+        identity = token.identity
+        if not identity.has_any_scope:
+            raise TokenRefusal("insufficient_scope", "it has no scope of this server")
+        if identity not in self._identities:
+            self._identities[identity] = None
+            if len(self._identities) > _IDENTITIES:
+                self._identities.popitem(last=False)
+            if self._settings.on_identity is not None:
+                self._settings.on_identity(identity)
+        return identity
