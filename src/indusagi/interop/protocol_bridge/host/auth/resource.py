@@ -105,9 +105,8 @@ class ProtectedResource:
         if refusal.error:
             values |= {"error": refusal.error, "error_description": _UNQUOTABLE.sub("?", str(refusal))}
         parameters = ", ".join(f'{name}="{_UNQUOTABLE.sub("", value)}"' for name, value in values.items())
-        bound = f'DPoP {parameters}, algs="{" ".join(ALGORITHMS)}"'
         if refusal.error in _DPOP_ERRORS or self._settings.requires_dpop:
-            challenges = [bound]
+            challenge = f'DPoP {parameters}, algs="{" ".join(ALGORITHMS)}"'
         else:
-            challenges = [f"Bearer {parameters}", *([bound] if status == 401 else [])]
-        return status, [(b"www-authenticate", challenge.encode("ascii")) for challenge in challenges]
+            challenge = f"Bearer {parameters}"
+        return status, [(b"www-authenticate", challenge.encode("ascii"))]

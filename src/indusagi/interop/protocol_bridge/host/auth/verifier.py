@@ -35,6 +35,7 @@ _VERIFIED_TOKENS = 4_096
 _IDENTITIES = 4_096
 _RETRY_S = 5.0
 """The shortest time between two attempts while there are no keys at all."""
+_SHORTEST_PAUSE_S = 1.0
 _INTROSPECTIONS = 32
 """Requests for introspection that may wait for the issuer at once."""
 _LONGEST_KEY_ID = 256
@@ -109,7 +110,8 @@ class TokenVerifier:
                 remedy = "requests with a token get 503 meanwhile; it is tried again"
                 self._settings.on_note(Note(f"issuer {self._settings.issuer}", failure, remedy))
             reported = failure
-            await anyio.sleep(self._settings.refetch_s if failure else self._settings.refresh_s)
+            pause_s = self._settings.refetch_s if failure else self._settings.refresh_s
+            await anyio.sleep(max(pause_s, _SHORTEST_PAUSE_S))
 
     async def _refresh(self) -> str:
         """Fetch what changes; return why that failed."""
