@@ -3,8 +3,8 @@
 A sample of mutants is drawn at random (`--seed`) over all functions of `src`: a comparison, a boolean operator, a
 number, a condition or a returned value is changed, or a call whose value is unused is removed. The tests of the
 changed module run in a copy of the repository: first the test files that import the module and the mirrored file, then
-the mirrored folder. A mutant that all of them accept has survived. Exit code 1 if fewer than `--least` percent are
-noticed.
+the mirrored folder, then the test files of the modules that import it. A mutant that all of them accept has survived.
+Exit code 1 if fewer than `--least` percent are noticed.
 """
 
 from __future__ import annotations
@@ -145,6 +145,11 @@ def find_tests(mutant: Mutant) -> Iterator[list[str]]:
         folder = folder.parent
     if folder != Path("tests"):
         yield [str(folder)]
+    users = [path for path in (ROOT / "src").rglob("*.py") if _imports(path, module)]
+    names = [".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__") for path in users]
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if any(_imports(path, name) for name in names)]
+    if tests:
+        yield sorted(str(path.relative_to(ROOT)) for path in tests)
 
 
 def _imports(path: Path, module: str) -> bool:

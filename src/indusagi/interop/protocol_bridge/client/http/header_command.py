@@ -72,7 +72,7 @@ class HeaderCommand:
         """Do nothing: a run belongs to its request."""
 
     async def _run(self) -> dict[str, str]:
-        output = _Output()
+        output = _CommandOutput()
         child = ChildProcess(output)
         own = {"INDUS_SERVER": self._server, "INDUS_SERVER_URL": self._url}
         owner = f"the header command of server {self._server!r}"
@@ -107,7 +107,7 @@ def _parse_headers(data: bytes) -> dict[str, str] | None:
     return headers if is_valid and len(headers) == len(document) else None
 
 
-class _Output:
+class _CommandOutput:
     """The standard output of a command, bounded; standard error is dropped."""
 
     def __init__(self) -> None:
