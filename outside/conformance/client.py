@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
-from indusagi.interop import ProtocolFault, StreamableHttpServerConfig, create_server_endpoint
+from indusagi.interop import ProtocolFault, ServerLimits, StreamableHttpServerConfig, create_server_endpoint
 from outside.conformance.signing_in import sign_in_for
 from outside.host import agreeable, fill_command
 from outside.say import complain
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
     from indusagi.interop import RemoteTool, ServerEndpointImpl
 
+_SIGN_IN_S = 50.0
+
 
 async def main(url: str, scenario: str, context: JsonValue) -> int:
     """Go through a scenario and return the exit code."""
     auth = sign_in_for(scenario, context) if scenario.startswith("auth/") else None
-    endpoint = create_server_endpoint(StreamableHttpServerConfig("judge", url, auth=auth), handlers=agreeable())
+    # A person signs in while the connection is made.
+    limits = ServerLimits() if auth is None else ServerLimits(connect_s=_SIGN_IN_S)
+    config = StreamableHttpServerConfig("judge", url, auth=auth, limits=limits)
+    endpoint = create_server_endpoint(config, handlers=agreeable())
     try:
         await endpoint.open()
         complain(f"speaks {endpoint.facts}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -621,7 +622,9 @@ def test_consent_is_given_to_names_and_values_come_later(tmp_path: Path) -> None
         f"server 'r' of {file} (claude-code): not started: the variable HOST is not set"
     ]
     resolved, notes = resolve_rows([r], {"HOST": "h", "TOKEN": "t"})
-    assert resolved["r"] == StreamableHttpServerConfig("r", "https://h/mcp", {"K": "t"})
+    remote = resolved["r"]
+    assert isinstance(remote, StreamableHttpServerConfig)
+    assert replace(remote, auth=None) == StreamableHttpServerConfig("r", "https://h/mcp", {"K": "t"})
 
 
 def test_variables_that_are_handed_on_by_name_get_their_values(tmp_path: Path) -> None:

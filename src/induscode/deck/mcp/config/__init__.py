@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig
 from induscode.deck.mcp.config.dialects import Dialect, detect_dialect
 from induscode.deck.mcp.config.expansion import UnresolvedVariableError
 from induscode.deck.mcp.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
@@ -114,9 +113,13 @@ def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Colle
             rival = kept.get(row.id)
             if rival is None:
                 kept[row.id] = row
-            elif rival.config != row.config or rival.origin.scope != row.origin.scope:
+            elif not _is_same(rival, row) or rival.origin.scope != row.origin.scope:
                 notes.extend(_choose(kept, rival, row))
     return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
+
+
+def _is_same(row: ServerRow, other: ServerRow) -> bool:
+    return (row.config, row.auth) == (other.config, other.auth)
 
 
 def _choose(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
@@ -124,7 +127,7 @@ def _choose(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Ite
     stronger = row.origin.scope != "project" and rival.origin.scope == "project"
     winner, loser = (row, rival) if stronger else (rival, row)
     kept[row.id] = winner
-    if winner.config != loser.config:
+    if not _is_same(winner, loser):
         yield Note(
             f"server {row.id!r} of {loser.origin}",
             f"left out: {winner.origin.file} has a server of this name",
@@ -237,24 +240,12 @@ def _name_owner(number: int, identity: str, origin: Origin) -> str:
 def resolve_rows(
     rows: Iterable[ServerRow], environ: Mapping[str, str]
 ) -> tuple[Mapping[str, ServerConfig], Sequence[Note]]:
-    """Resolve the variables of rows; a row with a variable without value is left out with a note.
-
-    A server behind a URL is signed in to, if it wants that, with the sign-ins of this user.
-    """
+    """Resolve the variables of rows; a row with a variable without value is left out with a note."""
     resolved: dict[str, ServerConfig] = {}
     notes: list[Note] = []
     for row in rows:
         try:
-            resolved[row.id] = _add_sign_in(row.resolve(environ))
+            resolved[row.id] = row.resolve(environ)
         except UnresolvedVariableError as exc:
             notes.append(Note(f"server {row.id!r} of {row.origin}", f"not started: {exc}"))
     return resolved, notes
-
-
-def _add_sign_in(config: ServerConfig) -> ServerConfig:
-    if isinstance(config, StdioServerConfig) or config.auth is not None:
-        return config
-    from indusagi.interop.auth.contract import AuthSettings, ServerAuth  # noqa: PLC0415 — for servers behind a URL
-    from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for servers behind a URL
-
-    return replace(config, auth=ServerAuth(settings=AuthSettings(), store=CredentialFiles()))

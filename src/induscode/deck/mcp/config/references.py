@@ -17,6 +17,7 @@ from dataclasses import replace
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from induscode.deck.mcp.config.auth_fields import iter_auth_texts
 from induscode.deck.mcp.config.expansion import Expansion, parse_reference, reference_pattern
 from induscode.deck.mcp.config.rows import ServerRow
 from induscode.deck.mcp.redaction import REDACTED, hide_shapes
@@ -102,6 +103,9 @@ def _find(row: ServerRow) -> Iterator[Reference]:
         yield from _references(text, rule, f"header {quote(name)}", host)
     if config.proxy:
         yield from _url_references(config.proxy, rule, "the proxy")
+    for place, text in iter_auth_texts(row.auth or {}):
+        # The server names its issuer itself: what is sent there may reach any address.
+        yield from _references(text, rule, f"{quote(place)} of its auth", f"{host}, or an issuer that it names,")
 
 
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:

@@ -14,6 +14,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
+from induscode.deck.mcp.config.auth_fields import build_auth_settings, normalize_auth
 from induscode.deck.mcp.config.expansion import ExpansionContext, expand
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class ServerRow:
     """When to start it; None: the default of the session."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables that are passed to the server."""
+    auth: JsonObject | None = None
+    """How the server is signed in to; None: as it asks, and an empty object: not at all."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """Fields that were left out, with the reason."""
 
@@ -66,6 +69,8 @@ class ServerRow:
 
     def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
         """Return the configuration with the values of its variables.
+
+        A server behind a URL is signed in to with the sign-ins of this user, if it wants that.
 
         Raises:
             UnresolvedVariableError: A variable has no value.
@@ -89,7 +94,16 @@ class ServerRow:
                 cwd=None if config.cwd is None else value(config.cwd),
             )
         proxy = None if config.proxy is None else value(config.proxy)
-        return replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
+        resolved = replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
+        if self.auth == {}:
+            return resolved
+        # Late: only for servers behind a URL.
+        from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415
+        from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415
+
+        return replace(
+            resolved, auth=ServerAuth(settings=build_auth_settings(self.auth or {}, value), store=CredentialFiles())
+        )
 
 
 def find_project_dir(origin: Origin) -> str:
@@ -143,6 +157,7 @@ def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expa
         raise InvalidRowError("it has no name")
     reader = _RowParser({_CAMEL.get(key, key): value for key, value in row.items()})
     config = reader.config(identity)
+    auth = None if isinstance(config, StdioServerConfig) else normalize_auth(reader.row, reader.remarks)
     return ServerRow(
         config,
         origin,
@@ -150,6 +165,7 @@ def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expa
         required=reader.row.get("required") is True,
         start=reader.start(),
         secrets=tuple(reader.strings("env_vars") or ()),
+        auth=auth,
         remarks=tuple(reader.remarks),
     )
 

@@ -18,6 +18,7 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from induscode.deck.mcp.config.auth_fields import format_auth
 from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import ServerRow
 
@@ -61,6 +62,8 @@ def consent_facts(row: ServerRow) -> JsonObject:
     The literal value of a header may change; a reference in it may not, and a literal text may not become a reference.
     """
     facts = server_facts(row.config)
+    if row.auth is not None:
+        facts["auth"] = row.auth
     references: list[JsonValue] = [[reference.place, reference.written] for reference in find_references(row)]
     return {**facts, "references": references} if references else facts
 
@@ -187,7 +190,12 @@ def _lines(row: ServerRow) -> list[str]:
         return [f"command: {quote(config.command)}", *argv, *cwd, *env]
     headers = [line("header", name, value) for name, value in config.headers.items()]
     proxy = [f"proxy: {quote(show_url(config.proxy, rule))}"] if config.proxy else []
-    return [f"address: {quote(show_url(config.url, rule))}", *proxy, *headers]
+    auth = row.auth or {}
+    signing_in = [
+        f"sign-in, {name}: " + ("(a value is set)" if (shown := format_auth(name, value)) is None else quote(shown))
+        for name, value in auth.items()
+    ]
+    return [f"address: {quote(show_url(config.url, rule))}", *proxy, *headers, *signing_in]
 
 
 def _warnings(row: ServerRow) -> tuple[str, ...]:
@@ -195,7 +203,9 @@ def _warnings(row: ServerRow) -> tuple[str, ...]:
     disclosed = [reference.warning for reference in find_references(row) if reference.looks_secret]
     if not isinstance(config, StdioServerConfig):
         encrypted = config.url.lower().startswith("https://")
-        return (*disclosed, *([] if encrypted else ["The address is not encrypted."]))
+        runs = "It runs a command on this machine, whose output is sent to the server."
+        command = [runs] if row.auth is not None and "header_command" in row.auth else []
+        return (*disclosed, *command, *([] if encrypted else ["The address is not encrypted."]))
     code = [
         f"The variable {name} can change which code runs."
         for name in config.env
