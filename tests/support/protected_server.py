@@ -37,6 +37,8 @@ class ProtectedServer:
     issuer: str = ""
     url: str = ""
     scopes: str = "read"
+    open_methods: set[str] = field(default_factory=set[str])
+    """Answered without a token."""
     refused: int = 0
     calls: list[str] = field(default_factory=list[str])
     """The methods of accepted requests."""
@@ -50,7 +52,8 @@ class ProtectedServer:
         async def answer(request: Request) -> Response:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             person = self.find_person(token) if scheme == "Bearer" else None
-            if person is None:
+            method = (await request.json())["method"] if request.method == "POST" else ""
+            if person is None and method not in self.open_methods:
                 self.refused += 1
                 where = urljoin(self.url, "/.well-known/oauth-protected-resource/mcp")
                 error = ', error="invalid_token"' if token else ""
@@ -69,7 +72,7 @@ class ProtectedServer:
                     "serverInfo": {"name": "protected", "version": "1"},
                 },
                 "tools/list": {"tools": [TOOL]},
-                "tools/call": {"content": [{"type": "text", "text": person}]},
+                "tools/call": {"content": [{"type": "text", "text": person or ""}]},
                 "ping": {},
             }
             reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}

@@ -205,7 +205,7 @@ class CredentialFiles:
     def _put(self, owner: str, secret: str) -> tuple[VaultKind, str]:
         """Keep a secret in the first vault that takes it."""
         keyring = self._get_keyring()
-        reason = "there is no keyring: pip install 'indus-deck[keyring]' uses the one of your desktop"
+        reason = "no keyring of the operating system can be used (pip install 'indus-deck[keyring]')"
         if keyring is not None:
             try:
                 return keyring.kind, keyring.put(owner, secret)

@@ -99,7 +99,9 @@ def build_client_authentication(client: TokenClient) -> tuple[dict[str, str], di
     if method == "client_secret_post":
         return {}, {"client_id": client_id, "client_secret": secret}
     pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
-    return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode('ascii')}"}, {}
+    # The id is no secret, and the SDK's authorization server looks for it in the form alone.
+    headers = {"authorization": f"Basic {base64.b64encode(pair.encode()).decode('ascii')}"}
+    return headers, {"client_id": client_id}
 
 
 def choose_auth_method(settings: AuthSettings, supported: tuple[str, ...], *, has_secret: bool) -> AuthMethod:

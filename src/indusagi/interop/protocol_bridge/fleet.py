@@ -368,7 +368,8 @@ class _ServerSupervisor:
             while True:
                 started_at = loop.time()
                 await self._open()
-                self.settled.set()
+                if not needs_sign_in(self.endpoint.status().fault):
+                    self.settled.set()
                 await self.endpoint.wait_closed()
                 status, up_s = self.endpoint.status(), loop.time() - started_at
                 self._last_fault = status.fault
