@@ -114,16 +114,20 @@ async def test_a_browser_signs_in_and_the_server_answers() -> None:
         assert site.issuer.requests == [("register", 201), ("authorization_code", 200)]
 
 
-async def test_the_authorization_server_of_the_sdk_signs_in_too() -> None:
+# The SDK's revocation endpoint refuses a client that sends its secret by Basic authentication.
+@pytest.mark.parametrize(("method", "is_confirmed"), [(None, False), ("client_secret_post", True)])
+async def test_the_authorization_server_of_the_sdk_signs_in_too(method: str | None, is_confirmed: bool) -> None:
     async with sdk_site() as (issuer, server):
-        config = configure(server.url)
+        config = configure(server.url, auth_method=method)
         await sign_in(config)
         assert await ask_who(config) == GRACE
         issuer.access_tokens.clear()
         assert await ask_who(config) == GRACE
         assert issuer.refreshes == 1
-        assert await sign_out_of_server(config)
-        assert not issuer.refresh_tokens
+        assert await sign_out_of_server(config) is is_confirmed
+        assert bool(issuer.refresh_tokens) is not is_confirmed
+        with pytest.raises(ProtocolFault, match="needs a sign-in"):
+            await ask_who(config)
 
 
 async def test_another_device_signs_in() -> None:
