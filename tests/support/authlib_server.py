@@ -159,7 +159,9 @@ class AuthlibServer:
     fail_with: int = 0
     """The status with which the token endpoint fails."""
     pause: str = ""
-    """`before` or `after`: token requests wait for `resume` before they are judged, or before their answer is sent."""
+    """`before` or `after`: token requests wait for `resume` before they are judged, or before their answer is sent.
+
+    A request whose client has gone before is never judged."""
     reached: anyio.Event = field(default_factory=anyio.Event)
     resume: anyio.Event = field(default_factory=anyio.Event)
     key: ECKey = field(default_factory=lambda: ECKey.generate_key("P-256", {"kid": "k1"}))
@@ -232,6 +234,8 @@ class AuthlibServer:
             form = dict(await request.form())
             if self.pause == "before":
                 await self._stop()
+                if await request.is_disconnected():
+                    return Response(status_code=499)
             if self.fail_with:
                 answer: Response = JSONResponse({"error": "temporarily_unavailable"}, self.fail_with)
             else:
