@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
+from tests.support.authlib_server import PERSON
 from tests.support.scripts import unmeasured
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class RaceReport:
 
 @asynccontextmanager
 async def started_worker(url: str) -> AsyncGenerator[Worker]:
-    """Start a process that writes `ready` when it is connected, and end it when the block is left."""
+    """Start a process that calls the server at once, and end it when the block is left."""
     command = [sys.executable, "-m", "tests.support.refresh_worker", url]
     async with await anyio.open_process(command, stdin=PIPE, stderr=DEVNULL, cwd=_ROOT, env=unmeasured()) as process:
         assert process.stdout is not None
@@ -71,11 +72,11 @@ async def run_race(site: Site, processes: int, rounds: int) -> RaceReport:
         openings = [started_worker(site.server.url) for _ in range(processes)]
         workers = [await stack.enter_async_context(opening) for opening in openings]
         for worker in workers:
-            assert await worker.read() == "ready"
+            assert PERSON in await worker.read()
 
         async def call(worker: Worker) -> None:
             answer = await worker.ask()
-            if "ada@example.org" not in answer:
+            if PERSON not in answer:
                 report.faults.append(answer)
 
         for _ in range(rounds):
@@ -92,7 +93,7 @@ async def kill_in_refresh(site: Site, *, pause: Literal["before", "after"]) -> N
     """Kill a process (SIGKILL) while its refresh is at the issuer: before it is judged, or before it is answered."""
     issuer = site.issuer
     async with started_worker(site.server.url) as worker:
-        assert await worker.read() == "ready"
+        assert PERSON in await worker.read()
         issuer.expire_access()
         issuer.pause, issuer.reached, issuer.resume = pause, anyio.Event(), anyio.Event()
         assert worker.process.stdin is not None
