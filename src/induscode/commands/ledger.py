@@ -140,7 +140,7 @@ def _format_subject(row: Row) -> str:
         return f"turn {facts.get('turn')}"
     if row.op == "retire":
         return str(facts.get("key", ""))[:_SHOWN_KEY]
-    named = facts.get("name")
+    named = facts.get("principal" if row.op == "client" else "name")
     if isinstance(named, str):
         return named
     tool = f"/{facts['tool']}" if "tool" in facts else ""
@@ -155,6 +155,10 @@ def _format_detail(row: Row) -> str:
         noun = "server" if row.op == "run" else "tool"
         named = facts.get(f"{noun}s")
         return format_count(len(named), noun) if isinstance(named, list) else ""
+    if row.op == "client":
+        scopes = facts.get("scopes")
+        granted = " ".join(map(str, scopes)) if isinstance(scopes, list) else ""
+        return f"{facts.get('client', '')}: {granted}"
     if row.op in {"enroll", "pin"}:
         return str(facts.get("key", facts.get("pin", "")))[:_SHOWN_KEY]
     return f"{facts.get('subject', '')} {facts.get('detail', '')}".strip().partition("\n")[0]

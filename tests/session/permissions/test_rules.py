@@ -27,6 +27,34 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 
+@pytest.mark.parametrize(
+    ("text", "principal", "applies"),
+    [
+        ("github__* @alice", "alice", True),
+        ("github__* @alice", "bob", False),
+        ("github__* @alice", "", False),
+        ("github__* @*", "", False),
+        ("github__* @*@example.org", "bob@example.org", True),
+        ("github__* @*@example.org", "bob@example.org.evil", False),
+        ("github__*", "alice", True),
+    ],
+)
+def test_rule_with_a_principal_holds_for_its_calls_alone(text: str, principal: str, applies: bool) -> None:
+    remote = RemoteToolRef("github", "push")
+    facts = CallFacts(
+        tool="github__push",
+        kind=CallKind.REMOTE,
+        arguments={},
+        workspace="/w",
+        cwd="/w",
+        remote=remote,
+        principal=principal,
+    )
+    for effect, without in ((Effect.DENY, Effect.ASK), (Effect.ALLOW, Effect.ASK)):
+        decision = decide_call(facts, [rule(text, effect)], PolicyContext())
+        assert decision.effect is (effect if applies else without)
+
+
 # -- reading ----------------------------------------------------------------------------------
 
 
@@ -35,6 +63,7 @@ if TYPE_CHECKING:
     [
         "bash", "bash(git status *)", "bash(git status:*)", "bash(*)", "read(src/**)", "*",
         "github__*", "webfetch(domain:example.org)", "write(/etc/x (copy).txt)", " ls ",
+        "ls @alice", "bash(git status *) @*@example.org", "bash(a) @b(c)",
     ],
 )  # fmt: skip
 def test_rule_is_formatted_as_it_was_written(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import get_args
 import click
 
 from induscode.clients import CLIENT_NAMES
+from induscode.commands.serve.auth import AUTH_FLAGS, auth_flags, parse_auth
 from induscode.commands.serve.options import (
     CONNECTIONS,
     DEFAULT_ADDRESS,
@@ -34,6 +35,7 @@ from induscode.launch.options import ProfileChoice, flags, read_invocation
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
 @flags("--model", "--base-url")
+@auth_flags
 @click.command("serve")
 @click.option("--stdio", is_flag=True, help="Serve the client that starts this process (the default).")
 @click.option(
@@ -151,7 +153,8 @@ def command(
     """
     limits = {flag: context.params[key] for key, flag in LIMIT_FLAGS.items()}
     only_http: dict[str, object] = {"--sse": sse, "--no-token": no_token, **limits}
-    only_http |= {"--allowed-host": hosts, "--allowed-origin": origins}
+    only_http |= {"--allowed-host": hosts, "--allowed-origin": origins, "--auth": context.params["auth"]}
+    only_http |= {flag: context.params[key] for key, flag in AUTH_FLAGS.items()}
     if stdio and http is not None:
         raise click.UsageError("--stdio and --http exclude each other", context)
     for flag, value in only_http.items():
@@ -170,6 +173,7 @@ def command(
             connections=connections or CONNECTIONS,
             requests=requests or REQUESTS,
             requests_each=requests_per_token or REQUESTS_PER_TOKEN,
+            auth=parse_auth(context, settings),
         )
     invocation = read_invocation(context)
     if invocation.tools and not is_given(context, "profile"):

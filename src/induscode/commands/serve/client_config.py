@@ -10,6 +10,7 @@ import click
 
 from induscode.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
 from induscode.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
+from induscode.commands.serve.auth import AUTH_FLAGS
 from induscode.commands.serve.options import LIMIT_FLAGS, is_given, is_given_at_any_level
 from induscode.commands.serve.recursion import EVERYWHERE
 from induscode.launch.options import read_invocation
@@ -121,7 +122,11 @@ def _build_address(context: click.Context, settings: HttpSettings, flag: str) ->
     name = f"[{host}]" if ":" in host else host
     path = "/sse" if settings.sse else settings.path
     url = f"http://{name}:{settings.port}{path}"
-    return Address(url=url, with_token=not settings.without_token, sse=settings.sse)
+    auth = settings.auth
+    if auth is not None and auth.public_url is not None:
+        url = auth.public_url
+    # With access tokens the client signs in by itself.
+    return Address(url=url, with_token=auth is None and not settings.without_token, sse=settings.sse)
 
 
 def _format_flags(context: click.Context) -> list[str]:
@@ -155,9 +160,12 @@ def _format_serve_flags(context: click.Context) -> list[str]:
     for key in keys:
         if is_given(context, key):
             words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]
-    for key in ("sse", "no_token"):
+    for key in ("auth", "public_url", "introspect", "requests_per_principal", "rate_per_principal"):
+        if is_given(context, key):
+            words += [AUTH_FLAGS.get(key, f"--{key}"), str(params[key])]
+    for key in ("sse", "no_token", "any_token_type", "require_dpop", "dpop_nonce"):
         words += [f"--{key.replace('_', '-')}"] * bool(params[key])
-    for flag, key in (("--allowed-host", "hosts"), ("--allowed-origin", "origins")):
+    for flag, key in (("--allowed-host", "hosts"), ("--allowed-origin", "origins"), ("--audience", "audiences")):
         for value in params[key]:
             words += [flag, value]
     return words

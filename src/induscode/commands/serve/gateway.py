@@ -26,7 +26,7 @@ from induscode.deck.provision import ToolDeck
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
     from induscode.boot.config_watch import ConsentedRows
     from induscode.boot.session import Session
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
     from induscode.commands.serve.reload import FileWatch
     from induscode.commands.support.permissions import CardChecks
-    from induscode.deck.mcp.boot import BootOptions, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.provision import DeckToolBox
 
@@ -81,6 +82,8 @@ class GatewayBox:
     native: DeckToolBox
     remote: DeckToolBox
     gateway: Gateway
+    servers: Mapping[str, str]
+    """The servers of the tools by name."""
     schemas: Schemas = "raw"
 
     @property
@@ -110,10 +113,37 @@ class GatewayBox:
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
 
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a listed tool; None for a native card, and for a tool that is not called."""
+        return self.servers.get(name)
+
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool is disabled: a call of it is answered with the reason."""
         listed = name in self.remote.runner.cards or name in self.native.runner.cards
         return not listed and self.gateway.is_disabled(name)
+
+
+class ClientRecorder:
+    """Records the principals of clients in the ledger; a client may come before the ledger is open."""
+
+    def __init__(self) -> None:
+        self._bridge: BootedBridge | None = None
+        self._early: list[ClientIdentity] = []
+
+    def open(self, bridge: BootedBridge) -> None:
+        """Record those that came before, and from now on each at once."""
+        self._bridge = bridge
+        early, self._early = self._early, []
+        for identity in early:
+            self.record(identity)
+
+    def record(self, identity: ClientIdentity) -> None:
+        """Record the first request of a principal and client."""
+        if self._bridge is None:
+            self._early.append(identity)
+            return
+        scopes = sorted(identity.scopes or ())
+        self._bridge.journal.record_client(identity.principal, identity.client_id, scopes)
 
 
 class Gateway:
@@ -160,7 +190,8 @@ class Gateway:
         remote = ToolDeck(map(self._checks.remote, grafted), unlimited)
         if addons.intercepts:
             native, remote = native.map_capabilities(addons.wrap), remote.map_capabilities(addons.wrap)
-        self._box = GatewayBox(native.into_tool_box(), remote.into_tool_box(), self, self._context.schemas)
+        servers = {tool.name: tool.ref.server for tool in reversed(live)}
+        self._box = GatewayBox(native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas)
         self._boxed = ledger
         return self._box
 

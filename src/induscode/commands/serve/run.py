@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.config_watch import ConsentedRows, list_config_files
 from induscode.boot.session import open_session
-from induscode.commands.serve.gateway import FIRST_S, Gateway, GatewayContext
+from induscode.commands.serve.gateway import FIRST_S, ClientRecorder, Gateway, GatewayContext
 from induscode.commands.serve.process import handle_signals, non_blocking_stderr
 from induscode.commands.serve.recursion import (
     EVERYWHERE,
@@ -46,13 +46,14 @@ from induscode.session.contract import ExitCode
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ToolBox
     from induscode.commands.serve.options import ServeOptions
     from induscode.commands.serve.process import SignalState
@@ -128,7 +129,9 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     def box() -> ToolBox:
         return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
 
+    clients = ClientRecorder()
     host = create_provider_host(box, context.info, ready=ready)
+    settings = _report_auth(options.settings, clients.record)
     following = anyio.CancelScope()
     what = f"as {context.info.name!r}"
     codes: list[int] = []
@@ -137,7 +140,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
 
         async def serve() -> None:
-            codes.append(await _serve(host, options.settings, signals, what, up))
+            codes.append(await _serve(host, settings, signals, what, up))
             following.cancel()
 
         tasks.start_soon(serve)
@@ -145,6 +148,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
             gateway = await _open_gateway(stack, invocation, options, plan, context, signals)
             if gateway is not None:
                 gateways.append(gateway)
+                clients.open(gateway.session.mcp)
                 _announce_stdio(options.settings, what)
                 with following:
                     codes.extend(await _follow_servers(gateway, host, signals, up, ready))
@@ -159,6 +163,15 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     if failures:
         raise failures[0]
     return next((code for code in codes if code), 0) or signals.code
+
+
+def _report_auth(
+    settings: HttpSettings | None, on_identity: Callable[[ClientIdentity], None] | None = None
+) -> HttpSettings | None:
+    """Have the host report clients, and print why the issuer of their tokens cannot be used."""
+    if settings is None or settings.auth is None:
+        return settings
+    return replace(settings, auth=replace(settings.auth, on_identity=on_identity, on_note=print_status))
 
 
 async def _open_gateway(
@@ -252,7 +265,9 @@ async def _serve(host: Host, settings: HttpSettings | None, signals: SignalState
                 print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
             if settings.sse:
                 print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
-            if serving.token_path is None:
+            if settings.auth is not None:
+                print_status(f"clients need an access token of {settings.auth.issuer}")
+            elif serving.token_path is None:
                 print_status("no token is asked: every program of this machine can call these tools")
             elif serving.token_is_new:
                 print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
@@ -294,5 +309,5 @@ async def _serve_relay(config: ServerConfig, options: ServeOptions) -> int:
         host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
         _announce_stdio(options.settings, what)
-        code = await _serve(host, options.settings, signals, what, anyio.Event())
+        code = await _serve(host, _report_auth(options.settings), signals, what, anyio.Event())
     return code or signals.code

@@ -99,6 +99,8 @@ class CallFacts:
     pin: str | None = None
     sandbox: SandboxState | None = None
     """The sandbox of a command; None without a command, or if the shell has no sandbox state."""
+    principal: str = ""
+    """Who calls, as a gateway with access tokens knows it; empty elsewhere."""
 
     @property
     def is_discovery(self) -> bool:
@@ -169,7 +171,17 @@ async def gather_facts(
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
     name = card.name
     kind = _find_kind(card, arguments)
-    facts = CallFacts(tool=name, kind=kind, arguments=arguments, workspace=workspace, cwd=ctx.cwd)
+    from indusagi.interop.protocol_bridge.client.handlers import current_caller  # noqa: PLC0415 — a call that is checked
+
+    caller = current_caller.get()
+    facts = CallFacts(
+        tool=name,
+        kind=kind,
+        arguments=arguments,
+        workspace=workspace,
+        cwd=ctx.cwd,
+        principal="" if caller is None else caller.principal,
+    )
     if kind is CallKind.REMOTE:
         for layer in iter_layers(card):
             ref = getattr(layer, "ref", None)

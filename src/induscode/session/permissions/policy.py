@@ -32,7 +32,7 @@ from induscode.session.permissions.patterns import (
     names_exactly,
     parse_host,
 )
-from induscode.session.permissions.rules import Effect, Rule
+from induscode.session.permissions.rules import Effect, Rule, match_glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -162,6 +162,8 @@ def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
     if rule.server is not None and rule.server != facts.server:
         return False
     if rule.effect is Effect.ALLOW and rule.pin not in {None, facts.pin}:
+        return False
+    if rule.principal is not None and not (facts.principal and match_glob(rule.principal, facts.principal)):
         return False
     if _names_tool(rule, facts):
         return True

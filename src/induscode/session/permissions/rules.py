@@ -1,4 +1,6 @@
-"""Permission rules: `tool` or `tool(specifier)` with an effect, an origin and a scope.
+"""Permission rules: `tool` or `tool(specifier)`, with ` @principal` where it is about one client of a gateway.
+
+Each has an effect, an origin and a scope.
 
 A deny or ask rule that cannot be parsed becomes a rule that asks about everything: a typing error never lets a call
 run that a rule was meant to stop.
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
 
-_RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?", re.DOTALL)
+_RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?(?: +@([!-~]{1,255}))?", re.DOTALL)
 ACTION_TOOL = "saas-action"
 _ACTION = re.compile(r"(?:(?P<method>[A-Z]{3,10}) )?domain:(?P<host>[A-Za-z0-9.*:-]+)|slug:(?P<slug>[A-Za-z0-9_.*?-]+)")
 _COMMAND_TOOLS = frozenset({"bash", "process", "bg-process"})
@@ -61,9 +63,12 @@ class Rule:
     """The server whose tools the rule is about; None for all."""
     pin: str | None = None
     """The pin of the tool definition that the rule is about; None for all."""
+    principal: str | None = None
+    """A pattern of the principals of a gateway that the rule is about; None for all, and for calls without one."""
 
     def __str__(self) -> str:
-        return self.tool if self.specifier is None else f"{self.tool}({self.specifier})"
+        text = self.tool if self.specifier is None else f"{self.tool}({self.specifier})"
+        return text if self.principal is None else f"{text} @{self.principal}"
 
     @property
     def reason(self) -> str:
@@ -110,11 +115,11 @@ def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, 
     match = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
     if match is None:
         return Note(owner, "is no rule", "write tool or tool(specifier), as in bash(git status *)")
-    tool, specifier = match.groups()
+    tool, specifier, principal = match.groups()
     problem = None if specifier is None else _find_mistake(tool, specifier)
     if problem is not None:
         return Note(owner, *problem)
-    return Rule(effect=effect, tool=tool, specifier=specifier, origin=origin, file=file)
+    return Rule(effect=effect, tool=tool, specifier=specifier, origin=origin, file=file, principal=principal)
 
 
 def _find_mistake(tool: str, specifier: str) -> tuple[str, str] | None:

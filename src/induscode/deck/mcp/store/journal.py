@@ -145,6 +145,10 @@ class Journal:
                 facts["canonical"] = canonical
             self.store.append(partial(self._build_pin, self._now(), subject, facts, raw))
 
+    def record_client(self, principal: str, client_id: str, scopes: Sequence[str]) -> None:
+        """Record the first request of a principal to a host; no part of its token."""
+        self._append("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
+
     # -- from a session ---------------------------------------------------------------------
 
     def record_turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
