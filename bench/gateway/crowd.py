@@ -49,7 +49,7 @@ def compare_crowd(sessions: int = SESSIONS, each: int = EACH, rounds: int = _ROU
 
 async def _crowd(sessions: int, each: int, rounds: int) -> Pair:
     _allow_files(sessions * each)
-    async with _gateway() as port:
+    async with open_gateway("--no-token") as port:
         clients = [Web(port, "/mcp") for _ in range(sessions)]
         for client in clients:
             await meet(client)
@@ -87,14 +87,15 @@ def _allow_files(count: int) -> None:
 
 
 @asynccontextmanager
-async def _gateway() -> AsyncGenerator[int]:
+async def open_gateway(*flags: str) -> AsyncGenerator[int]:
+    """Run `indus serve --http` before one server, and give its port."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = os.path.join(folder, "servers.json")
         row = {"command": sys.executable, "args": ["-I", "-S", _SERVER]}
         with open(config, "w", encoding="utf-8") as file:  # noqa: ASYNC230 — before anything runs
             json.dump({"mcpServers": {"echo": row}}, file)
-        words = ["serve", "--http", f"127.0.0.1:{port}", "--no-token", "--profile", "none"]
+        words = ["serve", "--http", f"127.0.0.1:{port}", "--profile", "none", *flags]
         process = subprocess.Popen(  # noqa: ASYNC220 — as above
             [sys.executable, "-m", "induscode", *words, "--mcp", config],
             stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bench.gateway import CALLERS, Figures, Plan, check, measure, table
+from bench.gateway.access_tokens import compare_access_tokens
 from bench.gateway.client import names, open_pipes, result_of
 from bench.gateway.contenders import (
     CONTENDERS,
@@ -241,4 +242,10 @@ async def test_in_the_newer_protocol_the_client_stamps_its_requests_and_has_no_s
 @pytest.mark.process
 def test_finding_d11_the_calls_of_a_crowd_are_timed() -> None:
     pair = compare_crowd(sessions=3, each=2, rounds=1)
+    assert min(pair.ours.least, pair.baseline.least) > 0
+
+
+@pytest.mark.process
+def test_calls_with_access_tokens_are_timed_beside_calls_without() -> None:
+    pair = compare_access_tokens(callers=2, each=2, rounds=1)
     assert min(pair.ours.least, pair.baseline.least) > 0

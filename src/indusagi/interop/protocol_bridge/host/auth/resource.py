@@ -60,8 +60,9 @@ def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
     match = _CREDENTIALS.fullmatch(values[0])
     if match is None:
         raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")
-    proofs = tuple(value for name, value in lines if name == "dpop")
-    return PresentedToken(match["token"], match["scheme"].lower() == "dpop", proofs)
+    is_dpop = match["scheme"].lower() == "dpop"
+    proofs = tuple(value for name, value in lines if name == "dpop") if is_dpop else ()
+    return PresentedToken(match["token"], is_dpop, proofs)
 
 
 class ProtectedResource:

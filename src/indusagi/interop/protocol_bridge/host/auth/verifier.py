@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,10 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
     from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource
     from indusagi.interop.protocol_bridge.host.auth.settings import IntrospectionClient, ResourceSettings
-    from indusagi.interop.protocol_bridge.host.auth.signatures import SignedText
     from indusagi.interop.protocol_bridge.host.auth.tokens import AccessToken
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
-_VERIFIED_TOKENS = 4_096
+_KNOWN_TOKENS = 4_096
 _IDENTITIES = 4_096
 _RETRY_S = 5.0
 """The shortest time between two attempts while there are no keys at all."""
@@ -54,11 +54,6 @@ class IssuerKeys:
         self._fetched_at = 0.0
         self._tried_at = -float("inf")
 
-    def drop_stale(self) -> None:
-        """Drop keys that could not be fetched again for too long: the issuer may have withdrawn them."""
-        if self.keys is not None and asyncio.get_running_loop().time() - self._fetched_at > self._settings.stale_s:
-            self.keys = None
-
     async def fetch(self, *, is_forced: bool = False) -> None:
         """Fetch the keys, unless that was tried a short time ago; several callers share one fetch."""
         loop = asyncio.get_running_loop()
@@ -73,10 +68,28 @@ class IssuerKeys:
                 fetched = await self._client.fetch_keys()
             except IssuerError as exc:
                 self.failure = str(exc)
+                if loop.time() - self._fetched_at > self._settings.stale_s:
+                    self.keys = None  # the issuer may have withdrawn them
                 return
             self.failure, self._fetched_at = "", loop.time()
             if self.keys is None or self.keys.rows != fetched.rows:
                 self.keys = fetched  # tokens that were verified with the former keys are verified again
+
+
+class KnownToken:
+    """A verified token, as long as it can be used without another check."""
+
+    __slots__ = ("expires_at", "is_reported", "keys", "known_until", "token")
+
+    def __init__(self, token: AccessToken, keys: KeySet | None, expires_at: float, known_until: float) -> None:
+        self.token = token
+        self.keys = keys
+        """The keys that it was verified with; None if it was introspected."""
+        self.expires_at = expires_at
+        """With leeway."""
+        self.known_until = known_until
+        self.is_reported = False
+        """Whether its identity was reported."""
 
 
 class TokenVerifier:
@@ -90,8 +103,8 @@ class TokenVerifier:
         self._clock = clock
         self._client = IssuerClient(settings)
         self._issuer_keys = IssuerKeys(settings, self._client)
-        self._verified: OrderedDict[bytes, tuple[AccessToken, KeySet | None, float]] = OrderedDict()
-        """Tokens by digest, with the keys they were verified with and the end of that knowledge."""
+        self._known: OrderedDict[bytes, KnownToken] = OrderedDict()
+        """Verified tokens by digest, the least recently used first."""
         self._identities: OrderedDict[ClientIdentity, None] = OrderedDict()
         """Principals and clients that were reported."""
         self._introspecting = 0
@@ -131,10 +144,10 @@ class TokenVerifier:
             TokenRefusal: It is refused.
             ProofLimitError: The client has sent too many proofs.
         """
-        token = self._find_verified(presented.token)
-        if token is None and self._settings.introspection is None:
-            token = self._verify_known(presented.token)
-        return None if token is None else self._check_use(token, presented, method, path)
+        known = self._find_known(presented.token)
+        if known is None and self._settings.introspection is None:
+            known = self._verify(presented.token)
+        return None if known is None else self._check_use(known, presented, method, path)
 
     async def check(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
         """Check a token; the issuer is asked if it must be.
@@ -149,70 +162,57 @@ class TokenVerifier:
         await self._issuer_keys.fetch()
         if self._issuer_keys.keys is None:
             raise TokenRefusal("unavailable", "the keys of the issuer cannot be fetched at the moment")
-        token = self._verify_known(presented.token)
-        if token is None:
+        known = self._verify(presented.token)
+        if known is None:
             raise TokenRefusal("invalid_token", "the issuer has no such key (kid)")
-        return self._check_use(token, presented, method, path)
+        return self._check_use(known, presented, method, path)
 
     # -- tokens ---------------------------------------------------------------------------------
 
-    def _find_verified(self, text: str) -> AccessToken | None:
-        """Find a token that was verified with the present keys."""
+    def _find_known(self, text: str) -> KnownToken | None:
+        """Find a token that was verified with the present keys; this is all that most requests need."""
         digest = hashlib.sha256(text.encode("ascii")).digest()
-        known = self._verified.get(digest)
+        known = self._known.get(digest)
         if known is None:
             return None
-        token, keys, known_until = known
-        self._issuer_keys.drop_stale()
         now = self.now
-        if keys is not self._issuer_keys.keys or known_until <= now:
-            del self._verified[digest]
-            return None
-        if token.expires_at + self._settings.leeway_s <= now:
+        if known.expires_at <= now:
             raise TokenRefusal("invalid_token", "it has expired (exp)")
-        self._verified.move_to_end(digest)
-        return token
-
-    def _remember(self, text: str, token: AccessToken, known_s: float) -> None:
-        digest = hashlib.sha256(text.encode("ascii")).digest()
-        known_until = min(self.now + known_s, token.expires_at + self._settings.leeway_s)
-        self._verified[digest] = token, self._issuer_keys.keys, known_until
-        if len(self._verified) > _VERIFIED_TOKENS:
-            self._verified.popitem(last=False)
-
-    def _verify_known(self, text: str) -> AccessToken | None:
-        """Verify a JWT with the cached keys; None if they have no key for it."""
-        signed = self._parse(text)
-        self._issuer_keys.drop_stale()
-        keys, key_id = self._issuer_keys.keys, signed.header.get("kid")
-        if key_id is not None and (not isinstance(key_id, str) or len(key_id) > _LONGEST_KEY_ID):
-            raise TokenRefusal("invalid_token", "its key has no usable name (kid)")
-        key = None if keys is None else keys.find(key_id, signed.algorithm)
-        if key is None:
-            # A token with another issuer's claims is refused without a request to ours.
-            self._check_claims(signed)
+        if known.keys is not self._issuer_keys.keys or known.known_until <= now:
+            del self._known[digest]
             return None
-        try:
-            verify_signed(signed, key)
-        except InvalidSignature as exc:
-            raise TokenRefusal("invalid_token", str(exc)) from None
-        token = self._check_claims(signed)
-        self._remember(text, token, self._settings.stale_s)
-        return token
+        self._known.move_to_end(digest)
+        return known
 
-    def _parse(self, text: str) -> SignedText:
+    def _remember(self, text: str, token: AccessToken, known_s: float) -> KnownToken:
+        if not token.identity.has_any_scope:
+            raise TokenRefusal("insufficient_scope", "it has no scope of this server")
+        expires_at = token.expires_at + self._settings.leeway_s
+        known = KnownToken(token, self._issuer_keys.keys, expires_at, self.now + known_s)
+        self._known[hashlib.sha256(text.encode("ascii")).digest()] = known
+        if len(self._known) > _KNOWN_TOKENS:
+            self._known.popitem(last=False)
+        return known
+
+    def _verify(self, text: str) -> KnownToken | None:
+        """Verify a JWT with the cached keys; None if they have no key for it."""
         try:
             signed = parse_signed(text)
+            check_type(signed, self._settings)
+            keys, key_id = self._issuer_keys.keys, signed.header.get("kid")
+            if key_id is not None and (not isinstance(key_id, str) or len(key_id) > _LONGEST_KEY_ID):
+                raise InvalidSignature("its key has no usable name (kid)")
+            key = None if keys is None else keys.find(key_id, signed.algorithm)
+            if key is not None:
+                verify_signed(signed, key)
         except InvalidSignature as exc:
             raise TokenRefusal("invalid_token", str(exc)) from None
-        check_type(signed, self._settings)
-        return signed
-
-    def _check_claims(self, signed: SignedText) -> AccessToken:
+        # Without a key too: a token of another issuer is refused without a request to ours.
         audiences = self._resource.audiences
-        return check_claims(signed.payload, self._settings, audiences, self.now, is_introspected=False)
+        token = check_claims(signed.payload, self._settings, audiences, self.now, is_introspected=False)
+        return None if key is None else self._remember(text, token, math.inf)
 
-    async def _introspect(self, text: str, client: IntrospectionClient) -> AccessToken:
+    async def _introspect(self, text: str, client: IntrospectionClient) -> KnownToken:
         if self._introspecting >= _INTROSPECTIONS:
             raise TokenRefusal("unavailable", "too many tokens wait for the issuer")
         self._introspecting += 1
@@ -225,29 +225,28 @@ class TokenVerifier:
         if answer.get("active") is not True:
             raise TokenRefusal("invalid_token", "it is not active")
         token = check_claims(answer, self._settings, self._resource.audiences, self.now, is_introspected=True)
-        self._remember(text, token, self._settings.introspected_s)
-        return token
+        return self._remember(text, token, self._settings.introspected_s)
 
     # -- use ------------------------------------------------------------------------------------
 
-    def _check_use(self, token: AccessToken, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
-        """Check that a valid token is used by its owner, and that it has a scope of this kind of server."""
-        bound_to = token.thumbprint
-        if bound_to is None and (presented.is_dpop or self._settings.requires_dpop):
-            raise TokenRefusal("invalid_token", "it is not bound to a key (cnf)")
-        if bound_to is not None:
+    def _check_use(self, known: KnownToken, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
+        """Check that a valid token is used by its owner; the first use of an identity is reported."""
+        bound_to, identity = known.token.thumbprint, known.token.identity
+        if bound_to is None:
+            if presented.is_dpop or self._settings.requires_dpop:
+                raise TokenRefusal("invalid_token", "it is not bound to a key (cnf)")
+        else:
             if not presented.is_dpop:
                 # https://www.rfc-editor.org/rfc/rfc9449#section-7.2
                 raise TokenRefusal("invalid_token", "it is bound to a key: use the scheme DPoP")
             url = self._resource.build_url(path)
             self.proofs.check(presented.proofs, presented.token, bound_to, method, url, self.now)
-        identity = token.identity
-        if not identity.has_any_scope:
-            raise TokenRefusal("insufficient_scope", "it has no scope of this server")
-        if identity not in self._identities:
-            self._identities[identity] = None
-            if len(self._identities) > _IDENTITIES:
-                self._identities.popitem(last=False)
-            if self._settings.on_identity is not None:
-                self._settings.on_identity(identity)
+        if not known.is_reported:
+            known.is_reported = True
+            if identity not in self._identities:
+                self._identities[identity] = None
+                if len(self._identities) > _IDENTITIES:
+                    self._identities.popitem(last=False)
+                if self._settings.on_identity is not None:
+                    self._settings.on_identity(identity)
         return identity

@@ -139,9 +139,10 @@ class ResourceAccess:
         if method.endswith("/list") or method in _LISTING:
             self._require_scope(request.identity, LIST_SCOPE)
             return
-        name = params.get("name") if method == "tools/call" and isinstance(params, dict) else None
-        server = find_server(name if isinstance(name, str) else "")
-        self._require_scope(request.identity, CALL_SCOPE, server)
+        if request.identity.find_missing_scope(CALL_SCOPE) is not None:
+            name = params.get("name") if method == "tools/call" and isinstance(params, dict) else None
+            server = find_server(name if isinstance(name, str) else "")
+            self._require_scope(request.identity, CALL_SCOPE, server)
 
     def _require_scope(self, identity: ClientIdentity, scope: str, server: str | None = None) -> None:
         missing = identity.find_missing_scope(scope, server)
