@@ -1,11 +1,12 @@
 """What a real small model does with the deck: five kinds of tasks, each in several wordings, with a table of results.
 
-    python -m outside.local_model [--tries N] [--weights FILE] [--json FILE]
+    python -m outside.local_model [--tries N] [--all-tools] [--task NAME] [--weights FILE] [--json FILE]
 
 It needs the extra `[local]` and the weights (`indus models fetch`), or a GGUF file of your own. One server of the model
-answers every try, so that the system prompt and the tools are read once. Each try is a new conversation in the same
-directory, with the tools that the context window has room for, and one MCP server. A person who says yes once to every
-question is simulated; everything else is what `indus --model local -p` does.
+answers every try, so that the system prompt and the tools of a task are read once. Each try is a new conversation in the
+same directory, with the two tools that the task needs (`--tools`), or with all that the context window has room for and
+one MCP server (`--all-tools`). A person who says yes once to every question is simulated; everything else is what
+`indus --model local -p` does.
 """
 
 from __future__ import annotations
@@ -76,8 +77,11 @@ class Task:
     """A kind of task: wordings, and how success is told."""
 
     name: str
+    tools: tuple[str, ...]
+    """Native tools that the model is given."""
     prompts: Sequence[str]
     check: Callable[[Attempt, Path], bool]
+    has_server: bool = False
 
 
 def _has_edited(attempt: Attempt, folder: Path) -> bool:
@@ -92,6 +96,7 @@ def _has_noted(attempt: Attempt, _: Path) -> bool:
 TASKS = (
     Task(
         "read",
+        ("read", "ls"),
         (
             "Who is the release manager in release.txt?",
             "Read release.txt and tell me the port of the server.",
@@ -105,6 +110,7 @@ TASKS = (
     ),
     Task(
         "grep",
+        ("read", "grep"),
         (
             "Use grep to find the file that contains FIXME.",
             "Which file under src has a FIXME comment? Search with grep.",
@@ -116,6 +122,7 @@ TASKS = (
     ),
     Task(
         "edit after approval",
+        ("read", "edit"),
         (
             "Read src/config.py, then change TIMEOUT from 30 to 60 with edit.",
             "Set TIMEOUT to 60 in src/config.py. Read the file first, then edit it.",
@@ -127,6 +134,7 @@ TASKS = (
     ),
     Task(
         "MCP call",
+        ("read",),
         (
             "Add the note 'call Ada' with diary__add.",
             "Use diary__add to add a note that says: buy milk.",
@@ -135,9 +143,11 @@ TASKS = (
             "Call diary__add with the text 'water the plants'.",
         ),
         _has_noted,
+        has_server=True,
     ),
     Task(
         "sub-agent",
+        ("read", "task"),
         (
             "Use task to have the agent explore find out who is the release manager in release.txt.",
             "Start a task with the agent explore: read release.txt and report the port of the server.",
@@ -167,7 +177,9 @@ class YesDialog:
         """Ignore a line for people."""
 
 
-async def try_once(task: Task, prompt: str, folder: Path, base_url: str, name: str, window: int) -> Attempt:
+async def try_once(
+    task: Task, prompt: str, folder: Path, base_url: str, name: str, window: int, *, all_tools: bool
+) -> Attempt:
     """Run one prompt in a new conversation, and judge what happened."""
     shutil.rmtree(folder, ignore_errors=True)
     for path, text in FILES.items():
@@ -181,7 +193,9 @@ async def try_once(task: Task, prompt: str, folder: Path, base_url: str, name: s
         model=name,
         base_url=base_url,
         context_window=window,
-        mcp=(str(servers),),
+        tools=None if all_tools else task.tools,
+        mcp=(str(servers),) if all_tools or task.has_server else (),
+        no_mcp=not all_tools and not task.has_server,
         no_addons=True,
         max_requests=REQUESTS,
     )
@@ -236,7 +250,9 @@ def private_state(folder: Path) -> Generator[None]:
             os.environ["XDG_STATE_HOME"] = before
 
 
-async def run_tries(choice: ModelChoice, tries: int, only: Sequence[str], output: str | None) -> int:
+async def run_tries(
+    choice: ModelChoice, tries: int, only: Sequence[str], output: str | None, *, all_tools: bool
+) -> int:
     """Run every task, print each try as it ends, and the table at the end."""
     assert choice.weights is not None
     window = choice.context_window or LOCAL_WINDOW
@@ -251,7 +267,9 @@ async def run_tries(choice: ModelChoice, tries: int, only: Sequence[str], output
                 for task in TASKS:
                     for prompt in task.prompts[:tries] if not only or task.name in only else ():
                         folder = Path(temporary) / "work"
-                        attempt = await try_once(task, prompt, folder, address.base_url, choice.name, window)
+                        attempt = await try_once(
+                            task, prompt, folder, address.base_url, choice.name, window, all_tools=all_tools
+                        )
                         attempts.append(attempt)
                         mark = "managed" if attempt.success else f"failed ({attempt.end or 'time'})"
                         asked = f", asked {len(attempt.questions)}" if attempt.questions else ""
@@ -274,13 +292,14 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=1, help="wordings of each task, 5 at most")
     parser.add_argument("--weights", metavar="FILE", help="a GGUF file instead of the fetched model")
     parser.add_argument("--task", action="append", default=[], choices=[task.name for task in TASKS])
+    parser.add_argument("--all-tools", action="store_true", help="the whole deck that fits, in every task")
     parser.add_argument("--json", metavar="FILE", help="write every try there")
     options = parser.parse_args()
     model = f"local:{options.weights}" if options.weights else "local"
 
     async def run() -> int:
         choice = await choose_model(Invocation(cwd=str(Path.cwd()), model=model), os.environ)
-        return await run_tries(choice, options.tries, options.task, options.json)
+        return await run_tries(choice, options.tries, options.task, options.json, all_tools=options.all_tools)
 
     print(f"{QWEN_CODER.title if not options.weights else options.weights}, {os.cpu_count()} cores", flush=True)
     try:

