@@ -3,9 +3,9 @@
     python -m outside.local_model [--tries N] [--all-tools] [--task NAME] [--weights FILE] [--json FILE]
 
 It needs the extra `[local]` and the weights (`indus models fetch`), or a GGUF file of your own. One server of the model
-answers every try, so that the system prompt and the tools of a task are read once. Each try is a new conversation in the
-same directory, with the two tools that the task needs (`--tools`), or with all that the context window has room for and
-one MCP server (`--all-tools`). A person who says yes once to every question is simulated; everything else is what
+answers every try: the system prompt and the tools of a task are read once. Each try is a new conversation in the same
+directory, with the two tools that the task needs (`--tools`), or with all that the context window has room for and one
+MCP server (`--all-tools`). A person who says yes once to every question is simulated; everything else is what
 `indus --model local -p` does.
 """
 
