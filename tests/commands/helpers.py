@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.scripts import command, run
+from tests.support.forked import start_command
+from tests.support.scripts import command, run, run_with_input
 from tests.support.servers import SERVERS
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def told(*arguments: str, cwd: Path, **variables: str) -> Any:
 
 def piped(text: str, *arguments: str, cwd: Path) -> Done:
     """Run a command with something on its standard input."""
-    return subprocess.run(
-        [command(), *arguments], input=text, capture_output=True, text=True, timeout=20, check=False, cwd=cwd
-    )
+    return run_with_input(text, *arguments, cwd=cwd)
 
 
 def typed(text: str, *arguments: str, cwd: Path) -> Done:
@@ -72,9 +71,7 @@ def typed(text: str, *arguments: str, cwd: Path) -> Done:
     ours, theirs = os.openpty()
     try:
         os.write(ours, text.encode())
-        return subprocess.run(
-            [command(), *arguments], stdin=theirs, capture_output=True, text=True, timeout=20, check=False, cwd=cwd
-        )
+        return run_with_input(theirs, *arguments, cwd=cwd)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -94,13 +91,13 @@ def on_terminal(*arguments: str, cwd: Path, columns: int = 80, **variables: str)
     """Run a command whose output goes to a terminal of this width, and give what it wrote."""
     ours, theirs = os.openpty()
     try:
-        process = subprocess.Popen(
+        process = start_command(
             [command(), *arguments],
+            environ={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), **variables},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             cwd=cwd,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), **variables},
         )
     finally:
         os.close(theirs)

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.support.forked import start_command
 from tests.support.scripts import command
 from tests.support.waiting import LIMIT_S
 
@@ -150,13 +151,13 @@ def serving(*words: str, cwd: Path, **variables: str) -> Generator[Gateway]:
     """Run `indus serve` as long as the block runs."""
     log = cwd / f"said-{time.monotonic_ns()}.txt"
     with log.open("wb") as errors:
-        process = subprocess.Popen(
+        process = start_command(
             [command(), "serve", *words],
+            environ={**os.environ, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=cwd,
-            env={**os.environ, **variables},
         )
     gateway = Gateway(process, log)
     try:

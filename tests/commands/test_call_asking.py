@@ -7,9 +7,9 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.line_terminal import CTRL_C, CTRL_D, LineTerminal
 from tests.support.scripts import run
 from tests.support.servers import diary, honest
+from tests.support.terminal import CTRL_C, CTRL_D, LineTerminal
 
 if TYPE_CHECKING:
     from pathlib import Path

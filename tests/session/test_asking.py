@@ -8,10 +8,10 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.line_terminal import CTRL_C, CTRL_D, LineTerminal
 from tests.support.model_server import calls, model_server, says
 from tests.support.servers import diary, honest
 from tests.support.sessions import SessionSetup, build_command_line, to_text
+from tests.support.terminal import CTRL_C, CTRL_D, LineTerminal
 
 from induscode.session.permissions.store import rules_path
 

@@ -23,36 +23,45 @@ import sys
 import termios
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import indusagi
 import induscode
 from induscode.cli import main
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _LAZY = ("anyio._backends._asyncio", "chardet", "jsonschema.validators", "pydantic_ai.models.anthropic", "rapidfuzz")
 
 
-def load_program() -> None:
-    """Import everything that a command may load."""
+def load_program() -> Iterator[None]:
+    """Import everything that a command may load, module by module."""
     for package in (indusagi, induscode):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith(".__main__"):
                 importlib.import_module(module.name)
+            yield
     for name in _LAZY:
         importlib.import_module(name)
+        yield
     gc.collect()
     gc.freeze()
 
 
 def serve(control: socket.socket) -> None:
-    """Fork for each byte; return in the new process, and end with the sender."""
+    """Fork for each byte, and load the program in between; return in the new process, and end with the sender."""
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, _ignore)
     signal.set_wakeup_fd(wake.fileno())
     connections: dict[int, socket.socket] = {}
+    loading = load_program()
+    is_loaded = False
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
+        ready, _, _ = select.select([control, woken], [], [], None if is_loaded else 0)
+        is_loaded = is_loaded or next(loading, True) is not None
         if woken in ready:
             woken.recv(4096)
             while connections and (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -96,7 +105,7 @@ def _send(connection: socket.socket, number: int) -> None:
         pass
 
 
-def _become(request: dict[str, object], descriptors: list[int]) -> None:
+def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Take on what a request describes: all that a start would have given to this process."""
     if request["session"]:
         os.setsid()
@@ -104,11 +113,11 @@ def _become(request: dict[str, object], descriptors: list[int]) -> None:
         os.dup2(descriptor, target)
         os.close(descriptor)
     if request["terminal"] is not None:
-        fcntl.ioctl(int(str(request["terminal"])), termios.TIOCSCTTY, 0)
-    os.chdir(str(request["cwd"]))
+        fcntl.ioctl(request["terminal"], termios.TIOCSCTTY, 0)
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(request["environ"])  # type: ignore[arg-type]
-    sys.argv = request["argv"]  # type: ignore[assignment]
+    os.environ.update(request["environ"])
+    sys.argv = request["argv"]
     # As the interpreter opens them: lines are written at once on a terminal.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         former: io.TextIOWrapper = getattr(sys, name)
@@ -125,11 +134,10 @@ if __name__ == "__main__":
         os._exit(0)
     listening = socket.socket(fileno=os.dup(0))
     sys.path[0] = str(Path(sys.executable).parent)  # as for the script of a command
-    load_program()
     serve(listening)
     code = main()
     # What the interpreter does at its end, except for taking all modules apart: that copies the memory of this process.
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined] — waits for the threads
     atexit._run_exitfuncs()
     for open_stream in (sys.stdout, sys.stderr):
         open_stream.flush()

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 SERVER = Path(__file__).with_name("fork_server.py")
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "COVERAGE")
 """Variables that are read when an interpreter starts."""
+_LAUNCH = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(int(sys.argv[1]), termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Makes the terminal the controlling one. A `preexec_fn` would do as well, but warns where threads run."""
 
 
 class _ForkServer:
@@ -114,12 +119,21 @@ class ForkedCommand(subprocess.Popen[Any]):
 
 
 def start_command(
-    argv: Sequence[str | bytes], *, environ: Mapping[str, str] | None = None, **options: Any
+    argv: Sequence[str | bytes],
+    *,
+    environ: Mapping[str, str] | None = None,
+    terminal: int | None = None,
+    is_indus: bool = True,
+    **options: Any,
 ) -> subprocess.Popen[Any]:
-    """Start `indus` with arguments by a fork; by a start where that makes a difference."""
+    """Start `indus` with arguments by a fork; by a start if `is_indus` is False or variables differ that matter there.
+
+    `terminal` is the descriptor of the process that becomes the controlling terminal of its new session.
+    """
     variables = dict(os.environ if environ is None else environ)
     former = _servers[0].environ if _servers else os.environ
     names = [name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)]
-    if any("COVERAGE" in name or variables.get(name) != former.get(name) for name in names):
-        return subprocess.Popen(argv, env=variables, **options)
-    return ForkedCommand(argv, env=variables, **options)
+    if is_indus and not any("COVERAGE" in name or variables.get(name) != former.get(name) for name in names):
+        return ForkedCommand(argv, env=variables, terminal=terminal, **options)
+    launcher = () if terminal is None else (sys.executable, "-I", "-S", "-c", _LAUNCH, str(terminal))
+    return subprocess.Popen([*launcher, *argv], env=variables, **options)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.support.forked import start_command
 
@@ -29,19 +30,27 @@ def run(
     *arguments: str | bytes, name: str = "indus", cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
+    return _run_to_end([command(name), *arguments], subprocess.DEVNULL, cwd=cwd, environ={**os.environ, **variables})
+
+
+def run_with_input(source: str | int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `indus` to its end with a text, or a descriptor, as its standard input."""
+    return _run_to_end([command(), *arguments], source, cwd=cwd)
+
+
+def _run_to_end(argv: list[str | bytes], source: str | int, **options: Any) -> subprocess.CompletedProcess[str]:
     process = start_command(
-        [command(name), *arguments],
-        environ={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
+        argv,
+        stdin=subprocess.PIPE if isinstance(source, str) else source,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="surrogateescape",
-        cwd=cwd,
+        **options,
     )
     with process:
         try:
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(source if isinstance(source, str) else None, timeout=20)
         except BaseException:
             process.kill()
             raise
@@ -54,13 +63,13 @@ def run_on_terminal(
     """Run a command to its end with a terminal as its standard input and output."""
     ours, theirs = os.openpty()
     try:
-        child = subprocess.Popen(
+        child = start_command(
             [command(), *arguments],
+            environ={**os.environ, **variables},
             stdin=theirs,
             stdout=theirs,
             stderr=subprocess.PIPE,
             cwd=cwd,
-            env={**os.environ, **variables},
         )
     finally:
         os.close(theirs)

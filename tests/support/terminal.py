@@ -1,11 +1,13 @@
-"""`indus` on a pseudo terminal: keys are typed, a terminal emulator (pyte) holds what is shown, every byte is checked.
+"""`indus` on a pseudo terminal, which is its controlling terminal as in a shell.
 
-The emulator keeps the lines that scroll off its top, and it does not wrap them again when its width changes. The
-checker accepts the control sequences that an append-only session needs and no others.
+Of a `Terminal` keys are typed, an emulator (pyte) holds what is shown, and every byte is checked; a `LineTerminal` is
+in line mode, and what is shown is text. The emulator keeps the lines that scroll off its top, and it does not wrap them
+again when its width changes. The checker accepts the control sequences that an append-only session needs and no others.
 """
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -14,7 +16,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyte
+from tests.support.forked import start_command
 from tests.support.model_server import model_server
 from tests.support.scripts import command
 from tests.support.waiting import is_alive
@@ -44,8 +46,7 @@ LIMIT_S = 20.0
 REGION_ROWS = 8
 ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
-_LAUNCH = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
-"""Makes the terminal the controlling one. A `preexec_fn` would do as well, but warns where threads run."""
+_END = b"\0the end of the output\0"
 _SEQUENCE = re.compile(r"\x1b(?:\[(?P<parameters>[0-?]*)(?P<between>[ -/]*)(?P<final>[@-~])|(?P<other>.?))", re.DOTALL)
 _MODES = {"?1", "?7", "?12", "?25", "?2004", "?2026"}
 """Cursor keys, wrapping, blinking, the cursor, bracketed paste, synchronized output."""
@@ -112,7 +113,153 @@ class Emulator(pyte.Screen):
         return "".join(cells[column].data for column in range(self.columns)).rstrip()
 
 
-class Terminal:
+class _TerminalProcess:
+    """A command whose controlling terminal is a new pseudo terminal.
+
+    The kernel hands written bytes to the other end in a work queue, maybe after the process has ended: `drain` writes a
+    mark behind them and reads up to it.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        size: tuple[int, int],
+        cwd: Path | str | None = None,
+        is_indus: bool = True,
+        **streams: Any,
+    ) -> None:
+        self._ours, self._theirs = os.openpty()
+        self._set_size(*size)
+        self.modes = termios.tcgetattr(self._theirs)
+        options = {**dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs), **streams}
+        self.process = start_command(
+            argv, environ=environ, is_indus=is_indus, terminal=2, start_new_session=True, cwd=cwd, **options
+        )
+
+    def type(self, keys: str) -> None:
+        """Send keys; in line mode a newline is the Enter key."""
+        data = keys.encode()
+        while data:
+            self._read(0.0)  # the program may wait for its output to be read
+            data = data[os.write(self._ours, data[:1024]) :]
+
+    def read_modes(self) -> object:
+        """Give the modes of the terminal."""
+        return termios.tcgetattr(self._theirs)
+
+    def hang_up(self) -> None:
+        """Close the terminal."""
+        for descriptor in (self._ours, self._theirs):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._ours = self._theirs = -1
+
+    def close(self) -> None:
+        """End the process if it runs, and close the terminal."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.hang_up()
+
+    def drain(self) -> None:
+        """Read all that was written until now."""
+        if self._theirs < 0:
+            return
+        os.write(self._theirs, _END)
+        deadline = monotonic() + LIMIT_S
+        data = b""
+        while not data.endswith(_END):
+            assert select.select([self._ours], [], [], deadline - monotonic())[0], "the terminal does not answer"
+            data += os.read(self._ours, 65_536)
+        self._take(data.removesuffix(_END))
+
+    def _set_size(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what was written, after waiting for it; return whether there was anything."""
+        if self._ours < 0 or not select.select([self._ours], [], [], max(0.0, timeout_s))[0]:
+            return False
+        try:
+            data = os.read(self._ours, 65_536)
+        except OSError:  # EIO: see pty(7)
+            return False
+        self._take(data)
+        return bool(data)
+
+    def _take(self, data: bytes) -> None:
+        """Take what was written."""
+        raise NotImplementedError
+
+
+class LineTerminal(_TerminalProcess):
+    """The command `indus` in line mode; leaving the block ends it with everything it started.
+
+    Standard error is the terminal, standard input too unless `piped` is given, standard output unless `stdout` is.
+    """
+
+    def __init__(
+        self, *arguments: str, environ: Mapping[str, str], piped: str | None = None, stdout: int | None = None
+    ) -> None:
+        self._seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        options: dict[str, Any] = {} if piped is None else {"stdin": subprocess.PIPE}
+        if stdout is not None:
+            options["stdout"] = stdout
+        super().__init__([command(), *arguments], environ=environ, size=(0, 0), **options)
+        if piped is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.write(piped.encode())
+            self.process.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def read_until(self, text: str) -> str:
+        """Read what is shown until it holds a text; give everything since the last such call."""
+        deadline = monotonic() + LIMIT_S
+        while text not in self._seen:
+            assert self._read(deadline - monotonic()), f"{text!r} was not shown: {self._seen!r}"
+        end = self._seen.index(text) + len(text)
+        shown, self._seen = self._seen[:end], self._seen[end:]
+        return shown
+
+    def answer(self, shown: str, text: str) -> str:
+        """Wait for a text, then type another; give what was shown."""
+        before = self.read_until(shown)
+        self.type(text)
+        return before
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for the end; give the exit code and the rest of what was shown."""
+        deadline = monotonic() + LIMIT_S
+        while self.process.poll() is None:
+            assert monotonic() < deadline, f"it goes on: {self._seen!r}"
+            self._read(0.05)
+        self.drain()
+        shown, self._seen = self._seen, ""
+        return self.process.returncode, shown
+
+    def has_processes(self) -> bool:
+        """Tell whether a process of the session is left, except for one that is ending."""
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _take(self, data: bytes) -> None:
+        self._seen = (self._seen + self._decoder.decode(data)).replace("\r\n", "\n")
+
+
+class Terminal(_TerminalProcess):
     """The program on a terminal of its own. Leaving the block ends it, and checks what it wrote and left behind.
 
     Args:
@@ -120,6 +267,7 @@ class Terminal:
         cwd: The directory of the process.
         environ: Variables beside those of this process.
         name: The command.
+        program: What is started in its place.
         columns: The width of the terminal.
         rows: Its height.
         color: Whether colours are expected; without it, one is a failure.
@@ -141,18 +289,9 @@ class Terminal:
         self._stream = pyte.ByteStream(self.emulator)
         self._color = color
         self._mark = new_ulid()
-        self._ours, self._theirs = os.openpty()
-        self._set_size(columns, rows)
-        self._modes = termios.tcgetattr(self._theirs)
         variables = {**os.environ, "TERM": "xterm-256color", **(environ or {}), MARK: self._mark}
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LAUNCH, *(program or (command(name),)), *arguments],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-            cwd=cwd,
-            env=variables,
-        )
+        argv = [*(program or (command(name),)), *arguments]
+        super().__init__(argv, environ=variables, size=(columns, rows), cwd=cwd, is_indus=not program)
 
     def __enter__(self) -> Self:
         return self
@@ -165,19 +304,9 @@ class Terminal:
                 assert self.process.poll() is not None, f"it runs on:\n{self.text}"
                 self.check()
         finally:
-            if self.process.poll() is None:
-                self.process.kill()
-                self.process.wait()
-            self.hang_up()
+            self.close()
 
     # -- what the person does -----------------------------------------------------------------
-
-    def type(self, keys: str) -> None:
-        """Send keys."""
-        data = keys.encode()
-        while data:
-            self._read(0.0)  # the program may wait for its output to be read
-            data = data[os.write(self._ours, data[:1024]) :]
 
     def enter(self, text: str) -> None:
         """Type a text and Enter."""
@@ -193,13 +322,6 @@ class Terminal:
         rows = rows or self.emulator.lines
         self.emulator.resize(rows, columns)
         self._set_size(columns, rows)
-
-    def hang_up(self) -> None:
-        """Close the terminal."""
-        for descriptor in (self._ours, self._theirs):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._ours = self._theirs = -1
 
     # -- what the person sees -----------------------------------------------------------------
 
@@ -226,13 +348,16 @@ class Terminal:
         """
         deadline = monotonic() + LIMIT_S
         while not self._holds(wanted):
-            ended = self.process.poll() is not None
+            if self.process.poll() is not None:
+                self.drain()
+                assert self._holds(wanted), f"it ended with {self.process.returncode} before {wanted!r}:\n{self.text}"
+                return
             self._read(0.02)
-            if ended and not self._holds(wanted):
-                raise AssertionError(f"it ended with {self.process.returncode} before {wanted!r}:\n{self.text}")
             assert monotonic() < deadline, f"{wanted!r} does not come:\n{self.text}"
 
     def _holds(self, wanted: str | Callable[[], bool]) -> bool:
+        if self.raw.rfind(b"\x1b[?2026h") > self.raw.rfind(b"\x1b[?2026l") and self.process.poll() is None:
+            return False  # within a synchronized update, which a terminal shows as one
         if not isinstance(wanted, str):
             return wanted()
         text = self.text
@@ -250,8 +375,7 @@ class Terminal:
     def wait_for_end(self) -> int:
         """Read until the program has ended; give its exit code."""
         self.wait_for(lambda: self.process.poll() is not None)
-        while self._read(0.0):
-            pass
+        self.drain()
         return self.process.returncode
 
     def leave(self) -> int:
@@ -267,7 +391,7 @@ class Terminal:
         assert not problems, f"it wrote {', '.join(problems)}"
         assert self.emulator.highest <= REGION_ROWS, f"the cursor moved {self.emulator.highest} rows up"
         if self._theirs >= 0:
-            assert termios.tcgetattr(self._theirs) == self._modes, "the modes of the terminal differ"
+            assert self.read_modes() == self.modes, "the modes of the terminal differ"
             for mode in ("?2004", "?2026"):
                 assert self.output.rfind(f"\x1b[{mode}h") <= self.output.rfind(f"\x1b[{mode}l"), f"{mode} is left on"
             assert self.output.rfind("\x1b[?25l") <= self.output.rfind("\x1b[?25h"), "the cursor is hidden"
@@ -278,8 +402,11 @@ class Terminal:
         """List the processes of the session, those included that have left its process group."""
         if not os.path.isdir("/proc/self"):
             return [str(self.process.pid)] if is_alive(self.process.pid) else []
-        found: list[str] = []
+        # A fork of a process has the variables of that process there.
+        found = [f"{self.process.pid} indus"] if self.process.poll() is None else []
         for pid in filter(str.isdigit, os.listdir("/proc")):
+            if pid == str(self.process.pid):
+                continue
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
                     is_ours = self._mark.encode() in file.read()
@@ -294,22 +421,9 @@ class Terminal:
         """Send a signal to the program."""
         self.process.send_signal(number)
 
-    # -- mechanics ------------------------------------------------------------------------------
-
-    def _set_size(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def _read(self, timeout_s: float) -> bool:
-        """Take what was written, after waiting for it; return whether there was anything."""
-        if self._ours < 0 or not select.select([self._ours], [], [], timeout_s)[0]:
-            return False
-        try:
-            data = os.read(self._ours, 65_536)
-        except OSError:  # EIO: see pty(7)
-            return False
+    def _take(self, data: bytes) -> None:
         self.raw += data
         self._stream.feed(data)
-        return bool(data)
 
 
 @dataclass

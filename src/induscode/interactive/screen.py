@@ -266,18 +266,16 @@ class Screen:
                 self._output.write_raw(text)
                 self._output.flush()
             return
-        if text:
+        screen, size = self._app.renderer.last_rendered_screen, self._output.get_size()
+        height = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
+        # prompt_toolkit keeps the height of the last frame: a region that shrinks is drawn from its first row.
+        erases = bool(text) or (screen is not None and screen.height > height)
+        if erases:
             self._output.write_raw(_BEGIN_UPDATE)
             self._app.renderer.erase()
             self._output.write_raw(text)
-        else:
-            screen, size = self._app.renderer.last_rendered_screen, self._output.get_size()
-            height = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
-            if screen is not None and screen.height > height:
-                # prompt_toolkit keeps the height of the last frame: a region that shrinks is drawn from its first row.
-                self._app.renderer.erase()
         self._app.redraw()
-        if text:
+        if erases:
             self._output.write_raw(_END_UPDATE)
             self._output.flush()
 
