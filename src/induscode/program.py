@@ -31,6 +31,7 @@ _COMMANDS = {
     "addons": ("list, trust and examine addons", "induscode.commands.addons"),
     "models": ("fetch, list and remove the model of --model local", "induscode.commands.models"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
+    "calls": ("which tools were called, how long they took, what failed", "induscode.commands.calls"),
     "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "settings": ("show, find and check the settings", "induscode.commands.settings"),
     "completion": ("print the completion script of a shell", "induscode.commands.completion"),

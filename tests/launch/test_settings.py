@@ -66,6 +66,9 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "model.base_url": ("https://h", "https://h", ["h", ""]),
     "model.max_requests": (7, 7, [0, "7", -1]),
     "addons.required": (["audit"], ("audit",), ["audit", [""], [1], None]),
+    "calls.record": ("payloads", "payloads", ["all", True, None]),
+    "calls.keep_days": (7, 7, [0, "7", 4_000]),
+    "calls.payload_hours": (2, 2, [0, 1.5, 1_000]),
 }
 
 

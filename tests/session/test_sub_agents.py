@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from anyio import to_thread
+from tests.calls.helpers import read_calls
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.servers import diary, honest
 from tests.support.sessions import SessionSetup, to_text
@@ -85,6 +86,21 @@ def test_writing_agent_waits_for_the_reading_ones_and_they_for_it(setup: Session
     assert sorted(order[:4]) == ["a", "a", "b", "b"]
     assert order[4:] == ["w", "w", "c"]
     assert (setup.cwd / "made.txt").read_text(encoding="utf-8") == "x"
+
+
+def test_calls_of_a_session_and_of_its_agents_are_recorded(setup: SessionSetup) -> None:
+    script = (calls("ls"), tasks(("a", "explore")), calls("ls"), says("seen"), says("all done"))
+    done = run(setup, *script)
+    assert done["code"] == 0
+    own, agents, task = read_calls()
+    assert [(one.via, one.tool, one.agent) for one in (own, agents, task)] == [
+        ("session", "ls", ""),
+        ("session", "ls", "explore"),
+        ("session", "task", ""),
+    ]
+    assert {one.conversation for one in (own, agents, task)} == {done["session_id"]}
+    assert own.turn == 1 < agents.turn
+    assert own.digest == agents.digest
 
 
 def test_agents_share_the_servers_of_the_session(setup: SessionSetup, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SOURCE = str(ROOT / "src") + os.sep
+_WRITER = "call records"
+"""The thread that writes records of calls: it runs beside the calls."""
 
 
 class Walk:
@@ -54,6 +56,8 @@ class Walk:
     def profile(self, frame: FrameType, event: str, argument: object) -> None:
         """Record one call (a profile function, see `sys.setprofile`)."""
         if not self._is_on or event != "call" or not frame.f_code.co_filename.startswith(_SOURCE):
+            return
+        if threading.current_thread().name == _WRITER:
             return
         code = frame.f_code
         name = (

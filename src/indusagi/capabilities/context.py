@@ -23,6 +23,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.invisible import CleanText
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
+from indusagi.runtime.calls import CallObserver
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Framework:
     read_state: ReadStateHandle | None = None
     web: WebSettings | None = None
     search: Sequence[SearchProvider] = ()
+    observer: CallObserver | None = None
+    """Watches every call of the toolbox."""
 
 
 class CleanupStack:

@@ -14,6 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.records import record
+from indusagi.runtime.calls import observe_call
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 
 
@@ -98,7 +99,14 @@ class RegistryRunner:
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool and a failure are error outcomes."""
-        tool = self.tools.get(call.name)
+        tool, observer = self.tools.get(call.name), self.context.framework.observer
+        if observer is None:
+            return await self._run(call, tool, cancel, on_progress)
+        return await observe_call(observer, call, tool, lambda: self._run(call, tool, cancel, on_progress))
+
+    async def _run(
+        self, call: ToolCall, tool: Runnable | None, cancel: CancelToken | None, on_progress: ProgressSink | None
+    ) -> ToolOutcome:
         if tool is None:
             similar = find_similar_name(call.name, self.tools)
             hint = f" Did you mean {similar!r}?" if similar else ""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _PRIVATE_DIR = 0o700
 _PRIVATE_FILE = 0o600
+SQLITE_SIDE_FILES = ("-wal", "-shm")
+"""What SQLite adds to the name of a database: https://www.sqlite.org/tempfiles.html."""
 _LONGEST_WAIT_S = 10.0
 _PAUSE_S = 0.02
 
@@ -100,6 +102,32 @@ def create_private_file(path: str) -> int:
         OSError: `path` exists, as a link too, or its directory is absent.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
+
+
+def prepare_database_file(path: str) -> bool:
+    """Make sure that a SQLite database and its side files are private; tell whether the database was created just now.
+
+    Raises:
+        OSError: It cannot be created, is a link, or belongs to another user.
+    """
+    make_private_dir(os.path.dirname(os.path.abspath(path)))
+    try:
+        os.close(create_private_file(path))
+        return True
+    except FileExistsError:
+        pass
+    # By name: closing any descriptor of a database drops the locks of all connections that this process has to it
+    # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
+        try:
+            status = os.lstat(name)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{name!r} is not a file of this user: remove it")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            os.chmod(name, _PRIVATE_FILE)
+    return False
 
 
 def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:

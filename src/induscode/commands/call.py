@@ -153,6 +153,7 @@ class _Call:
     async def execute(self, token: CancelToken) -> int:
         """Open the session, call the tool and print its result."""
         from induscode.boot.session import open_session  # noqa: PLC0415 — imports the deck
+        from induscode.calls.record import CallOrigin  # noqa: PLC0415 — imports the deck
         from induscode.deck.contract import Profile  # noqa: PLC0415 — imports the deck
         from induscode.deck.mcp.boot import BootOptions, ServerPlan  # noqa: PLC0415 — imports the deck
 
@@ -170,11 +171,20 @@ class _Call:
                 # A server's tool needs no native cards, which take time to load.
                 profile = Profile.ALL if self.plan is None else None
                 session = await stack.enter_async_context(
-                    open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile, options=options)
+                    open_session(
+                        self._invocation,
+                        plan=plan,
+                        wrap=self.wrap,
+                        profile=profile,
+                        options=options,
+                        origin=CallOrigin(via="call", client="indus"),
+                    )
                 )
                 print_notes(note for note in session.store.notes if note not in self._printed)
                 print_notes(session.addons.notes)
                 session.addons.on_note = lambda note: print_notes([note])
+                if session.calls is not None:
+                    session.calls.on_note = session.addons.on_note
                 opened = session, await self._find_card(session)
             if opened is None:
                 return 0

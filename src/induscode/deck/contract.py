@@ -15,6 +15,7 @@ from indusagi.capabilities.ports import SearchProvider, WebSettings
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
+from indusagi.runtime.calls import CallObserver
 from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
 
 ValueT = TypeVar("ValueT")
@@ -253,6 +254,8 @@ class DeckFramework:
     """The addresses that web tools may reach; None: public ones only."""
     search: Sequence[SearchProvider] = ()
     """The providers of `websearch`, in the order they are asked."""
+    observer: CallObserver | None = None
+    """Watches every call of the deck."""
 
     def check(self) -> None:
         """Check that every handle has the methods its cards call.

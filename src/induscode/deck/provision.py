@@ -56,7 +56,9 @@ def base_context(ctx: DeckContext) -> ToolContext:
     read_state = ctx.framework.read_state or ReadState()
     shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox))
     handles = ctx.framework
-    framework = Framework(read_state=read_state, web=handles.web, search=tuple(handles.search))
+    framework = Framework(
+        read_state=read_state, web=handles.web, search=tuple(handles.search), observer=handles.observer
+    )
     return make_local_context(ctx.cwd, None, shell, framework)
 
 

@@ -203,6 +203,27 @@ ADDONS_REQUIRED: Setting[tuple[str, ...]] = Setting(
     schema={"type": "array", "items": {"type": "string", "minLength": 1}},
     tighten=lambda user, project: tuple(dict.fromkeys((*user, *project))),
 )
+CALLS_RECORD: Setting[str] = Setting(
+    key="calls.record",
+    describe="What is recorded of each call: nothing (off), its facts (on), or its texts too (payloads).",
+    default="on",
+    read=_build_choice_parser("off", "on", "payloads"),
+    schema={"enum": ["off", "on", "payloads"]},
+)
+CALLS_KEEP_DAYS: Setting[int] = Setting(
+    key="calls.keep_days",
+    describe="How many days the records of calls are kept.",
+    default=30,
+    read=_build_number_parser(1, 3_650),
+    schema=_build_integer_schema(1, 3_650),
+)
+CALLS_PAYLOAD_HOURS: Setting[int] = Setting(
+    key="calls.payload_hours",
+    describe="How many hours the texts of calls are kept, where calls.record is payloads.",
+    default=24,
+    read=_build_number_parser(1, 720),
+    schema=_build_integer_schema(1, 720),
+)
 SETTINGS: Mapping[str, Setting[Any]] = {
     setting.key: setting
     for setting in cast(
@@ -218,6 +239,9 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             MODEL_BASE_URL,
             MODEL_MAX_REQUESTS,
             ADDONS_REQUIRED,
+            CALLS_RECORD,
+            CALLS_KEEP_DAYS,
+            CALLS_PAYLOAD_HOURS,
         ),
     )
 }

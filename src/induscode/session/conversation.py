@@ -24,6 +24,7 @@ from indusagi.core.tasks import BackgroundTask
 from induscode.boot.config_watch import ConfigFiles, list_config_files
 from induscode.boot.runners import check_named_configs
 from induscode.boot.session import open_session
+from induscode.calls.record import CallOrigin
 from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import DeckRunner, DeckToolBox
@@ -251,7 +252,7 @@ class Conversation:
             await to_thread.run_sync(mark)
 
     def note_addon(self, note: Note) -> None:
-        """Show or keep the note about an addon that has failed."""
+        """Show or keep the note about an addon that has failed, or about calls that are not recorded."""
         self._note(str(note))
 
     def _note(self, note: str) -> None:
@@ -485,6 +486,7 @@ async def open_conversation(
                 plan_mode=True,
                 wait=False,
                 options=options,
+                origin=CallOrigin(via="session", conversation=transcript.id),
             )
         )
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
@@ -513,6 +515,8 @@ async def open_conversation(
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
         session.addons.on_note = conversation.note_addon
+        if session.calls is not None:
+            session.calls.on_note = conversation.note_addon
         conversation.plan_told = mode.active
         conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
         try:

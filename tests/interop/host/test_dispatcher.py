@@ -27,8 +27,9 @@ from indusagi.interop import (
 )
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO
-from indusagi.interop.protocol_bridge.host.session import CAPABILITIES, SUBSCRIPTION, VERSION
+from indusagi.interop.protocol_bridge.host.session import CAPABILITIES, CLIENT_INFO, SUBSCRIPTION, VERSION
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
+from indusagi.runtime.calls import CallingClient, current_client, current_trace
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress, ToolResult
 
 if TYPE_CHECKING:
@@ -643,3 +644,28 @@ async def test_finding_e5_the_notification_for_it_cancels_a_request() -> None:
         client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
         await bench.ended.wait()
         assert bench.reasons == ["enough"]
+
+
+# -- the client and the trace of a call -------------------------------------------------------
+
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_call_knows_its_client_and_its_trace(era: str) -> None:
+    bench, seen = Bench(), list[Any]()
+
+    async def look(*_: object) -> str:
+        seen.append((current_client.get(), current_trace.get()))
+        return "seen"
+
+    bench.add("look", look)
+    async with raw_client(create_provider_host(bench.box, INFO)) as client:
+        await client.initialize()
+        meta: JsonObject = {"traceparent": PARENT, "tracestate": "v=1", "baggage": "x" * 9_000}
+        if era == "modern":
+            meta |= {**STAMP, CLIENT_INFO: {"name": "ed\u202eitor", "version": "7"}}
+        await client.answer(1, "tools/call", {"name": "look", "_meta": meta})
+        await client.answer(2, "tools/call", {"name": "look", "_meta": {**meta, "traceparent": "00-0-0-00"}})
+    expected = CallingClient("editor", "7") if era == "modern" else CallingClient("raw")
+    assert seen == [(expected, {"traceparent": PARENT, "tracestate": "v=1"}), (expected, None)]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.reload import FileWatch
     from induscode.commands.support.permissions import CardChecks
     from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan
+    from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.provision import DeckToolBox
 
@@ -108,7 +109,10 @@ class GatewayBox:
         if self.answers_unlisted(call.name):
             refusal = await self.gateway.refuse(call.name)
             if refusal is not None:
-                return ToolOutcome(call.id, refusal)
+                outcome = ToolOutcome(call.id, refusal)
+                if self.gateway.session.calls is not None:
+                    self.gateway.session.calls.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
+                return outcome
             # Approved meanwhile: the present box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
@@ -120,7 +124,7 @@ class GatewayBox:
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool is disabled: a call of it is answered with the reason."""
         listed = name in self.remote.runner.cards or name in self.native.runner.cards
-        return not listed and self.gateway.is_disabled(name)
+        return not listed and self.gateway.find_disabled(name) is not None
 
 
 class ClientRecorder:
@@ -157,6 +161,8 @@ class Gateway:
         self._context = context
         self._checks = checks
         session.addons.on_note = lambda note: self._print_notes([note])
+        if session.calls is not None:
+            session.calls.on_note = session.addons.on_note
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway."""
@@ -200,9 +206,9 @@ class Gateway:
         live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
         return self.session.native_deck().graft(live).map_capabilities(self._checks.native)
 
-    def is_disabled(self, name: str) -> bool:
-        """Return whether a tool is disabled, by the name that clients call."""
-        return self._enrolment.find_disabled(name) is not None
+    def find_disabled(self, name: str) -> DisabledTool | None:
+        """Find a disabled tool by the name that clients call."""
+        return self._enrolment.find_disabled(name)
 
     async def refuse(self, name: str) -> ToolResult | None:
         """Look for an approval of a disabled tool; without one, return the reason why it cannot be called."""

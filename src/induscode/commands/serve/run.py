@@ -23,6 +23,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.config_watch import ConsentedRows, list_config_files
 from induscode.boot.session import open_session
+from induscode.calls.record import CallOrigin
 from induscode.commands.serve.gateway import FIRST_S, ClientRecorder, Gateway, GatewayContext
 from induscode.commands.serve.process import handle_signals, non_blocking_stderr
 from induscode.commands.serve.recursion import (
@@ -201,6 +202,7 @@ async def _open_gateway(
                 plan=plan,
                 wait=False,
                 options=replace(context.options, handlers=forwarding_handlers()),
+                origin=CallOrigin(via="gateway"),
             )
         )
         # In a thread, after the servers were started: it takes as long as they do.

@@ -184,6 +184,11 @@ class BootedBridge:
         return self._journal
 
     @property
+    def place(self) -> tuple[str, int]:
+        """The run of the journal and its present turn; empty before the journal has begun."""
+        return ("", 0) if self._journal is None else (self._journal.run, self._journal.turns)
+
+    @property
     def ledger(self) -> BridgeLedger:
         """The ledger as it is now."""
         return self.enrolment.ledger

@@ -17,6 +17,7 @@ from indusagi.capabilities.context import CleanupStack, ContextId
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.text import escape_invisible
+from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
 from induscode.boot.runners import canon_tool_name
 from induscode.deck.contract import DelegateReport, only_reads
@@ -176,7 +177,12 @@ class SubSession:
         )
         facts = f"\n\nWhat is known:\n{self._request.context}" if self._request.context else ""
         prompt = f"{self._request.objective}{facts}\n\nEnd with a report of what you found or did."
-        result = await runner.run(prompt, plan)
+        agent = current_agent.get()
+        current_agent.set(f"{agent}/{self._agent.name}" if agent else self._agent.name)
+        try:
+            result = await runner.run(prompt, plan)
+        finally:
+            current_agent.set(agent)
         usage = result.usage.add(level.usage)
         self._level.usage = self._level.usage.add(usage)
         return self._write_report(result, usage, remark)

@@ -23,10 +23,10 @@ from tests.support.deck import AT, capability
 from tests.support.scripts import ROOT, unmeasured
 from tests.support.stores import batch, fill_store, query_file, run_sql, store_file, stored
 
+from indusagi.core import app_dirs
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, memory_store, open_store
-from induscode.deck.mcp.store import database as ledger_database
 from induscode.deck.mcp.store import fallback as ledger_fallback
 from induscode.deck.mcp.store.database import (
     APPLICATION_ID,
@@ -563,7 +563,7 @@ async def test_r54_a_read_only_file_system_moves_the_ledger_to_memory(
     def refused(_: str) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(ledger_database, "create_private_file", refused)
+    monkeypatch.setattr(app_dirs, "create_private_file", refused)
     async with stored(tmp_path) as store:
         assert (store.path, len(store.notes)) == (None, 1)
         assert "Read-only file system" in store.notes[0].message

@@ -47,6 +47,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     requires_modern,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, Transport
+from indusagi.runtime.calls import current_trace
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
@@ -330,11 +331,13 @@ class ClientSession:
             InvalidResponseError: It requested input too often, or its result has an unknown type.
         """
         limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
+        meta: JsonObject = dict(current_trace.get() or ())
         if call.caller is not None:
-            meta: JsonObject = {HOPS: call.caller.hops + 1}
+            meta[HOPS] = call.caller.hops + 1
             if self.facts is not None and self.facts.era == "modern":
                 offered, declared = self._handlers.capabilities(), call.caller.capabilities
                 meta[CAPABILITIES] = {key: value for key, value in declared.items() if key in offered}
+        if meta:
             params = {**params, "_meta": meta}
         options = RequestOptions(limits.call_idle_s, limits.call_hard_s, on_progress, call.request_id)
         self._calls.add(call)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import NotJson, compact_json
+from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, UNKNOWN_CALLER, current_caller
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.contract import to_blocks
@@ -29,13 +30,14 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
+from indusagi.runtime.calls import CallingClient, current_client, current_trace, read_trace
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
@@ -47,9 +49,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
+CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
+_NAME_CHARS = 100
+"""Of the name and of the version that a client gives itself."""
 _NEED_TOOLS = frozenset({"tools/list", "tools/call"})
 
 
@@ -93,6 +98,9 @@ class HostSession:
         self.dispatcher = RequestDispatcher(self._serve, None, limits)
         self.capabilities: JsonObject = {}
         """What the client declared in its handshake."""
+        self.principal = ""
+        """The authenticated user of the client; empty if clients are known by a shared token alone."""
+        self._client_info: JsonValue = None
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
         self._owner = identity.owner
@@ -160,6 +168,7 @@ class HostSession:
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
         capabilities = request.params.get("capabilities")
         self.capabilities = capabilities if isinstance(capabilities, dict) else {}
+        self._client_info = request.params.get("clientInfo")
         if self._stop_listening is None:
             self._stop_listening = self._catalog.listen(self._announce_change)
         return {
@@ -244,6 +253,7 @@ class HostSession:
         self, request: HostRequest, call: ToolCall, caller: Caller, cancel: CancelToken, sink: ProgressSink | None
     ) -> JsonObject:
         current_caller.set(caller)
+        self._identify_call(request)
         try:
             outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
             return self._build_result(request, outcome.result)
@@ -251,6 +261,14 @@ class HostSession:
             _log.error("tool %r raised an exception", call.name, exc_info=exc)
             message = f"{call.name} failed inside of the host; its log says more."
             return self._build_result(request, ToolResult.error(message, code="failed"))
+
+    def _identify_call(self, request: HostRequest) -> None:
+        """Tell the observers of calls, in this task, which client makes the call and to which trace it belongs."""
+        info = request.meta.get(CLIENT_INFO, self._client_info)
+        texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
+        name, version = (clean_text(text[:_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
+        current_client.set(CallingClient(name, version, self.principal))
+        current_trace.set(read_trace(request.meta) if "traceparent" in request.meta else None)
 
     def _build_result(self, request: HostRequest, result: ToolResult) -> JsonObject:
         """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""

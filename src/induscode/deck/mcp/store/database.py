@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
-from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
+from indusagi.core.app_dirs import SQLITE_SIDE_FILES, state_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
@@ -42,7 +41,6 @@ APPLICATION_ID = 0x696E6475
 BUSY_S = 5.0
 """How long to wait for another process that writes."""
 _ADDRESSES_PER_QUERY = 500
-_SIDE_FILES = ("-wal", "-shm")
 _DAY_MS = 86_400_000
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -111,32 +109,6 @@ def store_path() -> str:
     return os.path.join(state_dir(), "ledger.db")
 
 
-def prepare_file(path: str) -> bool:
-    """Make sure that the file is private, and tell whether it was created just now.
-
-    Raises:
-        OSError: It cannot be created, is a link, or belongs to another user.
-    """
-    make_private_dir(os.path.dirname(os.path.abspath(path)))
-    try:
-        os.close(create_private_file(path))
-        return True
-    except FileExistsError:
-        pass
-    # By name: closing any descriptor of a database drops the locks of all connections that this process has to it
-    # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
-    for name in (path, *(path + side for side in _SIDE_FILES)):
-        try:
-            status = os.lstat(name)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise PermissionError(f"{name!r} is not a file of this user: remove it")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            os.chmod(name, 0o600)
-    return False
-
-
 def file_identity(path: str) -> tuple[int, int]:
     """Return the device and inode behind a path.
 
@@ -170,7 +142,7 @@ def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = N
     except FileNotFoundError:
         return None
     # The last rows may be in these files only; SQLite finds them under the new name.
-    for side in _SIDE_FILES:
+    for side in SQLITE_SIDE_FILES:
         with suppress(FileNotFoundError):
             os.rename(path + side, aside + side)
     if fresh is not None:
@@ -189,13 +161,13 @@ def list_set_aside(path: str) -> list[str]:
     return sorted(
         os.path.join(folder, other)
         for other in names
-        if other.startswith(f"{name}.corrupt-") and not other.endswith((*_SIDE_FILES, "-end"))
+        if other.startswith(f"{name}.corrupt-") and not other.endswith((*SQLITE_SIDE_FILES, "-end"))
     )
 
 
 def remove_database(path: str) -> None:
     """Remove a database that no connection uses, with its side files; an absent file is ignored."""
-    for name in (path, *(path + side for side in _SIDE_FILES)):
+    for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
         with suppress(FileNotFoundError):
             os.unlink(name)
 

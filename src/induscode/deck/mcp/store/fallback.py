@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from indusagi.core.app_dirs import locked_directory
+from indusagi.core.app_dirs import locked_directory, prepare_database_file
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
 from induscode.deck.mcp.store.database import (
@@ -24,7 +24,6 @@ from induscode.deck.mcp.store.database import (
     NewerStoreError,
     file_identity,
     list_set_aside,
-    prepare_file,
     prune,
     remove_database,
     set_aside,
@@ -98,7 +97,7 @@ class FallbackStore:
     # -- opening and replacing --------------------------------------------------------------
 
     def _open_file(self, path: str) -> LedgerDb:
-        created = prepare_file(path)
+        created = prepare_database_file(path)
         self._identity = file_identity(path)
         try:
             db = LedgerDb(path)

@@ -1,0 +1,87 @@
+"""Observation of calls: who makes a call, and what watches it from its start to its outcome.
+
+A runner hands every call to the observer of its context. An observer sees calls and changes nothing about them. The
+client and the agent of a call are context variables (https://docs.python.org/3/library/contextvars.html), set by a host
+and by a sub-agent: code in between needs no parameter for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Protocol
+
+from indusagi.core.json import JsonObject
+from indusagi.core.records import record
+from indusagi.runtime.contract import ToolCall, ToolOutcome
+
+
+@record
+class CallingClient:
+    """A client of a host. Its name and version are its own words; the principal was authenticated."""
+
+    name: str = ""
+    version: str = ""
+    principal: str = ""
+    """The authenticated user of the client; empty if the host knows its clients by a shared token alone."""
+
+
+current_client: ContextVar[CallingClient | None] = ContextVar("current_client", default=None)
+"""The client of a host for which this task works."""
+current_agent: ContextVar[str] = ContextVar("current_agent", default="")
+"""The sub-agent for which this task works; empty outside of one."""
+current_trace: ContextVar[Mapping[str, str] | None] = ContextVar("current_trace", default=None)
+"""The trace context that requests of this task carry: `traceparent`, `tracestate` and `baggage`.
+
+https://www.w3.org/TR/trace-context/, https://modelcontextprotocol.io/seps/414
+"""
+
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_TRACE_LIMITS = {"tracestate": 512, "baggage": 8_192}
+"""Characters that must be passed on: https://www.w3.org/TR/trace-context/#tracestate-limits,
+https://www.w3.org/TR/baggage/#limits. Longer values are left out."""
+
+
+def read_trace(meta: JsonObject) -> Mapping[str, str] | None:
+    """Read the trace context of a request from its `_meta`; None if there is none or it is invalid."""
+    parent = meta.get("traceparent")
+    if not isinstance(parent, str) or _TRACEPARENT.fullmatch(parent) is None:
+        return None
+    trace = {"traceparent": parent}
+    for key, limit in _TRACE_LIMITS.items():
+        value = meta.get(key)
+        if isinstance(value, str) and 0 < len(value) <= limit and value.isascii() and value.isprintable():
+            trace[key] = value
+    return trace
+
+
+class ObservedCall(Protocol):
+    """One call that has started."""
+
+    def finish(self, outcome: ToolOutcome | None) -> None:
+        """Note the end of the call; None if its task was cancelled. Raises nothing."""
+        ...
+
+
+class CallObserver(Protocol):
+    """Watches the calls of a runner."""
+
+    def start(self, call: ToolCall, tool: object) -> ObservedCall:
+        """Note the start of a call of `tool`, which is None if its name is unknown. Raises nothing."""
+        ...
+
+
+async def observe_call(
+    observer: CallObserver, call: ToolCall, tool: object, work: Callable[[], Awaitable[ToolOutcome]]
+) -> ToolOutcome:
+    """Do the work of a call while it is observed."""
+    observed = observer.start(call, tool)
+    try:
+        outcome = await work()
+    except BaseException:
+        observed.finish(None)
+        raise
+    observed.finish(outcome)
+    return outcome

@@ -1,0 +1,243 @@
+"""The database of calls: one private SQLite file of this user, which every process appends to.
+
+Rows leave it by age and by number, payloads by their hour; what is removed is overwritten (`secure_delete`). A damaged
+file is set aside and a new one begun: records of calls are worth less than the call that waits for them. All functions
+block and belong to one thread. The loss of power may lose the last second (`synchronous = NORMAL`,
+https://www.sqlite.org/pragma.html#pragma_synchronous); a killed process loses what its thread had not yet written.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file
+from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
+from indusagi.core.time import now_ms
+from induscode.calls.record import COLUMNS, CallRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator, Sequence
+
+APPLICATION_ID = 0x63616C6C
+"""Marks the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
+VERSION = 1
+MOST_ROWS = 200_000
+_BUSY_S = 5.0
+_DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
+_NUMBERS = frozenset({"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt"})
+_SCHEMA = (
+    "CREATE TABLE calls (id INTEGER PRIMARY KEY AUTOINCREMENT, "
+    + ", ".join(f"{name} {'INTEGER' if name in _NUMBERS else 'TEXT'} NOT NULL" for name in COLUMNS)
+    + ")",
+    # Covers statistics by tool and by server: 35 ms instead of 200 ms for 100,000 calls.
+    "CREATE INDEX by_tool ON calls (server, tool, outcome, duration_us, tokens)",
+    "CREATE TABLE payloads (call INTEGER PRIMARY KEY, expires_ms INTEGER NOT NULL, "
+    "arguments TEXT NOT NULL, result TEXT NOT NULL)",
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID",
+    "INSERT INTO facts VALUES ('dropped', 0), ('key', randomblob(32))",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {VERSION}",
+)
+_INSERT = f"INSERT INTO calls ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM calls"
+
+
+class UnusableCallsError(Exception):
+    """The file is of another program or of a later version."""
+
+
+@record
+class Payload:
+    """The texts of one call, which are kept for a short time where the user asks for them."""
+
+    arguments: str
+    result: str
+
+
+@record(kw_only=True)
+class CallFilter:
+    """Which calls are read."""
+
+    server: str | None = None
+    tool: str | None = None
+    client: str | None = None
+    conversation: str | None = None
+    failed: bool = False
+    since_ms: int = 0
+    after: int = 0
+    """Only calls with a greater number."""
+
+    def to_sql(self) -> tuple[str, list[object]]:
+        """Build the WHERE clause and its values."""
+        tests, values = ["TRUE"], list[object]()
+        if self.after:
+            tests.append("id > ?")
+            values.append(self.after)
+        if self.since_ms:
+            tests.append("at_ms >= ?")
+            values.append(self.since_ms)
+        for column in ("server", "tool", "client", "conversation"):
+            wanted = getattr(self, column)
+            if wanted is not None:
+                # GLOB compares case and knows `*`: https://www.sqlite.org/lang_expr.html#glob.
+                tests.append(f"{column} GLOB ?")
+                values.append(wanted)
+        if self.failed:
+            tests.append("outcome <> 'ok'")
+        return f"WHERE {' AND '.join(tests)}", values
+
+
+class CallDatabase:
+    """One connection to the file."""
+
+    def __init__(self, path: str, *, write: bool = True) -> None:
+        """Open the file; with `write` it is created, or begun again if it is damaged.
+
+        Raises:
+            OSError: It cannot be created, or belongs to another user.
+            sqlite3.Error: It cannot be opened.
+            UnusableCallsError: It is of another program or of a later version.
+        """
+        self.path = path
+        self.set_aside: str | None = None
+        """The damaged file that was replaced, if there was one."""
+        if not write:
+            self.connection = _connect(path, "ro")
+            try:
+                self.dropped()
+            except BaseException:  # damaged, or not yet prepared by the process that creates it
+                self.connection.close()
+                raise
+            return
+        try:
+            self.connection = self._create(path)
+        except sqlite3.DatabaseError as exc:
+            if isinstance(exc, sqlite3.OperationalError):  # locked, or the disk is full
+                raise
+            self.set_aside = f"{path}.corrupt-{new_ulid()}"
+            for side in ("", *SQLITE_SIDE_FILES):
+                with suppress(FileNotFoundError):
+                    os.rename(path + side, self.set_aside + side)
+            self.connection = self._create(path)
+        self.key = bytes(self._fact("key"))
+
+    def _create(self, path: str) -> sqlite3.Connection:
+        prepare_database_file(path)
+        connection = _connect(path, "rw")
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+            connection.execute("PRAGMA synchronous = NORMAL").close()
+            connection.execute("PRAGMA secure_delete = ON").close()
+            with _transaction(connection):
+                application, version = (
+                    connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+                )
+                if (application, version) == (0, 0):
+                    for statement in _SCHEMA:
+                        connection.execute(statement)
+                elif application != APPLICATION_ID or version > VERSION:
+                    raise UnusableCallsError(f"{path!r} is of another program or of a later version of this one")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def append(
+        self, rows: Sequence[tuple[CallRecord, Payload | None]], *, dropped: int = 0, payload_hours: int = 1
+    ) -> None:
+        """Append records in one transaction, and add to the number of records that were dropped.
+
+        Raises:
+            sqlite3.Error: They cannot be written.
+        """
+        with _transaction(self.connection):
+            for row, payload in rows:
+                cursor = self.connection.execute(_INSERT, [getattr(row, name) for name in COLUMNS])
+                if payload is not None:
+                    values = (cursor.lastrowid, now_ms() + payload_hours * _HOUR_MS, payload.arguments, payload.result)
+                    self.connection.execute("INSERT INTO payloads VALUES (?, ?, ?, ?)", values)
+            if dropped:
+                self.connection.execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (dropped,))
+
+    def prune(self, keep_days: int, most: int = MOST_ROWS) -> None:
+        """Remove old rows, rows past the most, and expired payloads.
+
+        Raises:
+            sqlite3.Error: They cannot be removed.
+        """
+        now = now_ms()
+        with _transaction(self.connection):
+            self.connection.execute("DELETE FROM calls WHERE at_ms < ?", (now - keep_days * _DAY_MS,))
+            self.connection.execute("DELETE FROM calls WHERE id <= (SELECT max(id) FROM calls) - ?", (most,))
+            self.connection.execute("DELETE FROM payloads WHERE expires_ms <= ?", (now,))
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def dropped(self) -> int:
+        """Return how many records were dropped."""
+        return int(self._fact("dropped"))
+
+    def _fact(self, name: str) -> int | bytes:
+        return self.connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]
+
+    def latest(self, wanted: CallFilter, limit: int, *, slowest: bool = False) -> list[CallRecord]:
+        """Read the last calls in their order, or the slowest ones first."""
+        where, values = wanted.to_sql()
+        order = "duration_us DESC" if slowest else "id DESC"
+        rows = self.connection.execute(f"{_SELECT} {where} ORDER BY {order} LIMIT ?", [*values, limit])
+        records = [CallRecord(*row) for row in rows]
+        return records if slowest else records[::-1]
+
+    def stream(self, wanted: CallFilter) -> Iterator[CallRecord]:
+        """Read all calls in their order, a few at a time."""
+        where, values = wanted.to_sql()
+        for row in self.connection.execute(f"{_SELECT} {where} ORDER BY id", values):
+            yield CallRecord(*row)
+
+    def measures(self, column: str, wanted: CallFilter) -> Iterable[tuple[str, str, str, int, int, str]]:
+        """Read what statistics need: server, group, outcome, number of calls, tokens, and the durations with commas.
+
+        SQLite joins the durations: a tuple per call would take three times as long.
+        """
+        where, values = wanted.to_sql()
+        names = f"server, {column}" if column == "tool" else f"'', {column}"
+        return self.connection.execute(
+            f"SELECT {names}, outcome, count(*), sum(tokens), group_concat(duration_us) FROM calls {where} "
+            f"GROUP BY {'server, ' if column == 'tool' else ''}{column}, outcome",
+            values,
+        )
+
+    def find(self, number: int) -> tuple[CallRecord | None, Payload | None]:
+        """Find a call by its number, and its texts if they are kept and have not expired."""
+        row = self.connection.execute(f"{_SELECT} WHERE id = ?", (number,)).fetchone()
+        texts = self.connection.execute(
+            "SELECT arguments, result FROM payloads WHERE call = ? AND expires_ms > ?", (number, now_ms())
+        ).fetchone()
+        return (None if row is None else CallRecord(*row)), (None if texts is None else Payload(*texts))
+
+
+def _connect(path: str, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(path)}?mode={mode}", timeout=_BUSY_S, isolation_level=None, uri=True)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

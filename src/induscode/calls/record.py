@@ -1,0 +1,140 @@
+"""The record of one call: who made it, what was called, how long it took and how it ended.
+
+A record holds no argument and no result: a keyed digest of the arguments tells equal calls apart from different ones,
+and sizes tell how much was passed. The texts themselves are kept only where the user asks for it (`calls.record`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from indusagi.core.records import record
+from indusagi.core.time import iso_utc
+from indusagi.runtime.contract import TextContentBlock
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolOutcome, ToolResult
+
+Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
+"""The tool answered, it answered with an error, its server failed, the call was refused, it was cancelled."""
+FAULT_CODES = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
+"""Error codes of a server's tool that mean a fault of its server; a native command that times out has answered."""
+CALLS_FILE = "calls.db"
+"""The name of the database in the state directory."""
+BYTES_PER_TOKEN = 4
+_MOST_NODES = 1_000
+"""Parts of a JSON value that are measured; larger values are rare, and the size is an estimate."""
+
+
+@record(kw_only=True)
+class CallOrigin:
+    """What all calls of one run have in common."""
+
+    via: str = ""
+    """The entry point: `session`, `call` or `gateway`."""
+    client: str = ""
+    conversation: str = ""
+
+
+@record
+class CallRecord:
+    """One call."""
+
+    id: int
+    """Its number, which rises and is never given twice; 0 before it is stored."""
+    at_ms: int
+    duration_us: int
+    via: str
+    client: str
+    """Name and version that the client gives itself."""
+    principal: str
+    conversation: str
+    run: str
+    """The run of the ledger, whose `turn` shows the deck that the model saw."""
+    turn: int
+    agent: str
+    """The sub-agent that made the call."""
+    server: str
+    """Empty for a native tool."""
+    tool: str
+    """The server's own name of it."""
+    call: str
+    digest: str
+    """Keyed digest of the arguments: equal for equal arguments of one user."""
+    argument_bytes: int
+    result_bytes: int
+    tokens: int
+    """Estimated tokens of arguments and text, at four bytes each."""
+    outcome: str
+    code: str
+    """The code of an error."""
+    attempt: int
+    """1, or how often the same call was made until now without success."""
+    trace: str = field(default="")
+    """The trace id, if the call is part of a trace."""
+
+    def to_json(self) -> JsonObject:
+        """Convert to a JSON object, with the time as RFC 3339."""
+        values: JsonObject = {name: getattr(self, name) for name in COLUMNS}
+        return {"id": self.id, "at": iso_utc(self.at_ms), **values}
+
+
+COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(CallRecord) if one.name != "id")
+"""The fields in the order of the table."""
+
+
+def find_outcome(outcome: ToolOutcome | None, is_remote: bool) -> tuple[Outcome, str]:
+    """Name how a call ended, and the code of its error."""
+    if outcome is None:
+        return "cancelled", ""
+    if not outcome.is_error:
+        return "ok", ""
+    code = outcome.details.get("code")
+    code = code if isinstance(code, str) else ""
+    if code == "cancelled" or outcome.details.get("reason") == "cancelled":
+        return "cancelled", code
+    if code == "denied":
+        return "denied", code
+    return ("fault" if is_remote and code in FAULT_CODES else "error"), code
+
+
+def measure_result(result: ToolResult) -> tuple[int, int]:
+    """Measure the bytes of a result, and those of its text alone."""
+    text = other = 0
+    for block in result.content:
+        if isinstance(block, TextContentBlock):
+            text += measure_text(block.text)
+        else:
+            other += estimate_size(block.value)[0]
+    if not result.content and result.structured is not None:
+        text = estimate_size(result.structured)[0]
+    return text + other, text
+
+
+def measure_text(text: str) -> int:
+    """Count the bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def estimate_size(value: JsonValue) -> tuple[int, bool]:
+    """Estimate the bytes of a JSON value; False with it if the value has too many parts to measure them all."""
+    total, nodes = 0, 0
+    pending: list[JsonValue] = [value]
+    while pending:
+        nodes += 1
+        if nodes > _MOST_NODES:
+            return total, False
+        part = pending.pop()
+        if isinstance(part, str):
+            total += len(part) + 2
+        elif isinstance(part, dict):
+            total += sum(map(len, map(str, part))) + 4 * len(part) + 1  # a key may be of any type by mistake
+            pending.extend(part.values())
+        elif isinstance(part, list):
+            total += len(part) + 1
+            pending.extend(part)
+        else:
+            total += 4
+    return total, True

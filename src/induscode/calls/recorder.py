@@ -1,0 +1,347 @@
+"""Recorder of calls: the observer that makes a record of every call of a run.
+
+A call hands its facts to a bounded queue and goes on; a thread of the recorder gathers them for a moment, computes
+digests and writes one transaction. No call waits for its record. What the queue cannot take is dropped and counted, and
+a note says so; the number is stored beside the records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from contextlib import suppress
+from hashlib import blake2b
+from json import JSONEncoder
+from time import perf_counter_ns, sleep
+from typing import TYPE_CHECKING
+
+from indusagi.core.faults import Note, describe_error
+from indusagi.core.records import record
+from indusagi.core.text import format_count
+from indusagi.core.time import now_ms
+from indusagi.runtime.calls import current_agent, current_client, current_trace
+from induscode.calls.record import BYTES_PER_TOKEN, CallOrigin, CallRecord, estimate_size, find_outcome, measure_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.json import JsonValue
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ToolCall, ToolOutcome
+    from induscode.calls.database import CallDatabase, Payload
+
+MOST_QUEUED = 4_096
+"""Calls that wait for the thread; further ones are dropped."""
+GATHER_S = 0.25
+"""How long the thread gathers calls after the first one of a batch."""
+CLOSE_S = 5.0
+"""The longest wait for the last batch at the end of a run."""
+_SLICE = 32
+"""Records that are computed before the thread lets the event loop run."""
+_PRUNE_EVERY = 5_000
+_MOST_FAILED = 1_024
+"""Calls without success whose repetitions are counted."""
+_LARGE_BYTES = 16 * 1_024
+"""Arguments that are larger are digested at once, so that the queue holds none of them."""
+_PAYLOAD_CHARS = 64 * 1_024
+
+_ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=repr)
+
+
+@record(kw_only=True)
+class RecordSettings:
+    """What is kept, and for how long."""
+
+    keep_days: int = 30
+    payloads: bool = False
+    """Whether the texts of arguments and results are kept too."""
+    payload_hours: int = 24
+
+
+class RecordedCall:
+    """One call, from its start until its record is written; an `ObservedCall`."""
+
+    __slots__ = (
+        "agent",
+        "arguments",
+        "at_ms",
+        "began_ns",
+        "call",
+        "client",
+        "code",
+        "digest",
+        "duration_us",
+        "outcome",
+        "payload",
+        "recorder",
+        "ref",
+        "result_bytes",
+        "run",
+        "text_bytes",
+        "trace",
+        "turn",
+    )
+
+    def __init__(self, recorder: CallRecorder, call: ToolCall, tool: object) -> None:
+        self.recorder = recorder
+        self.call = call
+        self.ref = find_tool_ref(tool)
+        self.client = current_client.get()
+        self.agent = current_agent.get()
+        self.run, self.turn = recorder.find_place()
+        self.trace = ""
+        self.digest: tuple[str, int] | None = None
+        self.payload: Payload | None = None
+        self.at_ms = now_ms()
+        self.began_ns = perf_counter_ns()
+
+    def finish(self, outcome: ToolOutcome | None) -> None:
+        """Take what the record needs of the outcome, and hand it to the thread."""
+        self.duration_us = (perf_counter_ns() - self.began_ns) // 1_000
+        self.outcome, self.code = find_outcome(outcome, self.ref is not None)
+        self.result_bytes, self.text_bytes = (0, 0) if outcome is None else measure_result(outcome.result)
+        # Read at the end: a tracer has set it by now. It is 00-<trace id>-<span id>-<flags>:
+        # https://www.w3.org/TR/trace-context/#traceparent-header-field-values.
+        trace = current_trace.get()
+        self.trace = "" if trace is None else trace.get("traceparent", "")[3:35]
+        recorder = self.recorder
+        self.arguments = self.call.input
+        size, is_whole = estimate_size(self.arguments)
+        if (size > _LARGE_BYTES or not is_whole) and recorder.has_key:
+            self.digest = recorder.digest(self.arguments)
+            self.arguments = None
+        if recorder.settings.payloads:
+            self.payload = _build_payload(self.call.input, outcome)
+        recorder.put(self)
+
+    def to_record(self, attempts: FailedCalls) -> CallRecord:
+        """Build the record; called in the thread."""
+        origin, client, ref = self.recorder.origin, self.client, self.ref
+        digest, argument_bytes = self.digest or self.recorder.digest(self.arguments)
+        named = origin.client if client is None else f"{client.name} {client.version}".strip()
+        server, tool = ("", self.call.name) if ref is None else (ref.server, ref.name)
+        key = (named, "" if client is None else client.principal, self.agent, server, tool, digest)
+        return CallRecord(
+            0,
+            self.at_ms,
+            self.duration_us,
+            origin.via,
+            _cut(named),
+            "" if client is None else _cut(client.principal),
+            origin.conversation,
+            self.run,
+            self.turn,
+            _cut(self.agent),
+            server,
+            _cut(tool),
+            _cut(self.call.id),
+            digest,
+            argument_bytes,
+            self.result_bytes,
+            -(-(argument_bytes + self.text_bytes) // BYTES_PER_TOKEN),
+            self.outcome,
+            self.code,
+            attempts.count(key, is_ok=self.outcome == "ok"),
+            self.trace,
+        )
+
+
+class FailedCalls:
+    """Counts how often the same call was made without success, for a bounded number of calls."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[object, int] = OrderedDict()
+
+    def count(self, key: object, *, is_ok: bool) -> int:
+        """Return the number of this attempt; a success ends the count."""
+        attempt = self._failures.pop(key, 0) + 1
+        if not is_ok:
+            self._failures[key] = attempt
+            if len(self._failures) > _MOST_FAILED:
+                self._failures.popitem(last=False)
+        return attempt
+
+
+class CallRecorder:
+    """Records the calls of one run; a `CallObserver`. The thread starts with the first call.
+
+    Args:
+        path: Of the database.
+        origin: What all calls have in common.
+        settings: What is kept.
+        find_place: Returns the run of the ledger and its present turn.
+        on_note: Receives what could not be recorded, in the thread of the event loop.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        origin: CallOrigin,
+        settings: RecordSettings | None = None,
+        find_place: Callable[[], tuple[str, int]] = lambda: ("", 0),
+        on_note: Callable[[Note], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.origin = origin
+        self.settings = settings or RecordSettings()
+        self.find_place = find_place
+        self.on_note = on_note
+        self.dropped = 0
+        """Calls that were not recorded."""
+        self._stored_dropped = 0
+        self._notes: list[Note] = []
+        self._said = 0
+        self._key = b""
+        self._queue: deque[RecordedCall] = deque()
+        self._is_woken = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What could not be recorded, and why."""
+        if not self.dropped:
+            return tuple(self._notes)
+        message = f"{format_count(self.dropped, 'call')} could not be recorded: they came faster than they are written"
+        return (*self._notes, *(() if self._notes else (Note("the records of calls", message),)))
+
+    # -- in the event loop ------------------------------------------------------------------
+
+    def start(self, call: ToolCall, tool: object) -> RecordedCall:
+        """Note the start of a call."""
+        return RecordedCall(self, call, tool)
+
+    def put(self, call: RecordedCall) -> None:
+        """Hand a call to the thread, or drop it if too many wait."""
+        if len(self._queue) >= MOST_QUEUED or self._closing.is_set():
+            self.dropped += 1
+        else:
+            self._queue.append(call)
+            if not self._is_woken:
+                self._is_woken = True
+                self._wake.set()
+                if self._thread is None:
+                    self._start_thread()
+        if (self.dropped or self._notes) and self.on_note is not None:
+            notes = self.notes
+            said, self._said = self._said, len(notes)
+            for note in notes[said:]:
+                self.on_note(note)
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the thread has opened the database, which holds the key of digests."""
+        return bool(self._key)
+
+    def digest(self, arguments: JsonValue) -> tuple[str, int]:
+        """Digest arguments with the key of this user; return the digest and the bytes of their JSON."""
+        data = _encode(arguments).encode("utf-8", "surrogatepass")
+        if not data:
+            return "", estimate_size(arguments)[0]
+        return blake2b(data, key=self._key, digest_size=16).hexdigest(), len(data)
+
+    async def aclose(self) -> None:
+        """Write what is left, and end the thread."""
+        from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
+
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            with move_on_after(CLOSE_S, shield=True):
+                await to_thread.run_sync(self._thread.join, CLOSE_S)
+
+    def _start_thread(self) -> None:
+        # A daemon: a run that forgets to close its recorder can still end.
+        self._thread = threading.Thread(target=self._write_calls, name="call records", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as exc:  # the system gives this process no further thread
+            self._thread = None
+            self._fail(exc)
+
+    # -- in the thread ----------------------------------------------------------------------
+
+    def _write_calls(self) -> None:
+        database: CallDatabase | None = None
+        try:
+            from induscode.calls.database import CallDatabase  # noqa: PLC0415 — takes as long as a call
+
+            database = CallDatabase(self.path)
+            self._key = database.key
+            if database.set_aside is not None:
+                message = f"it was damaged and set aside as {database.set_aside!r}; a new file was begun"
+                self._notes.append(Note(f"the records of calls {self.path!r}", message))
+            database.prune(self.settings.keep_days)
+            self._serve(database)
+        except Exception as exc:  # noqa: BLE001 — boundary: calls go on without records, and a note says so
+            self._fail(exc)
+        finally:
+            if database is not None:
+                with suppress(Exception):
+                    database.close()
+
+    def _serve(self, database: CallDatabase) -> None:
+        attempts = FailedCalls()
+        since_prune = 0
+        while True:
+            self._wake.wait()
+            self._closing.wait(GATHER_S)
+            self._wake.clear()
+            self._is_woken = False
+            is_last = self._closing.is_set()
+            rows: list[tuple[CallRecord, Payload | None]] = []
+            while self._queue:
+                call = self._queue.popleft()
+                rows.append((call.to_record(attempts), call.payload))
+                if len(rows) % _SLICE == 0:
+                    sleep(0)
+            dropped = self.dropped
+            if rows or dropped != self._stored_dropped:
+                database.append(rows, dropped=dropped - self._stored_dropped, payload_hours=self.settings.payload_hours)
+                self._stored_dropped = dropped
+            since_prune += len(rows)
+            if since_prune >= _PRUNE_EVERY:
+                since_prune = 0
+                database.prune(self.settings.keep_days)
+            if is_last and not self._queue:
+                return
+
+    def _fail(self, failure: Exception) -> None:
+        """Record no further calls."""
+        self._closing.set()
+        self.dropped += len(self._queue)
+        self._queue.clear()
+        owner = f"the records of calls {self.path!r}"
+        self._notes.append(Note(owner, f"calls are not recorded any more: {describe_error(failure)}"))
+
+
+def find_tool_ref(tool: object) -> RemoteToolRef | None:
+    """Find the server and the tool behind a card and the cards around it; None for a native tool."""
+    while tool is not None:
+        ref = getattr(tool, "ref", None)
+        if ref is not None:
+            return ref
+        tool = getattr(tool, "inner", None)
+    return None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _encode(value: JsonValue) -> str:
+    try:
+        return _ENCODER.encode(value)
+    except (ValueError, TypeError, RecursionError):  # a cycle, keys of several types, too deep
+        return ""
+
+
+def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None) -> Payload:
+    """Encode arguments and result, cut, with secrets of known shapes replaced."""
+    from indusagi.core.text import cut_text  # noqa: PLC0415 — where payloads are kept
+    from induscode.calls.database import Payload  # noqa: PLC0415 — where payloads are kept
+    from induscode.deck.mcp.redaction import hide_shapes  # noqa: PLC0415 — where payloads are kept
+
+    texts = [_encode(value) for value in (arguments, None if outcome is None else outcome.output)]
+    return Payload(*(hide_shapes(cut_text(text, _PAYLOAD_CHARS)) for text in texts))

@@ -1,0 +1,269 @@
+"""`indus calls`: the calls of all runs, their statistics, and their export."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from indusagi.core.text import format_count
+from induscode.calls.statistics import GROUPS
+from induscode.commands.support.output import as_json, print_table, write_json
+from induscode.console import format_age, stdout_console
+from induscode.terminal import print_line, print_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from indusagi.core.cancel import CancelToken
+    from induscode.calls.database import CallDatabase, CallFilter, Payload
+    from induscode.calls.record import CallRecord
+
+_POLL_S = 0.2
+_UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
+_NONE = "No call has been recorded yet."
+_HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
+
+
+@click.command("calls")
+@click.argument("number", type=click.IntRange(min=1), required=False)
+@click.option("--follow", "-f", is_flag=True, help="Show calls as they come, until Ctrl+C.")
+@click.option("--slow", is_flag=True, help="The slowest calls first.")
+@click.option("--failed", is_flag=True, help="Only calls that failed, were denied or were cancelled.")
+@click.option("--by", type=click.Choice(GROUPS), help="Statistics by this: calls, errors, p50, p95, tokens.")
+@click.option("--server", metavar="NAME", help="Only calls of this server; * stands for any text.")
+@click.option("--tool", metavar="NAME", help="Only calls of this tool, by its own name; * stands for any text.")
+@click.option("--client", metavar="NAME", help="Only calls of this client; * stands for any text.")
+@click.option("--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, or 2026-11-15T20:08 (UTC).")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="The most calls shown."
+)
+@click.option("--export", type=click.Choice(("jsonl", "csv")), help="Write all of them as JSON lines or CSV.")
+@as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    number: int | None,
+    *,
+    follow: bool,
+    slow: bool,
+    by: str | None,
+    limit: int,
+    export: str | None,
+    as_json: bool,
+    **wanted: Any,
+) -> int:
+    """List the last calls of tools, the newest last; with NUMBER everything about one call.
+
+    Records hold sizes and digests, and no arguments and no results unless the setting calls.record is payloads.
+    """
+    exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
+    given = [flag for flag, value in exclusive.items() if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]} exclude each other", context)
+    if export and as_json:
+        raise click.UsageError("--export and --json exclude each other", context)
+    from induscode.calls.database import CallFilter  # noqa: PLC0415 — imports SQLite
+
+    chosen = CallFilter(
+        server=wanted["server"],
+        tool=wanted["tool"],
+        client=wanted["client"],
+        failed=wanted["failed"],
+        since_ms=0 if wanted["since"] is None else parse_since(context, wanted["since"]),
+    )
+    if follow:
+        return follow_calls(chosen, as_json=as_json)
+    database = _open_database()
+    if database is None:
+        if as_json:
+            write_json({"calls": [], "dropped": 0} if by is None else {"by": by, "groups": [], "dropped": 0})
+        elif not export:
+            print_line(_NONE)
+        return 0
+    with closing(database):
+        if number is not None:
+            return _show_call(context, *database.find(number), number=number, as_json=as_json)
+        if export is not None:
+            export_calls(database.stream(chosen), export)
+        elif by is not None:
+            _show_statistics(database, by, chosen, as_json=as_json)
+        else:
+            _list_calls(database, chosen, limit, slow=slow, as_json=as_json)
+    return 0
+
+
+def _open_database() -> CallDatabase | None:
+    """Open the database for reading; None if there is none.
+
+    Raises:
+        click.ClickException: It cannot be read.
+    """
+    import sqlite3  # noqa: PLC0415 — not for the help
+
+    from indusagi.core.app_dirs import state_dir  # noqa: PLC0415 — not for the help
+    from induscode.calls.database import CallDatabase  # noqa: PLC0415 — not for the help
+    from induscode.calls.record import CALLS_FILE  # noqa: PLC0415 — not for the help
+
+    try:
+        path = os.path.join(state_dir(), CALLS_FILE)
+        if not os.path.lexists(path):
+            return None
+        return CallDatabase(path, write=False)
+    except (OSError, sqlite3.Error, TypeError) as exc:
+        raise click.ClickException(f"the records of calls cannot be read: {exc}") from exc
+
+
+def parse_since(context: click.Context, text: str) -> int:
+    """Parse an age (`10min`) or a time (RFC 3339) into milliseconds since 1970.
+
+    Raises:
+        click.UsageError: It is neither.
+    """
+    from datetime import UTC, datetime  # noqa: PLC0415 — for this option
+
+    from indusagi.core.time import now_ms  # noqa: PLC0415 — for this option
+
+    unit = text.lstrip("0123456789")
+    if unit in _UNITS and text != unit:
+        return now_ms() - int(text.removesuffix(unit)) * _UNITS[unit] * 1_000
+    try:
+        moment = datetime.fromisoformat(text)  # RFC 3339 §5.6
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        return max(0, round(moment.timestamp() * 1_000))
+    except (ValueError, OverflowError) as exc:
+        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d or 2026-11-15T20:08", context) from exc
+
+
+# -- lists --------------------------------------------------------------------------------------
+
+
+def _list_calls(database: CallDatabase, wanted: CallFilter, limit: int, *, slow: bool, as_json: bool) -> None:
+    calls = database.latest(wanted, limit, slowest=slow)
+    if as_json:
+        write_json({"calls": [call.to_json() for call in calls], "dropped": database.dropped()})
+        return
+    if not calls:
+        print_line("No call matches.")
+    else:
+        print_table(_HEADS, [_format_cells(call) for call in calls])
+    _report_dropped(database)
+
+
+def _report_dropped(database: CallDatabase) -> None:
+    if dropped := database.dropped():
+        print_status(f"{format_count(dropped, 'call')} could not be recorded")
+
+
+def _format_cells(call: CallRecord) -> tuple[object, ...]:
+    from indusagi.core.time import iso_utc, now_ms  # noqa: PLC0415 — for a list
+
+    time = iso_utc(call.at_ms) if stdout_console() is None else format_age(call.at_ms, now_ms())
+    who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or "-"
+    outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
+    if call.attempt > 1:
+        outcome += f", attempt {call.attempt}"
+    tool = f"{call.server}/{call.tool}" if call.server else call.tool
+    return call.id, time, call.via, who, tool, format_duration(call.duration_us), outcome, call.tokens
+
+
+def format_duration(microseconds: int) -> str:
+    """Format a duration in its largest unit with three digits: `1.24 ms`, `3.50 s`."""
+    if microseconds < 1_000:
+        return f"{microseconds} us"
+    value, unit = (microseconds / 1_000, "ms") if microseconds < 1_000_000 else (microseconds / 1_000_000, "s")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
+    """Print calls as they are written, until a signal."""
+    from dataclasses import replace  # noqa: PLC0415 — for this option
+
+    import anyio  # noqa: PLC0415 — for this option
+    from anyio import to_thread  # noqa: PLC0415 — for this option
+
+    from induscode.calls.database import CallFilter  # noqa: PLC0415 — for this option
+    from induscode.commands.support.runner import run_until_signal  # noqa: PLC0415 — for this option
+
+    def read_next(after: int) -> list[CallRecord]:
+        database = _open_database()
+        if database is None:
+            return []
+        with closing(database):
+            if after < 0:
+                return database.latest(CallFilter(), 1)
+            return list(database.stream(replace(wanted, after=after)))
+
+    async def follow(_: CancelToken) -> int:
+        newest = max((call.id for call in await to_thread.run_sync(read_next, -1)), default=0)
+        while True:
+            for call in await to_thread.run_sync(read_next, newest):
+                newest = call.id
+                if as_json:
+                    write_json(call.to_json(), indent=None)
+                else:
+                    print_line("  ".join(map(str, _format_cells(call))))
+            await anyio.sleep(_POLL_S)
+
+    return run_until_signal(follow)
+
+
+def _show_call(
+    context: click.Context, call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool
+) -> int:
+    if call is None:
+        raise click.UsageError(f"There is no call {number}: 'indus calls' lists the last ones", context)
+    facts = call.to_json()
+    texts = {} if payload is None else {"arguments": payload.arguments, "result": payload.result}
+    if as_json:
+        write_json({**facts, **texts})
+        return 0
+    for name, value in (*facts.items(), *texts.items()):
+        if value not in ("", 0):
+            print_line(f"{name}: {value}")
+    return 0
+
+
+# -- statistics and export ----------------------------------------------------------------------
+
+
+def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, *, as_json: bool) -> None:
+    from induscode.calls.statistics import read_statistics  # noqa: PLC0415 — for this option
+
+    *groups, everything = read_statistics(database, by, wanted)
+    if as_json:
+        total = {key: value for key, value in everything.to_json(by).items() if key not in {by, "server"}}
+        found = [group.to_json(by) for group in groups]
+        write_json({"by": by, "groups": found, "all": total, "dropped": database.dropped()})
+        return
+    heads = (by.upper(), "CALLS", "ERRORS", "P50", "P95", "SLOWEST", "TOKENS")
+    rows: list[tuple[object, ...]] = []
+    for group in (*groups, everything):
+        name = f"{group.server}/{group.name}" if group.server else group.name or "-"
+        times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
+        rows.append((name, group.calls, group.errors, *times, group.tokens))
+    print_table(heads, rows)
+    _report_dropped(database)
+
+
+def export_calls(calls: Iterable[CallRecord], kind: str) -> None:
+    """Write calls to standard output as JSON lines or CSV."""
+    if kind == "jsonl":
+        for call in calls:
+            write_json(call.to_json(), indent=None)
+        return
+    import csv  # noqa: PLC0415 — for this option
+    import sys  # noqa: PLC0415 — for this option
+
+    from induscode.calls.record import COLUMNS  # noqa: PLC0415 — for this option
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")  # RFC 4180, with the line ending of this system
+    writer.writerow(("id", "at", *COLUMNS))
+    for call in calls:
+        # A spreadsheet would compute a cell that begins like a formula; clients name themselves.
+        writer.writerow(
+            f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t"} else value
+            for value in call.to_json().values()
+        )

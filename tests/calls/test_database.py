@@ -1,0 +1,147 @@
+"""The database of calls: private, bounded, and begun again if it is damaged."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.calls.helpers import make_record, read_calls
+
+from indusagi.core.time import now_ms
+from induscode.calls.database import CallDatabase, CallFilter, Payload, UnusableCallsError
+from induscode.calls.statistics import find_percentile, read_statistics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "calls.db"
+
+
+def store(path: Path, *records: object, payload: Payload | None = None, hours: int = 1) -> None:
+    with closing(CallDatabase(str(path))) as database:
+        database.append([(one, payload) for one in records], payload_hours=hours)  # type: ignore[misc]
+
+
+def test_records_are_read_as_they_were_written_in_a_private_file(path: Path) -> None:
+    first = make_record(client="a \u202e\ud800"[:2], principal="ada", conversation="c", turn=3, tokens=9)
+    store(path, first, make_record(outcome="error", code="failed"))
+    read = read_calls(path)
+    assert [one.id for one in read] == [1, 2]
+    assert [getattr(read[0], name) for name in ("client", "principal", "turn", "tokens")] == ["a ", "ada", 3, 9]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_filters_choose_by_name_outcome_and_time(path: Path) -> None:
+    store(
+        path,
+        make_record(server="git", tool="log", at_ms=10),
+        make_record(server="web", tool="get", outcome="fault", at_ms=20, duration_us=900),
+        make_record(server="git", tool="show", outcome="denied", at_ms=30, client="editor 1"),
+    )
+    assert [one.tool for one in read_calls(path, server="git")] == ["log", "show"]
+    assert [one.tool for one in read_calls(path, tool="*o*")] == ["log", "show"]
+    assert [one.tool for one in read_calls(path, failed=True)] == ["get", "show"]
+    assert [one.tool for one in read_calls(path, since_ms=20, client="editor*")] == ["show"]
+    assert [one.tool for one in read_calls(path, after=2)] == ["show"]
+    with closing(CallDatabase(str(path), write=False)) as database:
+        assert [one.tool for one in database.latest(CallFilter(), 1, slowest=True)] == ["get"]
+
+
+def test_old_rows_and_rows_past_the_most_leave_and_numbers_are_never_given_twice(path: Path) -> None:
+    now = now_ms()
+    store(path, make_record(at_ms=now - 3 * DAY_MS), *(make_record(at_ms=now) for _ in range(5)))
+    with closing(CallDatabase(str(path))) as database:
+        database.prune(keep_days=2)
+        assert [one.id for one in database.stream(CallFilter())] == [2, 3, 4, 5, 6]
+        database.prune(keep_days=2, most=2)
+        assert [one.id for one in database.stream(CallFilter())] == [5, 6]
+        database.connection.execute("DELETE FROM calls")
+        database.append([(make_record(), None)])
+        assert [one.id for one in database.stream(CallFilter())] == [7]
+
+
+def test_payloads_are_shown_until_they_expire_and_are_then_gone_from_the_file(path: Path) -> None:
+    texts = Payload('{"text":"find-this-argument"}', "find-this-result")
+    store(path, make_record(), payload=texts)
+    with closing(CallDatabase(str(path))) as database:
+        record, payload = database.find(1)
+        assert (record is not None, payload) == (True, texts)
+        database.connection.execute("UPDATE payloads SET expires_ms = 1")
+        assert database.find(1)[1] is None
+        database.prune(keep_days=100_000)
+        assert database.connection.execute("SELECT count(*) FROM payloads").fetchone() == (0,)
+        database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert b"find-this" not in path.read_bytes()
+
+
+def test_a_damaged_file_is_set_aside_and_a_new_one_begun(path: Path) -> None:
+    store(path, make_record())
+    path.write_bytes(b"no database at all" * 100)
+    with closing(CallDatabase(str(path))) as database:
+        assert database.set_aside is not None
+        database.append([(make_record(), None)])
+    assert len(read_calls(path)) == 1
+    assert [one.name for one in path.parent.glob("*.corrupt-*")] != []
+
+
+def test_a_file_of_another_program_or_of_a_later_version_is_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 7")
+    before = path.read_bytes()
+    with pytest.raises(UnusableCallsError):
+        CallDatabase(str(path))
+    assert path.read_bytes()[100:] == before[100:]
+
+
+def test_the_keys_of_digests_differ_between_users(tmp_path: Path) -> None:
+    with (
+        closing(CallDatabase(str(tmp_path / "a" / "c.db"))) as one,
+        closing(CallDatabase(str(tmp_path / "b.db"))) as two,
+    ):
+        assert len(one.key) == 32
+        assert one.key != two.key
+
+
+def test_two_writers_lose_nothing(path: Path) -> None:
+    with closing(CallDatabase(str(path))) as one, closing(CallDatabase(str(path))) as two:
+        for _ in range(20):
+            one.append([(make_record(), None)], dropped=1)
+            two.append([(make_record(), None)])
+        assert one.dropped() == 20
+    assert [one.id for one in read_calls(path)] == list(range(1, 41))
+
+
+def test_statistics_count_errors_and_take_percentiles_by_nearest_rank(path: Path) -> None:
+    store(
+        path,
+        *(make_record(tool="echo", duration_us=value, tokens=2) for value in range(1, 101)),
+        make_record(tool="fail", duration_us=7, outcome="error"),
+        make_record(tool="fail", duration_us=9, outcome="ok"),
+        make_record(server="", tool="echo", duration_us=3),
+    )
+    with closing(CallDatabase(str(path), write=False)) as database:
+        echo, fail, native, everything = read_statistics(database, "tool", CallFilter())
+        assert (echo.server, echo.name, echo.calls, echo.errors, echo.tokens) == ("s", "echo", 100, 0, 200)
+        assert (echo.p50_us, echo.p95_us, echo.slowest_us) == (50, 95, 100)
+        assert (fail.calls, fail.errors, fail.p50_us, fail.p95_us) == (2, 1, 7, 9)
+        assert (native.server, native.calls) == ("", 1)
+        assert (everything.name, everything.calls, everything.errors) == ("all", 103, 1)
+        assert [one.name for one in read_statistics(database, "server", CallFilter())] == ["s", "", "all"]
+        assert [one.calls for one in read_statistics(database, "client", CallFilter(tool="none"))] == [0]
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"), [([], 50, 0), ([4], 95, 4), ([1, 2], 50, 1), ([1, 2], 95, 2)]
+)
+def test_a_percentile_is_a_value_that_occurred(values: list[int], percent: int, expected: int) -> None:
+    assert find_percentile(values, percent) == expected

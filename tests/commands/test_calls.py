@@ -1,0 +1,174 @@
+"""`indus calls`: lists, statistics and export of what was recorded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.calls.helpers import calls_file, make_record, read_calls
+from tests.commands.helpers import configured, row, user_file
+from tests.commands.serving import greeted
+from tests.support.scripts import command, run, unmeasured
+
+from indusagi.core.time import now_ms
+from induscode import program
+from induscode.calls.database import CallDatabase, Payload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def store(*values: dict[str, Any], payload: Payload | None = None, dropped: int = 0) -> None:
+    with closing(CallDatabase(str(calls_file()))) as database:
+        rows = [(make_record(**{"at_ms": now_ms(), **one}), payload) for one in values]
+        database.append(rows, dropped=dropped, payload_hours=1)
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def show(*words: str, code: int = 0) -> str:
+        assert program.run(["calls", *words]) == code
+        captured = capsys.readouterr()
+        return captured.out if code == 0 else captured.err
+
+    return show
+
+
+def test_without_records_it_says_so(shown: Any) -> None:
+    assert shown() == "No call has been recorded yet.\n"
+    assert json.loads(shown("--json")) == {"calls": [], "dropped": 0}
+    assert json.loads(shown("--by", "tool", "--json"))["groups"] == []
+    assert shown("--export", "csv") == ""
+
+
+def test_calls_are_listed_the_newest_last_with_who_what_and_how_it_ended(shown: Any) -> None:
+    store(
+        {"client": "editor 1", "principal": "ada", "via": "gateway", "duration_us": 1_250_000},
+        {"server": "", "tool": "read", "agent": "helper", "outcome": "error", "code": "not_found", "attempt": 2},
+        {"server": "", "tool": "ls", "conversation": "talk", "duration_us": 12_345},
+    )
+    head, first, second, third = shown().splitlines()
+    assert head.split() == ["NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS"]
+    assert "ada editor 1" in first
+    assert "s/echo" in first
+    assert "1.25 s" in first
+    assert "error (not_found), attempt 2" in second
+    assert "talk" in third
+    assert "12.3 ms" in third
+    assert len(shown("--limit", "1").splitlines()) == 2
+    assert "ls" not in shown("--failed")
+    assert shown("--slow").splitlines()[1].split()[0] == "1"
+    assert shown("--tool", "nothing") == "No call matches.\n"
+    assert [one["tool"] for one in json.loads(shown("--json", "--tool", "r*"))["calls"]] == ["read"]
+
+
+def test_statistics_name_calls_errors_and_percentiles(shown: Any) -> None:
+    store({"tool": "a", "duration_us": 100}, {"tool": "a", "duration_us": 300, "outcome": "fault"}, {"tool": "b"})
+    lines = [line.split() for line in shown("--by", "tool").splitlines()]
+    assert lines[0] == ["TOOL", "CALLS", "ERRORS", "P50", "P95", "SLOWEST", "TOKENS"]
+    assert lines[1][:7] == ["s/a", "2", "1", "100", "us", "300", "us"]
+    assert lines[-1][:3] == ["all", "3", "1"]
+    report = json.loads(shown("--by", "server", "--json"))
+    assert report["groups"] == [
+        {"server": "s", "calls": 3, "errors": 1, "p50_us": 300, "p95_us": 500, "slowest_us": 500, "tokens": 0}
+    ]
+    assert report["all"]["calls"] == 3
+
+
+def test_one_call_is_shown_with_its_texts_while_they_are_kept(shown: Any) -> None:
+    store({"client": "editor"}, payload=Payload('{"a":1}', '"done"'))
+    text = shown("1")
+    assert "client: editor" in text
+    assert 'arguments: {"a":1}' in text
+    assert json.loads(shown("1", "--json"))["result"] == '"done"'
+    assert "There is no call 9" in shown("9", code=2)
+
+
+def test_an_export_has_every_call_and_a_spreadsheet_computes_nothing(shown: Any) -> None:
+    store({"client": "=HYPERLINK(1)"}, {"tool": 'quo"te,d'})
+    lines = [json.loads(line) for line in shown("--export", "jsonl").splitlines()]
+    assert [one["client"] for one in lines] == ["=HYPERLINK(1)", ""]
+    rows = list(csv.DictReader(io.StringIO(shown("--export", "csv"))))
+    assert [one["client"] for one in rows] == ["'=HYPERLINK(1)", ""]
+    assert rows[1]["tool"] == 'quo"te,d'
+
+
+@pytest.mark.parametrize(("text", "expected"), [("10min", 1), ("3d", 2), ("2001-01-01T00:00", 2)])
+def test_since_is_an_age_or_a_time(shown: Any, text: str, expected: int) -> None:
+    store({"at_ms": now_ms() - 86_400_000}, {})
+    assert len(json.loads(shown("--since", text, "--json"))["calls"]) == expected
+
+
+def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
+    assert "--since 'soon'" in shown("--since", "soon", code=2)
+    assert "--slow and --by exclude each other" in shown("--slow", "--by", "tool", code=2)
+    assert "--export and --json exclude each other" in shown("--export", "csv", "--json", code=2)
+    calls_file().parent.mkdir(parents=True, exist_ok=True)
+    calls_file().write_bytes(b"no database" * 100)
+    assert "cannot be read" in shown(code=1)
+
+
+def test_dropped_calls_are_said(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    store({}, dropped=3)
+    assert program.run(["calls"]) == 0
+    assert "3 calls could not be recorded" in capsys.readouterr().err
+    assert json.loads(shown("--json"))["dropped"] == 3
+
+
+@pytest.mark.process
+def test_calls_of_a_gateway_and_of_the_command_are_recorded_with_their_client_and_server(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    with greeted("--profile", "read-only", cwd=tmp_path) as gateway:
+        assert gateway.text("honest__echo", text="my-secret") == "my-secret"
+        assert gateway.call("read", path="absent")["isError"]
+    assert run("call", "honest__echo", "text=hi", cwd=tmp_path).returncode == 0
+    echo, read, typed = read_calls()
+    assert (echo.via, echo.client, echo.server, echo.tool, echo.outcome) == (
+        "gateway",
+        "test 1",
+        "honest",
+        "echo",
+        "ok",
+    )
+    assert (read.server, read.tool, read.code) == ("", "read", "not_found")
+    assert (typed.via, typed.client, typed.server) == ("call", "indus", "honest")
+    assert echo.run
+    assert b"my-secret" not in calls_file().read_bytes()
+
+
+@pytest.mark.process
+def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
+    settings = user_file().parents[1] / "indus" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('{"calls": {"record": "off"}}', encoding="utf-8")
+    assert run("call", "ls", cwd=tmp_path).returncode == 0
+    assert not calls_file().exists()
+
+
+@pytest.mark.process
+def test_new_calls_are_followed_until_a_signal(tmp_path: Path) -> None:
+    store({"tool": "old"})
+    following = subprocess.Popen(
+        [command(), "calls", "--follow", "--json"], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=unmeasured()
+    )
+    with following:
+        output, lines = following.stdout, list[str]()
+        assert output is not None
+        reader = threading.Thread(target=lambda: lines.append(output.readline()))
+        reader.start()
+        while reader.is_alive():  # calls before the start of the command are not shown, so that one has to come later
+            store({"tool": "new"})
+            reader.join(0.1)
+        assert json.loads(lines[0])["tool"] == "new"
+        following.send_signal(signal.SIGINT)
+        assert following.wait(20) == 130
