@@ -27,6 +27,7 @@ from indusagi.core import app_dirs
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, memory_store, open_store
+from induscode.deck.mcp.store import database as ledger_database
 from induscode.deck.mcp.store import fallback as ledger_fallback
 from induscode.deck.mcp.store.database import (
     APPLICATION_ID,
@@ -253,14 +254,14 @@ async def test_a_ledger_that_another_process_fills_while_it_is_created_was_not_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create_and_lose_the_race(path: str) -> bool:
-        created = ledger_database.prepare_file(path)
+        created = app_dirs.prepare_database_file(path)
         other = ledger_fallback.FallbackStore(None)
         other._db = ledger_database.LedgerDb(path)
         other.append([batch(number) for number in range(1, 4)])
         other.close()
         return created
 
-    monkeypatch.setattr(ledger_fallback, "prepare_file", create_and_lose_the_race)
+    monkeypatch.setattr(ledger_fallback, "prepare_database_file", create_and_lose_the_race)
     async with stored(tmp_path) as store:
         assert store.notes == ()
         assert [run.rows for run in await store.runs()] == [3]

@@ -98,8 +98,6 @@ class HostSession:
         self.dispatcher = RequestDispatcher(self._serve, None, limits)
         self.capabilities: JsonObject = {}
         """What the client declared in its handshake."""
-        self.principal = ""
-        """The authenticated user of the client; empty if clients are known by a shared token alone."""
         self._client_info: JsonValue = None
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
