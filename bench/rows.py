@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bench import agents, answer, bridge, commands, deck, gateway, kernel, start, terminal, tools
 from bench.gateway import access_tokens
+from bench import agents, answer, bridge, calls, commands, deck, gateway, kernel, start, terminal, tools
 from bench.gateway import crowd as gateway_crowd
 from bench.tools import search as tools_search
 
@@ -26,4 +27,5 @@ ROWS: tuple[Row, ...] = (
     *gateway.ROWS,
     *gateway_crowd.ROWS,
     *access_tokens.ROWS,
+    *calls.ROWS,
 )

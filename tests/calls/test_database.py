@@ -17,6 +17,8 @@ from induscode.calls.statistics import find_percentile, read_statistics
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from induscode.calls.record import CallRecord
+
 DAY_MS = 86_400_000
 
 
@@ -25,9 +27,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "calls.db"
 
 
-def store(path: Path, *records: object, payload: Payload | None = None, hours: int = 1) -> None:
+def store(path: Path, *records: CallRecord, payload: Payload | None = None) -> None:
     with closing(CallDatabase(str(path))) as database:
-        database.append([(one, payload) for one in records], payload_hours=hours)  # type: ignore[misc]
+        database.append([one.to_row() for one in records], {} if payload is None else {0: payload})
 
 
 def test_records_are_read_as_they_were_written_in_a_private_file(path: Path) -> None:
@@ -65,7 +67,7 @@ def test_old_rows_and_rows_past_the_most_leave_and_numbers_are_never_given_twice
         database.prune(keep_days=2, most=2)
         assert [one.id for one in database.stream(CallFilter())] == [5, 6]
         database.connection.execute("DELETE FROM calls")
-        database.append([(make_record(), None)])
+        database.append([make_record().to_row()])
         assert [one.id for one in database.stream(CallFilter())] == [7]
 
 
@@ -88,7 +90,7 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begun(path: Path) -> None:
     path.write_bytes(b"no database at all" * 100)
     with closing(CallDatabase(str(path))) as database:
         assert database.set_aside is not None
-        database.append([(make_record(), None)])
+        database.append([make_record().to_row()])
     assert len(read_calls(path)) == 1
     assert [one.name for one in path.parent.glob("*.corrupt-*")] != []
 
@@ -115,8 +117,8 @@ def test_the_keys_of_digests_differ_between_users(tmp_path: Path) -> None:
 def test_two_writers_lose_nothing(path: Path) -> None:
     with closing(CallDatabase(str(path))) as one, closing(CallDatabase(str(path))) as two:
         for _ in range(20):
-            one.append([(make_record(), None)], dropped=1)
-            two.append([(make_record(), None)])
+            one.append([make_record().to_row()], dropped=1)
+            two.append([make_record().to_row()])
         assert one.dropped() == 20
     assert [one.id for one in read_calls(path)] == list(range(1, 41))
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 def store(*values: dict[str, Any], payload: Payload | None = None, dropped: int = 0) -> None:
     with closing(CallDatabase(str(calls_file()))) as database:
-        rows = [(make_record(**{"at_ms": now_ms(), **one}), payload) for one in values]
-        database.append(rows, dropped=dropped, payload_hours=1)
+        rows = [make_record(**{"at_ms": now_ms(), **one}).to_row() for one in values]
+        database.append(rows, {} if payload is None else {0: payload}, dropped=dropped)
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ from indusagi.core.time import now_ms
 from induscode.calls.record import COLUMNS, CallRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+
+    from induscode.calls.record import CallRow
 
 APPLICATION_ID = 0x63616C6C
 """Marks the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
@@ -154,19 +156,29 @@ class CallDatabase:
     # -- writing ----------------------------------------------------------------------------
 
     def append(
-        self, rows: Sequence[tuple[CallRecord, Payload | None]], *, dropped: int = 0, payload_hours: int = 1
+        self,
+        rows: Sequence[CallRow],
+        payloads: Mapping[int, Payload] | None = None,
+        *,
+        dropped: int = 0,
+        hours: int = 1,
     ) -> None:
         """Append records in one transaction, and add to the number of records that were dropped.
+
+        `payloads` are by the index of their row, and expire after so many `hours`.
 
         Raises:
             sqlite3.Error: They cannot be written.
         """
         with _transaction(self.connection):
-            for row, payload in rows:
-                cursor = self.connection.execute(_INSERT, [getattr(row, name) for name in COLUMNS])
-                if payload is not None:
-                    values = (cursor.lastrowid, now_ms() + payload_hours * _HOUR_MS, payload.arguments, payload.result)
-                    self.connection.execute("INSERT INTO payloads VALUES (?, ?, ?, ?)", values)
+            self.connection.executemany(_INSERT, rows)
+            if payloads:
+                last = self.connection.execute("SELECT max(id) FROM calls").fetchone()[0]
+                first, expires_ms = last - len(rows) + 1, now_ms() + hours * _HOUR_MS
+                self.connection.executemany(
+                    "INSERT INTO payloads VALUES (?, ?, ?, ?)",
+                    ((first + index, expires_ms, one.arguments, one.result) for index, one in payloads.items()),
+                )
             if dropped:
                 self.connection.execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (dropped,))
 

@@ -28,6 +28,10 @@ _MOST_NODES = 1_000
 """Parts of a JSON value that are measured; larger values are rare, and the size is an estimate."""
 
 
+CallRow: TypeAlias = tuple[str | int, ...]
+"""The values of a record without its number, in the order of `COLUMNS`."""
+
+
 @record(kw_only=True)
 class CallOrigin:
     """What all calls of one run have in common."""
@@ -77,8 +81,12 @@ class CallRecord:
 
     def to_json(self) -> JsonObject:
         """Convert to a JSON object, with the time as RFC 3339."""
-        values: JsonObject = {name: getattr(self, name) for name in COLUMNS}
+        values: JsonObject = dict(zip(COLUMNS, self.to_row(), strict=True))
         return {"id": self.id, "at": iso_utc(self.at_ms), **values}
+
+    def to_row(self) -> CallRow:
+        """Return the values of the table, which gives the number itself."""
+        return tuple(getattr(self, name) for name in COLUMNS)
 
 
 COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(CallRecord) if one.name != "id")

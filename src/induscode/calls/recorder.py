@@ -20,7 +20,7 @@ from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_trace
-from induscode.calls.record import BYTES_PER_TOKEN, CallOrigin, CallRecord, estimate_size, find_outcome, measure_result
+from induscode.calls.record import BYTES_PER_TOKEN, CallOrigin, estimate_size, find_outcome, measure_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolOutcome
     from induscode.calls.database import CallDatabase, Payload
+    from induscode.calls.record import CallRow
 
 MOST_QUEUED = 4_096
 """Calls that wait for the thread; further ones are dropped."""
@@ -44,6 +45,7 @@ _MOST_FAILED = 1_024
 _LARGE_BYTES = 16 * 1_024
 """Arguments that are larger are digested at once, so that the queue holds none of them."""
 _PAYLOAD_CHARS = 64 * 1_024
+_NAME_CHARS = 200
 
 _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=repr)
 
@@ -114,27 +116,28 @@ class RecordedCall:
             self.payload = _build_payload(self.call.input, outcome)
         recorder.put(self)
 
-    def to_record(self, attempts: FailedCalls) -> CallRecord:
-        """Build the record; called in the thread."""
+    def to_row(self, attempts: FailedCalls) -> CallRow:
+        """Build the row of the table; called in the thread."""
         origin, client, ref = self.recorder.origin, self.client, self.ref
         digest, argument_bytes = self.digest or self.recorder.digest(self.arguments)
-        named = origin.client if client is None else f"{client.name} {client.version}".strip()
+        named, principal = origin.client, ""
+        if client is not None:
+            named, principal = f"{client.name} {client.version}".strip(), client.principal
         server, tool = ("", self.call.name) if ref is None else (ref.server, ref.name)
-        key = (named, "" if client is None else client.principal, self.agent, server, tool, digest)
-        return CallRecord(
-            0,
+        key = (named, principal, self.agent, server, tool, digest)
+        return (
             self.at_ms,
             self.duration_us,
             origin.via,
-            _cut(named),
-            "" if client is None else _cut(client.principal),
+            named[:_NAME_CHARS],
+            principal[:_NAME_CHARS],
             origin.conversation,
             self.run,
             self.turn,
-            _cut(self.agent),
+            self.agent[:_NAME_CHARS],
             server,
-            _cut(tool),
-            _cut(self.call.id),
+            tool[:_NAME_CHARS],
+            self.call.id[:_NAME_CHARS],
             digest,
             argument_bytes,
             self.result_bytes,
@@ -290,15 +293,20 @@ class CallRecorder:
             self._wake.clear()
             self._is_woken = False
             is_last = self._closing.is_set()
-            rows: list[tuple[CallRecord, Payload | None]] = []
+            rows: list[CallRow] = []
+            payloads: dict[int, Payload] = {}
             while self._queue:
                 call = self._queue.popleft()
-                rows.append((call.to_record(attempts), call.payload))
+                if call.payload is not None:
+                    payloads[len(rows)] = call.payload
+                rows.append(call.to_row(attempts))
                 if len(rows) % _SLICE == 0:
                     sleep(0)
             dropped = self.dropped
             if rows or dropped != self._stored_dropped:
-                database.append(rows, dropped=dropped - self._stored_dropped, payload_hours=self.settings.payload_hours)
+                database.append(
+                    rows, payloads, dropped=dropped - self._stored_dropped, hours=self.settings.payload_hours
+                )
                 self._stored_dropped = dropped
             since_prune += len(rows)
             if since_prune >= _PRUNE_EVERY:
@@ -324,10 +332,6 @@ def find_tool_ref(tool: object) -> RemoteToolRef | None:
             return ref
         tool = getattr(tool, "inner", None)
     return None
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _encode(value: JsonValue) -> str:
