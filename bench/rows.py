@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import agents, answer, bridge, commands, deck, gateway, kernel, start, terminal, tools
-from bench.gateway import access_tokens
 from bench import agents, answer, bridge, calls, commands, deck, gateway, kernel, start, terminal, tools
+from bench.gateway import access_tokens
 from bench.gateway import crowd as gateway_crowd
 from bench.tools import search as tools_search
 
