@@ -49,11 +49,14 @@ class StartPolicy:
     """For a first start of any command that shows activity."""
     package_manager_cap_s: float = 300.0
     slow_s: float = 1.0
+    sign_in_s: float = 300.0
+    """For a server behind a URL whose prompt may ask a person to sign in meanwhile."""
 
     def allow(self, config: ServerConfig, *, seen_up: bool) -> StartAllowance:
         """Return how long a start of this configuration may take."""
         if not isinstance(config, StdioServerConfig):
-            limit_s = config.limits.start_s
+            may_ask = config.auth is not None and config.auth.prompt is not None
+            limit_s = self.sign_in_s if may_ask and config.limits.connect_s is None else config.limits.start_s
             return StartAllowance(limit_s, limit_s, self.slow_s)
         manager = find_package_manager(config.command, config.args)
         name = None if manager is None else manager.name
