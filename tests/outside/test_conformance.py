@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from outside.conformance import cells
+from outside.conformance import cells, sign_in_table
 from outside.conformance.servers import Judged, table
 from outside.conformance.subjects import Subject, subjects
 from outside.conformance.suite import Verdict, read_results, scenario_of, scenarios_in, weigh
@@ -201,3 +201,20 @@ async def test_a_command_that_listens_runs_as_long_as_the_block(tmp_path: Path) 
 
     with pytest.raises(OSError, match=str(port)):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+def test_signing_in_has_a_column_per_revision_and_sums() -> None:
+    verdicts = [
+        Verdict(OLD, "auth/one", passed=3),
+        Verdict(NEW, "auth/one", passed=2, failed=1, wrong=["x"]),
+        Verdict("extension", "auth/two", wrong=["the suite left no results"]),
+    ]
+    table = sign_in_table(verdicts)
+    assert table[2:] == [
+        "| one |  | 3 of 3 | 2 of 3 |  |",
+        "| two |  |  |  | 0 of 1 |",
+        "| **checks** | 0 of 0 | 3 of 3 | 2 of 3 | 0 of 1 |",
+        "| **scenarios** | 0 of 0 | 1 of 1 | 0 of 1 | 0 of 1 |",
+        "",
+        "1 of 3 runs, 5 of 7 checks.",
+    ]
