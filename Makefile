@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients coldstart lock clean
+.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients signin coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -92,6 +92,9 @@ clients: setup  ## let other authors' clients use indus serve (installs them int
 
 connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
 	@.venv/bin/python -m outside.connectors
+
+signin: setup  ## sign in by Chromium, a device and a pasted address; races, kills, a keyring (installs into .outside)
+	@.venv/bin/python -m outside.sign_in
 
 coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart
