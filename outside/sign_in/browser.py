@@ -61,7 +61,8 @@ class Chromium:
         while time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             history = self._send("Page.getNavigationHistory")
-            address = history["entries"][history["currentIndex"]]["url"]
+            if history:  # not while a page is being replaced
+                address = history["entries"][history["currentIndex"]]["url"]
             if address.startswith(end):
                 return address
             ready = self._evaluate("document.readyState") == "complete"
@@ -79,9 +80,17 @@ class Chromium:
             if self._evaluate("document.readyState") == "complete":
                 quiet = 0 if self._evaluate(_STEP) == "clicked" else quiet + 1
 
-    def read_text(self) -> str:
-        """Return the text of the page."""
-        return str(self._evaluate("document.body.innerText"))
+    def wait_for_text(self, text: str) -> None:
+        """Wait until the page shows a text.
+
+        Raises:
+            BrowserFailed: It shows another.
+        """
+        deadline = time.monotonic() + _ANSWER_S
+        while text not in (shown := str(self._evaluate("document.body && document.body.innerText"))):
+            if time.monotonic() > deadline:
+                raise BrowserFailed(f"the page in the browser says: {shown!r}")
+            time.sleep(_PAUSE_S)
 
     def _evaluate(self, script: str) -> Any:
         # Any: the value of a script.

@@ -88,8 +88,7 @@ class Program:
                     browser.approve_device(page[1])
                 elif way == "browser":
                     browser.sign_in(page[0], _find_redirect(page[0]))
-                    if "You may close this page" not in browser.read_text():
-                        raise ProgramFailed(f"the page in the browser says: {browser.read_text()!r}")
+                    browser.wait_for_text("You may close this page")
                 else:
                     process.stdin.write(browser.sign_in(page[0], _find_redirect(page[0])) + "\n")
                     process.stdin.flush()

@@ -145,6 +145,21 @@ async def test_another_device_signs_in() -> None:
         assert await ask_who(config) == ADA
 
 
+async def test_a_device_is_registered_apart_from_a_browser() -> None:
+    async with protected_site() as site:
+        config = configure(site.server.url)
+        await sign_in(config)
+
+        class Approving(PersonPrompt):
+            async def show_device_code(self, code: DeviceCode) -> None:
+                site.issuer.approve(code.user_code)
+
+        await sign_in_to_server(config, Approving(scripted()), device=True)
+        await sign_in(config)
+        assert await ask_who(config) == ADA
+        assert site.issuer.count("register", 201) == 3
+
+
 async def test_a_refused_device_is_told() -> None:
     async with protected_site() as site:
 

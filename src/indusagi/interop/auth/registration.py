@@ -50,7 +50,9 @@ def can_reuse(stored: ClientRegistration, redirect_uri: str, now_ms: int) -> boo
     RFC 8252 §7.3 lets the port of a loopback redirect vary, and many issuers compare it all the same.
     """
     is_expired = stored.secret_expires_at_ms is not None and now_ms >= stored.secret_expires_at_ms
-    return stored.source == "dynamic" and not is_expired and redirect_uri in {"", *stored.redirect_uris}
+    # Without a redirect, for another device, a client is registered for that grant alone.
+    fits = redirect_uri in stored.redirect_uris if redirect_uri else not stored.redirect_uris
+    return stored.source == "dynamic" and not is_expired and fits
 
 
 def register_client(
@@ -72,8 +74,9 @@ def register_client(
         "grant_types": [_DEVICE_GRANT if is_device else "authorization_code", "refresh_token"],
         "token_endpoint_auth_method": method,
     }
-    if redirect_uri:
-        document.update(redirect_uris=[redirect_uri], response_types=["code"])
+    # Named also without a redirect: absent, the response types are `code`, which needs one (RFC 7591 §2).
+    document["redirect_uris"] = [redirect_uri] if redirect_uri else []
+    document["response_types"] = ["code"] if redirect_uri else []
     if scopes:
         document["scope"] = " ".join(scopes)
     if uses_dpop:
