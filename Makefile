@@ -2,6 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients signin coldstart lock clean
+.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -95,6 +96,8 @@ connectors: setup  ## judge connectors by a real OpenAPI document (fetches it in
 
 signin: setup  ## sign in by Chromium, a device and a pasted address; races, kills, a keyring (installs into .outside)
 	@.venv/bin/python -m outside.sign_in
+resource-server: setup  ## let indus serve --auth check the tokens of another author's issuer (installs it into .outside)
+	@.venv/bin/python -m outside.resource_server
 
 coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart

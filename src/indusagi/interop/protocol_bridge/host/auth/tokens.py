@@ -74,10 +74,11 @@ def check_claims(
         begins_at = _read_time(claims, name)
         if begins_at is not None and begins_at - leeway > now:
             raise TokenRefusal("invalid_token", f"it is not valid yet ({name})")
-    subject = _read_name(claims, "sub")
+    client_id = _read_name(claims, "client_id") or _read_name(claims, "azp")
+    # RFC 9068 §2.2: the subject of a client that acts for itself is its id; an introspection may leave that out.
+    subject = _read_name(claims, "sub") or (client_id if is_introspected else "")
     if not subject:
         raise TokenRefusal("invalid_token", "it has no subject (sub)")
-    client_id = _read_name(claims, "client_id") or _read_name(claims, "azp")
     owner = hashlib.sha256(compact_json([settings.issuer, subject, client_id]).encode()).digest()
     identity = ClientIdentity(owner=owner, principal=subject, client_id=client_id, scopes=_read_scopes(claims))
     return AccessToken(identity, expires_at, _read_thumbprint(claims))

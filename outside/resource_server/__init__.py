@@ -1,0 +1,1 @@
+"""`indus serve --auth` with the tokens of another author's authorization server."""
