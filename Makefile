@@ -1,8 +1,8 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients signin coldstart lock clean
-.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients resource-server coldstart lock clean
+.PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard
+.PHONY: interop conformance clients connectors signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -26,6 +26,12 @@ setup:  ## create or update .venv
 demo: setup  ## show what the project does
 	@.venv/bin/indus --version
 	@.venv/bin/python examples/demo/demo.py
+
+demo-llm: setup  ## show what a real small model does (needs 2 GB of memory and indus models fetch; TRIES=3)
+	@.venv/bin/python -c 'import xllamacpp' 2>/dev/null || .venv/bin/uv pip install --quiet --python .venv/bin/python \
+		--no-deps --require-hashes -r outside/local.txt
+	@.venv/bin/indus models fetch
+	@.venv/bin/python -m outside.local_model $(if $(TRIES),--tries $(TRIES))
 
 test: setup lint types arrows suite  ## run every check
 
@@ -96,6 +102,7 @@ connectors: setup  ## judge connectors by a real OpenAPI document (fetches it in
 
 signin: setup  ## sign in by Chromium, a device and a pasted address; races, kills, a keyring (installs into .outside)
 	@.venv/bin/python -m outside.sign_in
+
 resource-server: setup  ## let indus serve --auth check the tokens of another author's issuer (installs it into .outside)
 	@.venv/bin/python -m outside.resource_server
 

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.process.procfs import read_cpu_seconds
 from induscode.launch.invocation import Invocation
+from induscode.local_model import host
 from induscode.local_model.server import LocalWeights, open_local_server
 from induscode.local_model.weights import QWEN_CODER, WeightsError
 from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
@@ -48,6 +50,19 @@ FILES = {
     "src/net.py": "def connect(host):\n    # FIXME: retry\n    return host\n",
     "src/store.py": "def save(row):\n    return row\n",
 }
+FACTS = {
+    "Who is the release manager in release.txt?": "Lovelace",
+    "Read release.txt and tell me the port of the server.": "8347",
+    "Which release is release.txt about?": "4.2",
+    "What is the value of RETRIES in src/config.py?": "3",
+    "Look into release.txt: who manages the release?": "Lovelace",
+    "Use task to have the agent explore find out who is the release manager in release.txt.": "Lovelace",
+    "Start a task with the agent explore: read release.txt and report the port of the server.": "8347",
+    "Delegate with task to explore: what is the value of RETRIES in src/config.py?": "3",
+    "Let a sub-agent (task, agent explore) read release.txt and say who manages the release.": "Lovelace",
+    "With task, ask the agent explore which release release.txt is about.": "4.2",
+}
+"""What the answer to a question must contain."""
 REQUESTS = 8
 LIMIT_S = 900.0
 """Time for one try on a busy machine."""
@@ -65,6 +80,8 @@ class Attempt:
     answer: str = ""
     end: str = ""
     seconds: float = 0.0
+    engine_seconds: float = 0.0
+    """CPU time of the engine: with one thread, about the seconds on a machine that does nothing else."""
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -97,16 +114,8 @@ TASKS = (
     Task(
         "read",
         ("read", "ls"),
-        (
-            "Who is the release manager in release.txt?",
-            "Read release.txt and tell me the port of the server.",
-            "Which release is release.txt about?",
-            "What is the value of RETRIES in src/config.py?",
-            "Look into release.txt: who manages the release?",
-        ),
-        lambda attempt, _: (
-            "read" in attempt.calls and any(fact in attempt.answer for fact in ("Lovelace", "8347", "4.2", "3"))
-        ),
+        tuple(FACTS)[:5],
+        lambda attempt, _: "read" in attempt.calls and FACTS[attempt.prompt] in attempt.answer,
     ),
     Task(
         "grep",
@@ -148,16 +157,8 @@ TASKS = (
     Task(
         "sub-agent",
         ("read", "task"),
-        (
-            "Use task to have the agent explore find out who is the release manager in release.txt.",
-            "Start a task with the agent explore: read release.txt and report the port of the server.",
-            "Delegate with task to explore: what is the value of RETRIES in src/config.py?",
-            "Let a sub-agent (task, agent explore) read release.txt and say who manages the release.",
-            "With task, ask the agent explore which release release.txt is about.",
-        ),
-        lambda attempt, _: (
-            "task" in attempt.calls and any(fact in attempt.answer for fact in ("Lovelace", "8347", "4.2", "3"))
-        ),
+        tuple(FACTS)[5:],
+        lambda attempt, _: "task" in attempt.calls and FACTS[attempt.prompt] in attempt.answer,
     ),
 )
 
@@ -206,7 +207,7 @@ async def try_once(
         elif isinstance(event, ToolAnswered) and event.is_error:
             attempt.failed += 1
 
-    started = time.monotonic()
+    started, worked = time.monotonic(), read_engine_seconds()
     cancel = CancelToken()
     async with open_conversation(invocation, dialog=YesDialog(attempt)) as conversation:
         await conversation.loading.wait()
@@ -215,25 +216,40 @@ async def try_once(
             result = await conversation.run_turn(prompt, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
             attempt.answer, attempt.end = result.text, result.reason
         usage = conversation.usage
-    attempt.seconds = time.monotonic() - started
+    attempt.seconds, attempt.engine_seconds = time.monotonic() - started, read_engine_seconds() - worked
     attempt.requests, attempt.input_tokens = usage.requests, usage.input_tokens
     attempt.cached_tokens, attempt.output_tokens = usage.cache_read_tokens, usage.output_tokens
     attempt.success = attempt.end == "done" and task.check(attempt, folder)
     return attempt
 
 
+def read_engine_seconds() -> float:
+    """Read the CPU time of the process of the engine; 0 where the system does not tell."""
+    total = 0.0
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text("ascii").split():
+            if Path(host.__file__).name in Path(f"/proc/{pid}/cmdline").read_text("utf-8"):
+                total += read_cpu_seconds(int(pid)) or 0.0
+    return total
+
+
 def print_table(attempts: Sequence[Attempt]) -> None:
     """Print the results by task, in Markdown."""
-    print("\n| Task | Managed | Seconds (median) | Requests | Tokens read, of which cached | Tokens written |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "\n| Task | Managed | Seconds | CPU seconds of the engine | Requests | Tokens read, of which cached | Written |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for task in TASKS:
         rows = [attempt for attempt in attempts if attempt.task == task.name]
         if rows:
-            seconds = sorted(attempt.seconds for attempt in rows)[len(rows) // 2]
+            seconds = ", ".join(f"{attempt.seconds:.0f}" for attempt in rows)
+            engine = ", ".join(f"{attempt.engine_seconds:.0f}" for attempt in rows)
             managed = f"{sum(attempt.success for attempt in rows)} of {len(rows)}"
             read, cached = sum(row.input_tokens for row in rows), sum(row.cached_tokens for row in rows)
             written, requests = sum(row.output_tokens for row in rows), sum(row.requests for row in rows)
-            print(f"| {task.name} | {managed} | {seconds:.0f} | {requests} | {read:,}, {cached:,} | {written:,} |")
+            print(
+                f"| {task.name} | {managed} | {seconds} | {engine} | {requests} | {read:,}, {cached:,} | {written:,} |"
+            )
 
 
 @contextmanager
@@ -273,7 +289,8 @@ async def run_tries(
                         attempts.append(attempt)
                         mark = "managed" if attempt.success else f"failed ({attempt.end or 'time'})"
                         asked = f", asked {len(attempt.questions)}" if attempt.questions else ""
-                        print(f"\n[{task.name}] {prompt}\n  {mark} in {attempt.seconds:.0f} s{asked}", flush=True)
+                        times = f"{attempt.seconds:.0f} s ({attempt.engine_seconds:.0f} s of the engine)"
+                        print(f"\n[{task.name}] {prompt}\n  {mark} in {times}{asked}", flush=True)
                         print(f"  calls: {', '.join(attempt.calls) or 'none'} ({attempt.failed} failed)", flush=True)
                         print(f"  answer: {attempt.answer.strip()[:300]}", flush=True)
                         if output is not None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.openapi import add_connector, build_document
+from anyio import to_thread
+from tests.support.openapi import add_in_thread, build_document
 
 from indusagi.capabilities.ports import WebSettings
-from indusagi.core.app_dirs import state_dir
+from indusagi.core.app_dirs import make_private_dir, state_dir
 from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
 from induscode.boot.session import open_session
 from induscode.connectors.store import ConnectorStore
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 
 async def add(base_url: str = "https://shop.example") -> ConnectorStore:
-    await add_connector(Path(state_dir()), build_document(), base_url)
-    return ConnectorStore()
+    def add_here() -> ConnectorStore:
+        folder = make_private_dir(state_dir())
+        return add_in_thread(Path(folder), build_document(), base_url, None, "shop", folder)
+
+    return await to_thread.run_sync(add_here)
 
 
 def has_card(session: Session) -> bool:
@@ -45,10 +49,14 @@ async def test_a_session_sees_connectors_come_change_and_go(tmp_path: Path) -> N
         target = await connectors.find_target("SHOP_LIST_CARTS", {})
         assert target is not None
         assert target.url == "https://shop.example/carts"
-        row = store.read()[0]["shop"]
-        store.update(replace(row, checked_ms=row.checked_ms + 1))
+
+        def compare() -> None:
+            row = store.read()[0]["shop"]
+            store.update(replace(row, checked_ms=row.checked_ms + 1))
+
+        await to_thread.run_sync(compare)
         assert await session.refresh_connectors() == [], "a comparison is no change"
-        store.remove("shop")
+        await to_thread.run_sync(store.remove, "shop")
         await add("https://moved.example")
         moved = await connectors.find_target("SHOP_LIST_CARTS", {})
         assert moved == target, "what permissions saw is what is sent"
@@ -56,7 +64,7 @@ async def test_a_session_sees_connectors_come_change_and_go(tmp_path: Path) -> N
         moved = await connectors.find_target("SHOP_LIST_CARTS", {})
         assert moved is not None
         assert moved.url == "https://moved.example/carts"
-        store.remove("shop")
+        await to_thread.run_sync(store.remove, "shop")
         assert await session.refresh_connectors() == ["connectors removed: shop"]
         assert not has_card(session)
 
@@ -73,7 +81,7 @@ async def test_a_tool_that_is_asked_for_by_name_needs_a_connector_at_the_start(t
 
 async def test_the_gateway_finds_and_refuses_as_the_connectors_do() -> None:
     await add()
-    connectors = LiveConnectors(WebSettings())
+    connectors = await to_thread.run_sync(LiveConnectors, WebSettings())
     found = await connectors.discover("list carts", [])
     assert found[0]["slug"] == "SHOP_LIST_CARTS"
     with pytest.raises(OSError, match="ABSENT"):

@@ -165,5 +165,9 @@ def test_the_gateway_serves_actions_with_the_profile_all(tmp_path: Path, host: s
     run("connectors", "add", "shop", "shop.json", "--base-url", f"http://{host}", cwd=tmp_path)
     with greeted("--profile", "all", "--no-mcp", cwd=tmp_path) as gateway:
         assert "saas-action" in gateway.tools()
+        run("connectors", "remove", "shop", cwd=tmp_path)
+        assert gateway.until_tools(lambda tools: "read" in tools and "saas-action" not in tools)
+        run("connectors", "add", "shop", "shop.json", "--base-url", f"http://{host}", cwd=tmp_path)
+        assert gateway.until_tools(lambda tools: "saas-action" in tools), "no restart is needed"
     with greeted("--profile", "survey", "--no-mcp", cwd=tmp_path) as gateway:
         assert "saas-action" not in gateway.tools()

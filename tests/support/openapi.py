@@ -97,13 +97,15 @@ async def add_connector(
     return await to_thread.run_sync(lambda: add_in_thread(folder, document, base_url, auth, name))
 
 
-def add_in_thread(folder: Path, document: JsonObject, base_url: str, auth: str | None, name: str) -> ConnectorStore:
-    """Do the work of `add_connector`."""
+def add_in_thread(
+    folder: Path, document: JsonObject, base_url: str, auth: str | None, name: str, state: str | None = None
+) -> ConnectorStore:
+    """Do the work of `add_connector`; `state` is the directory of the store."""
     source = folder / f"{name}-openapi.json"
     data = json.dumps(document).encode()
     source.write_bytes(data)
     reading = examine_source(name, str(source), data, base_url, None if auth is None else parse_auth(auth))
-    store = ConnectorStore(str(folder / "state"))
+    store = ConnectorStore(state or str(folder / "state"))
     store.add(reading.row, reading.document, replace=True)
     return store
 

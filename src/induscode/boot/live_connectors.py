@@ -33,10 +33,10 @@ class LiveConnectors:
         self._web = web
         self._store = ConnectorStore()
         self._gateway: ConnectorGateway | None = None
-        self._signature = self._store.read_signature()
+        self._signature: object = self._store.read_signature()
         self.are_present = self._store.has_rows()
         """Whether there may be connectors."""
-        self._known = self._read_facts() if self.are_present else {}
+        self._known: Mapping[str, object] = self._read_facts() if self.are_present else {}
 
     def refresh(self) -> Sequence[str]:
         """Read the connectors again if their file has changed, and describe what is different. It blocks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -26,9 +26,12 @@ class Host:
         enabled = not invocation.no_addons
         self.addons = anyio.run(lambda: load_addons(str(cwd), required=["audit"], enabled=enabled))
         self.conversation: Any = SimpleNamespace(invocation=invocation, session=SimpleNamespace(addons=self.addons))
-        self.screen: Any = SimpleNamespace(show=lambda line: self.lines.append(line))
+        self.screen: Any = SimpleNamespace(show=self.show)
         self.lines: list[str] = []
         self.rows: dict[str, tuple[str, ...]] = {}
+
+    def show(self, line: str) -> None:
+        self.lines.append(line)
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         assert heads == ("NAME", "SOURCE", "STATE", "ADDS")
@@ -36,7 +39,7 @@ class Host:
 
     def run(self, rest: str = "") -> None:
         self.lines, self.rows = [], {}
-        anyio.run(ADDONS.run, self, rest)
+        anyio.run(ADDONS.run, cast("Any", self), rest)
 
 
 def test_every_addon_is_listed_with_its_state_and_reason(tmp_path: Path) -> None:
