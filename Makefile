@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard
+.PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
 .PHONY: interop conformance clients connectors signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -50,7 +50,7 @@ arrows: setup  ## check which package may import which
 
 unit: setup  ## run the fast tests: those that start no process (for daily work)
 	@echo '== unit'
-	@.venv/bin/python -m pytest -q -m 'not process' -n logical --maxprocesses 4 --dist worksteal
+	@.venv/bin/python -m pytest -q -m 'not process' --hypothesis-profile few -n logical --maxprocesses 4 --dist worksteal
 
 suite: setup  ## run all tests
 	@echo '== suite'
@@ -84,6 +84,9 @@ gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, a
 
 mutants: setup  ## change one line of src at a time, and check that a test notices (COUNT=, SEED=)
 	@.venv/bin/python -m outside.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+properties: setup  ## try the properties on many examples that no run had before (SEED=)
+	@.venv/bin/python -m pytest -q -m hypothesis --hypothesis-profile many $(if $(SEED),--hypothesis-seed $(SEED)) -n logical --maxprocesses 4 --dist worksteal
 
 scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools

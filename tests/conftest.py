@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import functools
 import gc
 import inspect
@@ -15,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -33,14 +35,21 @@ settings.register_profile(
     deadline=None,
     database=None,
     derandomize=True,
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+# With --hypothesis-profile: for `make unit`, and for `make properties`, which looks for examples that no run had yet.
+settings.register_profile("few", settings.get_profile("indus"), max_examples=10)
+settings.register_profile("many", settings.get_profile("indus"), max_examples=500, derandomize=False, print_blob=True)
 settings.load_profile("indus")
 # Hypothesis also draws the constants of every local module that is loaded at that moment. Which ones are depends on the
 # tests that ran before in the same process, so the examples of a test would differ from run to run, `derandomize` or
 # not (https://github.com/HypothesisWorks/hypothesis/issues/4627).
 providers._get_local_constants = Constants
 
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
+_SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+_VARIABLES = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", *_PROXIES, *map(str.upper, _PROXIES), *_SIGN_IN)
 PACKAGES = ("indusagi", "induscode")
 """Blocking calls and leftover tasks of both packages fail a test."""
 
@@ -81,6 +90,21 @@ class Watch:
 
 
 WATCH = pytest.StashKey[Watch]()
+HANGS_S = 150.0
+"""A test that runs for so long and cannot be interrupted: the process prints its stacks and exits."""
+_armed_at = float("-inf")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Postpone the end of the process, once in a while.
+
+    The option `faulthandler_timeout` of pytest does so for each test, and waits each time for a thread to end.
+    """
+    global _armed_at
+    if monotonic() - _armed_at > HANGS_S / 5:
+        _armed_at = monotonic()
+        faulthandler.dump_traceback_later(HANGS_S, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -154,6 +178,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     A failed test may leave a thread that never ends, for which the interpreter would wait at exit. The time
     runs once the summary is printed and old directories are removed.
     """
+    faulthandler.cancel_dump_traceback_later()
     if (measuring := _measuring(session.config)) is not None:
         measuring.save()
     yield
@@ -209,19 +234,28 @@ def tmp_path(_new_folder: Callable[[str], Path], request: pytest.FixtureRequest)
     return _new_folder(re.sub(r"\W", "_", request.node.name)[:30])
 
 
+@pytest.fixture(scope="session")
+def _empty_home(_new_folder: Callable[[str], Path]) -> Callable[[], Path]:
+    """Give a directory that nothing has changed since it was made: most tests leave theirs to the next one."""
+    home: list[tuple[Path, int]] = []
+
+    def give() -> Path:
+        if not home or home[0][0].stat().st_ctime_ns != home[0][1]:
+            made = _new_folder("home")
+            home[:] = [(made, made.stat().st_ctime_ns)]
+        return home[0][0]
+
+    return give
+
+
 @pytest.fixture(autouse=True)
-def _private_home(_new_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def _private_home(_empty_home: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep tests away from the files, proxies, keyring and browser of the user."""
-    home = _new_folder("home")
+    home = _empty_home()
     monkeypatch.setenv("HOME", str(home))
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+    for name in _VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    for name in ("http_proxy", "https_proxy", "no_proxy", "REQUEST_METHOD"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
-    for name in ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
     return home
 
 

@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from tests.support.scripts import unmeasured
+from tests.support.strategies import examples
 
 from induscode.interactive.blocks import MAX_LINES, MAX_TEXT_CHARS
 from induscode.interactive.render import EventRenderer
@@ -132,7 +133,7 @@ def test_a_long_paragraph_is_printed_while_it_grows() -> None:
     assert (turn.text + turn.renderer.finish()).split() == words
 
 
-@settings(max_examples=150)
+@examples(2)
 @given(st.lists(PIECES, max_size=14), st.lists(st.integers(0, 300), max_size=6), st.sampled_from(WIDTHS), st.booleans())
 def test_every_word_is_printed_however_the_text_arrives(
     pieces: list[str], cuts: list[int], width: int, color: bool

@@ -24,7 +24,7 @@ class HeldResources:
     def beyond(self, before: HeldResources) -> list[str]:
         """List resources that are new since `before`."""
         return [
-            *(f"descriptor {item}" for item in sorted(self.descriptors - before.descriptors)),
+            *(f"descriptor {item} -> {_describe(item)}" for item in sorted(self.descriptors - before.descriptors)),
             *(f"thread {item}" for item in sorted(self.threads - before.threads)),
             *(f"process {item}" for item in sorted(self.children - before.children)),
         ]
@@ -43,18 +43,21 @@ def find_leaks(before: HeldResources) -> list[str]:
     return leaked
 
 
+_FOLDER = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+
+
 def _descriptors() -> frozenset[str]:
-    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-    found: set[str] = set()
-    permanent = {str(descriptor) for descriptor in list_descriptors()}
-    for name in os.listdir(folder):
-        if name in permanent:
-            continue
-        try:
-            found.add(f"{name} -> {os.readlink(f'{folder}/{name}')}")
-        except OSError:  # the descriptor of this very listing, closed by now; or not a link
-            continue
-    return frozenset(found)
+    listing = os.dup(2)  # the number that the listing itself will have: the lowest free one
+    os.close(listing)
+    ours = {str(descriptor) for descriptor in (listing, *list_descriptors())}
+    return frozenset(name for name in os.listdir(_FOLDER) if name not in ours)
+
+
+def _describe(descriptor: str) -> str:
+    try:
+        return os.readlink(f"{_FOLDER}/{descriptor}")
+    except OSError:
+        return "closed by now, or not a link"
 
 
 def _threads() -> frozenset[str]:

@@ -1,13 +1,21 @@
-"""Values to try a law on."""
+"""Values to try a law on, and how many."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
+
+
+def examples(times: float) -> settings:
+    """Try a law on so many times the examples of the profile in use (see `tests/conftest.py`)."""
+    profile = settings.get_profile(settings.get_current_profile_name())
+    return settings(max_examples=max(1, round(profile.max_examples * times)))
+
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 

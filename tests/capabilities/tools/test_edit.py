@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.scripts import unmeasured
+from tests.support.strategies import examples
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
@@ -587,7 +588,7 @@ async def test_an_edit_of_line_endings_only(ctx: ToolContext) -> None:
     assert path.read_bytes() == b"a\nb\n"
 
 
-@settings(max_examples=20)
+@examples(0.4)
 @given(
     st.lists(st.sampled_from([b"a", b"b  ", b"\tc", b"\xe9", b"<x>", b""]), max_size=20),
     st.sampled_from([b"\n", b"\r\n"]),

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from anyio import to_thread
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tests.support.documents import notebook, pdf
 from tests.support.scripts import unmeasured
+from tests.support.strategies import examples
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities import worker
@@ -151,7 +152,7 @@ TEXTS = st.lists(
 
 
 @pytest.mark.process
-@settings(max_examples=40)
+@examples(0.6)
 @given(text=TEXTS, ended=st.booleans(), first=st.integers(1, 22), count=st.integers(1, 22))
 async def test_sed_prints_the_same_lines(text: str, ended: bool, first: int, count: int, tmp_path: Path) -> None:
     data = (text + ("\n" if ended else "")).encode()

@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.commands.helpers import configured, row, told, user_file
 from tests.commands.mcp.test_pins import SERVER_SCRIPT
 from tests.session.permissions.support import context, rules
 from tests.support.deck import AT, capability
 from tests.support.scripts import run
+from tests.support.strategies import examples
 
 from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
@@ -62,7 +63,7 @@ def allowed_by(pattern: str, enrolment: Enrolment) -> set[RemoteToolRef]:
     }
 
 
-@settings(max_examples=150)
+@examples(2)
 @given(IDENTITIES, st.randoms(use_true_random=False))
 def test_finding_d6_no_tool_is_lost_and_names_and_keys_do_not_depend_on_the_order(
     identities: list[tuple[str, str]], random: Any
@@ -79,7 +80,7 @@ def test_finding_d6_no_tool_is_lost_and_names_and_keys_do_not_depend_on_the_orde
     assert again.ledger.snapshot.live.keys() == first.ledger.snapshot.live.keys()
 
 
-@settings(max_examples=150)
+@examples(2)
 @given(IDENTITIES)
 def test_finding_d6_a_server_that_is_configured_later_leaves_the_names_of_a_fresh_start(
     identities: list[tuple[str, str]],
@@ -93,7 +94,7 @@ def test_finding_d6_a_server_that_is_configured_later_leaves_the_names_of_a_fres
     assert names_of(enrolment) == names_of(enrol(identities, order))
 
 
-@settings(max_examples=300)
+@examples(4)
 @given(IDENTITIES, PARTS, st.sampled_from(["", "*", "?", "*a", "__*"]))
 def test_finding_d6_a_rule_that_allows_names_tools_of_one_server(
     identities: list[tuple[str, str]], start: str, end: str
@@ -115,7 +116,7 @@ def test_finding_d6_a_rule_that_allows_names_tools_of_one_server(
             assert not any(start.startswith(f"{one}__") for one in longer)
 
 
-@settings(max_examples=150)
+@examples(2)
 @given(IDENTITIES)
 def test_finding_d6_a_rule_for_all_tools_of_a_server_allows_these_and_no_others(
     identities: list[tuple[str, str]],

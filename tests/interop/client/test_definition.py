@@ -7,10 +7,10 @@ import json
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.servers import honest
-from tests.support.strategies import UNSEEN, hidden_json, hidden_text
+from tests.support.strategies import UNSEEN, examples, hidden_json, hidden_text
 
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import ToolSpec, define_tool
@@ -55,7 +55,7 @@ rows = st.fixed_dictionaries(
 
 
 @given(st.lists(rows, max_size=3))
-@settings(max_examples=200)
+@examples(2)
 def test_finding_d4_no_definition_shows_a_model_or_a_client_what_cannot_be_seen(listed: list[JsonValue]) -> None:
     tools, _ = read_tools(listed, honest())
     descriptors = [tool.descriptor for tool in tools]

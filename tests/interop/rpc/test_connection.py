@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.transports import FakeTransport, LoopTime, outcome_of, settled
 
@@ -96,7 +96,6 @@ async def test_request_is_one_frame_and_its_result_is_returned_unchanged() -> No
 
 
 @given(st.data())
-@settings(max_examples=50)
 async def test_concurrent_requests_get_their_own_responses(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
     order = data.draw(st.permutations(range(1, count + 1)))

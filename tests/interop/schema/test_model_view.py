@@ -6,13 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import UnknownType
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 from tests.support.schemas import anything, levels, likely_object, neighbour, randoms, rich_schema, subset_schema
-from tests.support.strategies import json_values
+from tests.support.strategies import examples, json_values
 
 from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SchemaDocument
@@ -73,7 +73,7 @@ def depth(schema: JsonValue) -> int:
 def test_arguments_that_fit_the_schema_fit_the_view() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=1_000)
+    @examples(5)
     @given(randoms)
     def check(rng: Random) -> None:
         raw = rich_schema(rng)

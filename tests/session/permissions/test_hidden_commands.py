@@ -10,9 +10,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.session.permissions.support import get_effect, rules, stub
+from tests.support.strategies import examples
 
 from induscode.session.permissions.patterns import PatternMatch, may_be_command
 from induscode.session.permissions.rules import Effect
@@ -565,7 +566,7 @@ PIECES = st.sampled_from(
 @example('x=a | b 2>&1 b "$(a)" ')
 @example("! -x 2>&1 a ")
 @example("env ''\\a ")
-@settings(max_examples=800)
+@examples(6)
 def test_every_command_that_bash_runs_was_found_by_the_parser(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:

@@ -8,8 +8,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.strategies import examples
 
 from indusagi.capabilities.files.edits.diff import (
     MAX_EXCERPT_LINES,
@@ -70,7 +71,7 @@ def _run_patch(program: str, folder: Path, patch: bytes) -> None:
 
 
 @pytest.mark.parametrize("program", ["patch", "git"])
-@settings(max_examples=25)
+@examples(0.5)
 @given(LINES.filter(bool), st.randoms(use_true_random=False), TAILS, TAILS)
 def test_patch_and_git_apply_produce_the_new_version(
     tmp_path: Path, program: str, old: list[bytes], chance: random.Random, old_tail: bytes, new_tail: bytes

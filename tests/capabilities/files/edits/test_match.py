@@ -9,8 +9,9 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.strategies import examples
 
 from indusagi.capabilities.files.edits.match import (
     MatchStrategy,
@@ -279,7 +280,7 @@ def _program(chance: random.Random, unit: str) -> list[str]:
     return lines
 
 
-@settings(max_examples=400)
+@examples(4)
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from(["    ", "\t", "  "]),

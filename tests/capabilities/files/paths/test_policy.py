@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.strategies import examples
 from tests.support.tools import box_of, call, context, returning
 
 from indusagi.capabilities.budget import OutputBudget
@@ -493,7 +494,7 @@ PATHS = st.lists(PARTS, min_size=1, max_size=6).map("/".join)
 TARGETS = st.one_of(PATHS, PATHS.map("{top}/".__add__), st.just("{top}/w"), st.just("{top}/w-evil"))
 
 
-@settings(max_examples=150)
+@examples(2)
 @given(st.lists(st.tuples(PATHS, TARGETS), max_size=6), st.lists(TARGETS, min_size=1, max_size=6))
 async def test_r43_reads_through_any_links_stay_inside(
     tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]], paths: list[str]

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.deck.mcp.test_ledger import STEPS, grown
 from tests.support.deck import AT, capability, ledger_of, request
 from tests.support.stores import forge, query_file, run_sql, store_file, stored
+from tests.support.strategies import examples
 
 from indusagi.core.json import NotJson
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig, StreamableHttpServerConfig
@@ -63,7 +64,7 @@ class Moments:
 # -- replay -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@examples(0.6)
 @given(STEPS, st.integers(1, 4))
 def test_a_ledger_read_from_the_store_equals_the_written_one(steps: list[tuple[str, str, str, int]], size: int) -> None:
     ledger = grown(steps)
