@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.core.ids import new_ulid
+from indusagi.core.process import procfs, tree
 from indusagi.core.process.tree import MARK, ProcessTree, select_settled, signal_group, signal_processes
 
 if TYPE_CHECKING:
@@ -131,6 +132,38 @@ def test_marker_of_an_outer_program_is_found_beside_the_inner_one() -> None:
         leader = line_of(process)
         assert leader in {one.pid for one in ProcessTree(outer).list_running(None)}
         assert leader in {one.pid for one in ProcessTree(inner).list_running(None)}
+
+
+def test_process_that_is_being_replaced_is_found_by_its_marker_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = new_ulid()
+    with leading(*SLEEP, mark=mark) as process:
+        answers = [b"", b""]  # within execve(2)
+
+        def read(pid: int, name: str) -> bytes | None:
+            return answers.pop() if pid == process.pid and answers else procfs.read_proc_file(pid, name)
+
+        monkeypatch.setattr(tree, "read_proc_file", read)
+        assert process.pid in {one.pid for one in ProcessTree(mark).list_running(None)}
+        assert answers == []
+
+
+def test_process_that_was_started_during_the_listing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = new_ulid()
+    started: list[subprocess.Popen[bytes]] = []
+    listdir = os.listdir
+
+    def list_and_start(path: str) -> list[str]:
+        names = listdir(path)
+        if path == "/proc" and not started:
+            started.append(subprocess.Popen(SLEEP, env={**os.environ, MARK: mark}))
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_and_start)
+    found = [one.pid for one in ProcessTree(mark).list_running(None)]
+    (process,) = started
+    process.kill()
+    process.wait()
+    assert found == [process.pid]
 
 
 def test_young_process_has_not_settled() -> None:

@@ -26,6 +26,8 @@ _ACTIVE_TICKS = 2
 """CPU time, usually 10 ms per tick: an idle runtime with a timer uses less in a few seconds."""
 _ACTIVE_BYTES = 4096
 """I/O: a process that is only woken up moves a few bytes."""
+_LISTINGS = 3
+"""The process list, and twice those that were started meanwhile."""
 _TCP_LISTEN = "0A"
 _READ_CALL = {"x86_64": "0", "aarch64": "63"}
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
@@ -54,9 +56,26 @@ def list_processes() -> Iterator[ProcessInfo]:
     Raises:
         OSError: `/proc` is absent or cannot be read.
     """
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (process := read_process(int(name))) is not None:
-            yield process
+    newest = _read_newest_pid()
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    listed = set(pids)
+    for _ in range(_LISTINGS):
+        for pid in pids:
+            if (process := read_process(pid)) is not None:
+                yield process
+        # A process may be started after the listing, by one that ends before it is read here.
+        before, newest = newest, _read_newest_pid()
+        pids = [pid for pid in range(before + 1, newest + 1) if pid not in listed] if before else []
+        listed.update(pids)
+
+
+def _read_newest_pid() -> int:
+    """Read the pid that was given out last (proc_loadavg(5)), 0 if unknown."""
+    try:
+        with open("/proc/loadavg", "rb", buffering=0) as file:
+            return int(file.read(200).split()[4])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def read_process(pid: int) -> ProcessInfo | None:
@@ -86,8 +105,12 @@ def may_have_children(pid: int) -> bool:
 
 def read_variable(pid: int, name: str) -> str:
     """Read an environment variable as it was when the program started; "" if it is unset or unreadable."""
-    variables = b"\0" + (read_proc_file(pid, "environ") or b"")
-    return variables.partition(f"\0{name}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
+    return find_variable(read_proc_file(pid, "environ") or b"", name)
+
+
+def find_variable(environ: bytes, name: str) -> str:
+    """Find a variable in the content of `/proc/PID/environ`; "" if it is unset."""
+    return (b"\0" + environ).partition(f"\0{name}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
 
 
 def read_descriptor(pid: int, descriptor: int | str) -> str:

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 from indusagi.core.process.procfs import (
     INACCESSIBLE,
     ProcessInfo,
+    find_variable,
     list_processes,
     may_have_children,
     read_descriptor,
+    read_proc_file,
     read_process,
     read_start_time,
-    read_variable,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ MARK = "INDUS_CHILD"
 """The environment variable with the markers of all child processes above, separated by spaces: an outer `indus`
 finds the descendants of an inner one too."""
 _YOUNG_S = 0.1
+_EXEC_READS, _EXEC_S = 10, 0.001
+_KTHREADD = 2
+"""The parent of all threads of the kernel, which have no environment."""
 
 
 class ProcessTree:
@@ -54,6 +58,8 @@ class ProcessTree:
         self._mark = mark
         self._lock = Lock()
         self._known: frozenset[tuple[int, int]] = frozenset()
+        self._bare: set[tuple[int, int]] = set()
+        """Processes without an environment."""
 
     def list_running(self, leader: int | None) -> list[ProcessInfo]:
         """List the running processes of the tree.
@@ -72,7 +78,7 @@ class ProcessTree:
                     for process in running
                     if leader in {process.session, process.group}
                     or process.key in self._known
-                    or (process.started >= oldest and self._is_marked(process.pid))
+                    or (process.started >= oldest and self._is_marked(process))
                 ]
             except OSError:
                 return [] if leader is None or not signal_group(leader, 0) else [unknown_process(leader)]
@@ -92,11 +98,20 @@ class ProcessTree:
         """Remember the tree before its leader ends; one without children needs no process list."""
         return self.list_running(leader) if may_have_children(leader) else []
 
-    def _is_marked(self, pid: int) -> bool:
-        marks = read_variable(pid, MARK)
+    def _is_marked(self, process: ProcessInfo) -> bool:
+        environ = read_proc_file(process.pid, "environ")
+        # Within execve(2) a process has no environment for a moment; one that was started without has none at all.
+        if environ == b"" and process.parent != _KTHREADD and process.key not in self._bare:
+            for _ in range(_EXEC_READS):
+                time.sleep(_EXEC_S)
+                if environ := read_proc_file(process.pid, "environ"):
+                    break
+            else:
+                self._bare.add(process.key)
+        marks = find_variable(environ or b"", MARK)
         if marks:
             return self._mark in marks
-        return self.pipe != "" and self.pipe in {read_descriptor(pid, 1), read_descriptor(pid, 2)}
+        return self.pipe != "" and self.pipe in {read_descriptor(process.pid, 1), read_descriptor(process.pid, 2)}
 
 
 def pipe_name(descriptor: int) -> str:
