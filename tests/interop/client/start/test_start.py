@@ -73,7 +73,8 @@ def script(text: str, *, limits: ServerLimits = SOON) -> StdioServerConfig:
 
 
 async def test_finding_b1_a_first_start_is_extended_while_it_shows_life(tmp_path: Path) -> None:
-    policy = StartPolicy(first_s=1.2, later_s=0.1, package_manager_cap_s=60)
+    # Life is looked for within an eighth of the first limit at least, in which a starved process must have run.
+    policy = StartPolicy(first_s=3.2, later_s=0.1, package_manager_cap_s=60)
     endpoint = create_server_endpoint(package_manager(tmp_path, 40), policy=policy, history=StartHistory())
     try:
         await endpoint.open()

@@ -98,15 +98,19 @@ class StartWatch:
         while (due := deadline.when()) is not None and due < cap_at:
             await asyncio.sleep(max(0.0, due - window_s - loop.time()))
             size_before, before = await self._sample()
-            await asyncio.sleep(max(0.0, due - window_s / 4 - loop.time()))
+            # A busy machine answers late: the time between the samples stays, and the deadline waits for the verdict.
+            second_at = max(due - window_s / 4, loop.time() + window_s / 2)
+            deadline.reschedule(max(due, second_at + _SAMPLE_S))
+            await asyncio.sleep(max(0.0, second_at - loop.time()))
             size, activity = await self._sample()
             if before is None or activity is None:
                 is_active = before is not activity
             else:
                 is_active = activity.shows_life_since(before)
             if size == size_before and not is_active:
+                deadline.reschedule(due)
                 return
-            deadline.reschedule(min(cap_at, due + window_s))
+            deadline.reschedule(min(cap_at, max(due, loop.time()) + window_s))
 
     async def _sample(self) -> tuple[int, Activity | None]:
         process = self.process
