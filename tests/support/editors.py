@@ -7,21 +7,24 @@ A field that the schema does not have fails too.
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from acp import PROTOCOL_VERSION, spawn_agent_process, text_block
+from acp import PROTOCOL_VERSION, text_block
 from acp import schema as models
+from acp.client.connection import ClientSideConnection
 from acp.connection import StreamDirection
+from acp.transports import default_environment
 from pydantic import BaseModel
+from tests.support.forked import start_command
 from tests.support.scripts import command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
 
-    from acp.client.connection import ClientSideConnection
     from acp.connection import StreamEvent
 
 LIMIT_S = 25.0
@@ -164,7 +167,9 @@ class EditorProcess:
 
     editor: Editor
     agent: ClientSideConnection
-    process: asyncio.subprocess.Process
+    process: subprocess.Popen[bytes]
+    input: asyncio.StreamWriter
+    output: asyncio.ReadTransport
     capabilities: models.InitializeResponse
 
     async def say(self, session: str, text: str) -> str:
@@ -175,10 +180,12 @@ class EditorProcess:
 
     async def leave(self) -> int:
         """End the input of the agent, and wait for its end."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        async with asyncio.timeout(LIMIT_S):
-            return await self.process.wait()
+        self.input.close()
+        return await self.wait()
+
+    async def wait(self) -> int:
+        """Wait for the end of the agent."""
+        return await asyncio.to_thread(self.process.wait, LIMIT_S)
 
 
 @asynccontextmanager
@@ -187,19 +194,34 @@ async def open_editor(
 ) -> AsyncGenerator[EditorProcess]:
     """Run `indus acp` with flags, and initialize it; at the end no message may have been invalid."""
     client = editor or Editor()
-    log = cwd.parent / "acp.stderr"
-    with log.open("ab") as stderr:
-        async with spawn_agent_process(
-            cast("Any", client),
-            command(),
-            "acp",
-            *flags,
-            env=environ,
+    loop = asyncio.get_running_loop()
+    with (cwd.parent / "acp.stderr").open("ab") as stderr:
+        process = start_command(
+            [command(), "acp", *flags],
+            environ={**default_environment(), **environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             cwd=cwd,
-            observers=[client.judge],
-            transport_kwargs={"stderr": stderr.fileno(), "limit": 2**24, "shutdown_timeout": LIMIT_S},
-        ) as (agent, process):
+            bufsize=0,
+        )
+    try:
+        reader = asyncio.StreamReader(2**24)
+        output, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, process.stdin)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        agent = ClientSideConnection(cast("Any", client), writer, reader, observers=[client.judge])
+        try:
             async with asyncio.timeout(LIMIT_S):
                 capabilities = await agent.initialize(protocol_version=PROTOCOL_VERSION)
-            yield EditorProcess(client, agent, process, capabilities)
+            yield EditorProcess(client, agent, process, writer, output, capabilities)
+        finally:
+            await agent.close()
+            writer.close()
+            await asyncio.to_thread(process.wait, LIMIT_S)
+            output.close()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
     assert client.judge.problems == [], client.judge.problems
