@@ -16,7 +16,7 @@ from tests.calls.helpers import load_calls, observed_box
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note
 from indusagi.runtime.calls import CallingClient, current_agent, current_client, current_trace
-from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolOutcome, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.calls import recorder as recorder_module
 from induscode.calls.record import CallOrigin, estimate_size, find_outcome, measure_result
 from induscode.calls.recorder import CallRecorder, FailedCalls, RecordSettings, find_tool_ref
@@ -207,19 +207,17 @@ async def test_a_recorder_without_calls_starts_no_thread_and_makes_no_file(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("outcome", "is_remote", "expected"),
+    ("code", "is_remote", "expected"),
     [
-        (None, False, ("cancelled", "")),
-        (ToolResult.text("x"), True, ("ok", "")),
-        (ToolResult.error("x", code="denied"), True, ("denied", "denied")),
-        (ToolResult.error("x", code="timeout"), True, ("fault", "timeout")),
-        (ToolResult.error("x", code="timeout"), False, ("error", "timeout")),
-        (ToolResult.error("x", code="cancelled"), False, ("cancelled", "cancelled")),
-        (ToolResult((TextContentBlock("x"),), is_error=True), True, ("error", "")),
+        ("denied", True, "denied"),
+        ("timeout", True, "fault"),
+        ("timeout", False, "error"),
+        ("cancelled", False, "cancelled"),
+        ("", True, "error"),
     ],
 )
-def test_an_outcome_has_one_name(outcome: ToolResult | None, is_remote: bool, expected: tuple[str, str]) -> None:
-    assert find_outcome(None if outcome is None else ToolOutcome("1", outcome), is_remote) == expected
+def test_an_error_has_one_name(code: str, is_remote: bool, expected: str) -> None:
+    assert find_outcome(is_cancelled=False, is_error=True, code=code, is_remote=is_remote) == expected
 
 
 def test_a_result_is_measured_by_its_text_and_its_data() -> None:

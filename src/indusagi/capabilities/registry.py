@@ -14,7 +14,6 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.records import record
-from indusagi.runtime.calls import observe_call
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 
 
@@ -102,7 +101,14 @@ class RegistryRunner:
         tool, observer = self.tools.get(call.name), self.context.framework.observer
         if observer is None:
             return await self._run(call, tool, cancel, on_progress)
-        return await observe_call(observer, call, tool, lambda: self._run(call, tool, cancel, on_progress))
+        observed = observer.start(call, tool)
+        try:
+            outcome = await self._run(call, tool, cancel, on_progress)
+        except BaseException:
+            observed.finish(None)
+            raise
+        observed.finish(outcome)
+        return outcome
 
     async def _run(
         self, call: ToolCall, tool: Runnable | None, cancel: CancelToken | None, on_progress: ProgressSink | None

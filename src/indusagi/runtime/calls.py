@@ -8,7 +8,7 @@ and by a sub-agent: code in between needs no parameter for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -71,17 +71,3 @@ class CallObserver(Protocol):
     def start(self, call: ToolCall, tool: object) -> ObservedCall:
         """Note the start of a call of `tool`, which is None if its name is unknown. Raises nothing."""
         ...
-
-
-async def observe_call(
-    observer: CallObserver, call: ToolCall, tool: object, work: Callable[[], Awaitable[ToolOutcome]]
-) -> ToolOutcome:
-    """Do the work of a call while it is observed."""
-    observed = observer.start(call, tool)
-    try:
-        outcome = await work()
-    except BaseException:
-        observed.finish(None)
-        raise
-    observed.finish(outcome)
-    return outcome

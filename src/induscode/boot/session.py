@@ -178,7 +178,7 @@ async def open_session(
             mcp = await attach_servers(plan, store, lazy, wait=wait)
         stack.push_async_callback(mcp.aclose)
         if calls is not None:
-            calls.find_place = lambda: mcp.place
+            calls.find_place = mcp.find_place
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.
             native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out, connectors)

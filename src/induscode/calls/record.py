@@ -15,7 +15,7 @@ from indusagi.runtime.contract import TextContentBlock
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolOutcome, ToolResult
+    from indusagi.runtime.contract import ToolResult
 
 Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
 """The tool answered, it answered with an error, its server failed, the call was refused, it was cancelled."""
@@ -93,19 +93,15 @@ COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(CallRecord) if one.n
 """The fields in the order of the table."""
 
 
-def find_outcome(outcome: ToolOutcome | None, is_remote: bool) -> tuple[Outcome, str]:
-    """Name how a call ended, and the code of its error."""
-    if outcome is None:
-        return "cancelled", ""
-    if not outcome.is_error:
-        return "ok", ""
-    code = outcome.details.get("code")
-    code = code if isinstance(code, str) else ""
-    if code == "cancelled" or outcome.details.get("reason") == "cancelled":
-        return "cancelled", code
+def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bool) -> Outcome:
+    """Name how a call ended."""
+    if is_cancelled or code == "cancelled":
+        return "cancelled"
+    if not is_error:
+        return "ok"
     if code == "denied":
-        return "denied", code
-    return ("fault" if is_remote and code in FAULT_CODES else "error"), code
+        return "denied"
+    return "fault" if is_remote and code in FAULT_CODES else "error"
 
 
 def measure_result(result: ToolResult) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_trace
+from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import BYTES_PER_TOKEN, CallOrigin, estimate_size, find_outcome, measure_result
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from indusagi.runtime.contract import ToolCall, ToolOutcome
+    from indusagi.runtime.contract import ToolOutcome
     from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRow
 
 MOST_QUEUED = 4_096
 """Calls that wait for the thread; further ones are dropped."""
-GATHER_S = 0.25
+GATHER_S = 1.0
 """How long the thread gathers calls after the first one of a batch."""
+_HURRY_AT = 1_024
+"""Calls with which the thread gathers no longer."""
 CLOSE_S = 5.0
 """The longest wait for the last batch at the end of a run."""
 _SLICE = 32
@@ -61,79 +64,87 @@ class RecordSettings:
 
 
 class RecordedCall:
-    """One call, from its start until its record is written; an `ObservedCall`."""
+    """One call, from its start until its record is written; an `ObservedCall`.
+
+    The event loop notes values and computes nothing: a gateway pays for every function that a call passes.
+    """
 
     __slots__ = (
         "agent",
         "arguments",
-        "at_ms",
         "began_ns",
         "call",
         "client",
         "code",
         "digest",
-        "duration_us",
-        "outcome",
+        "ended_ns",
+        "is_cancelled",
+        "is_error",
         "payload",
+        "place",
         "recorder",
-        "ref",
         "result_bytes",
-        "run",
         "text_bytes",
+        "tool",
         "trace",
-        "turn",
     )
 
     def __init__(self, recorder: CallRecorder, call: ToolCall, tool: object) -> None:
         self.recorder = recorder
         self.call = call
-        self.ref = find_tool_ref(tool)
+        self.tool = tool
         self.client = current_client.get()
         self.agent = current_agent.get()
-        self.run, self.turn = recorder.find_place()
-        self.trace = ""
+        self.place = recorder.find_place()
         self.digest: tuple[str, int] | None = None
         self.payload: Payload | None = None
-        self.at_ms = now_ms()
         self.began_ns = perf_counter_ns()
 
     def finish(self, outcome: ToolOutcome | None) -> None:
         """Take what the record needs of the outcome, and hand it to the thread."""
-        self.duration_us = (perf_counter_ns() - self.began_ns) // 1_000
-        self.outcome, self.code = find_outcome(outcome, self.ref is not None)
-        self.result_bytes, self.text_bytes = (0, 0) if outcome is None else measure_result(outcome.result)
-        # Read at the end: a tracer has set it by now. It is 00-<trace id>-<span id>-<flags>:
-        # https://www.w3.org/TR/trace-context/#traceparent-header-field-values.
-        trace = current_trace.get()
-        self.trace = "" if trace is None else trace.get("traceparent", "")[3:35]
-        recorder = self.recorder
-        self.arguments = self.call.input
+        self.ended_ns = perf_counter_ns()
+        self.is_cancelled = outcome is None
+        self.is_error, self.code, self.result_bytes, self.text_bytes = False, "", 0, 0
+        if outcome is not None:
+            result = outcome.result
+            if result.is_error:
+                code = result.details.get("code")
+                self.is_error, self.code = True, code if isinstance(code, str) else ""
+            self.result_bytes, self.text_bytes = measure_result(result)
+        # At the end: a tracer has set it by now.
+        self.trace = current_trace.get()
+        recorder, self.arguments = self.recorder, self.call.input
         size, is_whole = estimate_size(self.arguments)
+        if recorder.settings.payloads:
+            self.payload = _build_payload(self.arguments, outcome)
         if (size > _LARGE_BYTES or not is_whole) and recorder.has_key:
             self.digest = recorder.digest(self.arguments)
-            self.arguments = None
-        if recorder.settings.payloads:
-            self.payload = _build_payload(self.call.input, outcome)
+            self.arguments, self.call = None, ToolCall(self.call.id, self.call.name, None)
         recorder.put(self)
 
-    def to_row(self, attempts: FailedCalls) -> CallRow:
-        """Build the row of the table; called in the thread."""
-        origin, client, ref = self.recorder.origin, self.client, self.ref
+    def to_row(self, attempts: FailedCalls, epoch_ns: int) -> CallRow:
+        """Build the row of the table; called in the thread.
+
+        `epoch_ns` is the difference between the time and the clock that measures durations.
+        """
+        origin, client, ref = self.recorder.origin, self.client, find_tool_ref(self.tool)
         digest, argument_bytes = self.digest or self.recorder.digest(self.arguments)
         named, principal = origin.client, ""
         if client is not None:
             named, principal = f"{client.name} {client.version}".strip(), client.principal
         server, tool = ("", self.call.name) if ref is None else (ref.server, ref.name)
+        outcome = find_outcome(
+            is_cancelled=self.is_cancelled, is_error=self.is_error, code=self.code, is_remote=ref is not None
+        )
         key = (named, principal, self.agent, server, tool, digest)
         return (
-            self.at_ms,
-            self.duration_us,
+            (self.began_ns + epoch_ns) // 1_000_000,
+            (self.ended_ns - self.began_ns) // 1_000,
             origin.via,
             named[:_NAME_CHARS],
             principal[:_NAME_CHARS],
             origin.conversation,
-            self.run,
-            self.turn,
+            *self.place,
             self.agent[:_NAME_CHARS],
             server,
             tool[:_NAME_CHARS],
@@ -142,10 +153,11 @@ class RecordedCall:
             argument_bytes,
             self.result_bytes,
             -(-(argument_bytes + self.text_bytes) // BYTES_PER_TOKEN),
-            self.outcome,
+            outcome,
             self.code,
-            attempts.count(key, is_ok=self.outcome == "ok"),
-            self.trace,
+            attempts.count(key, is_ok=outcome == "ok"),
+            # 00-<trace id>-<span id>-<flags>: https://www.w3.org/TR/trace-context/#traceparent-header-field-values
+            "" if self.trace is None else self.trace.get("traceparent", "")[3:35],
         )
 
 
@@ -198,6 +210,7 @@ class CallRecorder:
         self._queue: deque[RecordedCall] = deque()
         self._is_woken = False
         self._wake = threading.Event()
+        self._hurry = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -226,6 +239,8 @@ class CallRecorder:
                 self._wake.set()
                 if self._thread is None:
                     self._start_thread()
+            elif len(self._queue) == _HURRY_AT:
+                self._hurry.set()
         if (self.dropped or self._notes) and self.on_note is not None:
             notes = self.notes
             said, self._said = self._said, len(notes)
@@ -249,6 +264,7 @@ class CallRecorder:
         from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
         self._closing.set()
+        self._hurry.set()
         self._wake.set()
         if self._thread is not None:
             with move_on_after(CLOSE_S, shield=True):
@@ -289,17 +305,19 @@ class CallRecorder:
         since_prune = 0
         while True:
             self._wake.wait()
-            self._closing.wait(GATHER_S)
+            self._hurry.wait(GATHER_S)
             self._wake.clear()
+            self._hurry.clear()
             self._is_woken = False
             is_last = self._closing.is_set()
             rows: list[CallRow] = []
             payloads: dict[int, Payload] = {}
+            epoch_ns = now_ms() * 1_000_000 - perf_counter_ns()
             while self._queue:
                 call = self._queue.popleft()
                 if call.payload is not None:
                     payloads[len(rows)] = call.payload
-                rows.append(call.to_row(attempts))
+                rows.append(call.to_row(attempts, epoch_ns))
                 if len(rows) % _SLICE == 0:
                     sleep(0)
             dropped = self.dropped

@@ -183,9 +183,8 @@ class BootedBridge:
             self._journal = Journal(self._store)
         return self._journal
 
-    @property
-    def place(self) -> tuple[str, int]:
-        """The run of the journal and its present turn; empty before the journal has begun."""
+    def find_place(self) -> tuple[str, int]:
+        """Return the run of the journal and its present turn; empty before the journal has begun."""
         return ("", 0) if self._journal is None else (self._journal.run, self._journal.turns)
 
     @property

@@ -98,7 +98,7 @@ class HostSession:
         self.dispatcher = RequestDispatcher(self._serve, None, limits)
         self.capabilities: JsonObject = {}
         """What the client declared in its handshake."""
-        self._client_info: JsonValue = None
+        self._client = CallingClient(principal=self.principal)
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
         self._owner = identity.owner
@@ -166,7 +166,7 @@ class HostSession:
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
         capabilities = request.params.get("capabilities")
         self.capabilities = capabilities if isinstance(capabilities, dict) else {}
-        self._client_info = request.params.get("clientInfo")
+        self._client = _read_client(request.params.get("clientInfo"), self.principal)
         if self._stop_listening is None:
             self._stop_listening = self._catalog.listen(self._announce_change)
         return {
@@ -262,10 +262,8 @@ class HostSession:
 
     def _identify_call(self, request: HostRequest) -> None:
         """Tell the observers of calls, in this task, which client makes the call and to which trace it belongs."""
-        info = request.meta.get(CLIENT_INFO, self._client_info)
-        texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
-        name, version = (clean_text(text[:_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
-        current_client.set(CallingClient(name, version, self.principal))
+        info = request.meta.get(CLIENT_INFO)
+        current_client.set(self._client if info is None else _read_client(info, self.principal))
         current_trace.set(read_trace(request.meta) if "traceparent" in request.meta else None)
 
     def _build_result(self, request: HostRequest, result: ToolResult) -> JsonObject:
@@ -290,6 +288,12 @@ class HostSession:
         except NotJson as exc:
             error = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
             return self._build_result(request, error)
+
+
+def _read_client(info: JsonValue, principal: str) -> CallingClient:
+    texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
+    name, version = (clean_text(text[:_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
+    return CallingClient(name, version, principal)
 
 
 def _new_sink(request: HostRequest) -> ProgressSink | None:
