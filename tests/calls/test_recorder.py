@@ -18,8 +18,8 @@ from indusagi.core.faults import Note
 from indusagi.runtime.calls import CallingClient, current_agent, current_client, current_trace
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.calls import recorder as recorder_module
-from induscode.calls.record import CallOrigin, estimate_size, find_outcome, measure_result
-from induscode.calls.recorder import CallRecorder, FailedCalls, RecordSettings, find_tool_ref
+from induscode.calls.record import CallOrigin, estimate_size, find_outcome, find_tool_ref, measure_result
+from induscode.calls.recorder import CallRecorder, FailedCalls, RecordSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ and by a sub-agent: code in between needs no parameter for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -57,6 +57,26 @@ def read_trace(meta: JsonObject) -> Mapping[str, str] | None:
     return trace
 
 
+class ObservedRequest(Protocol):
+    """One request to a server that was sent."""
+
+    def finish(self, error: BaseException | None, result: JsonObject) -> None:
+        """Note the end of the request, in the task that sent it. Raises nothing."""
+        ...
+
+
+class RequestObserver(Protocol):
+    """Watches the requests to servers that a call makes."""
+
+    def start_request(self, method: str, target: str, version: str) -> ObservedRequest:
+        """Note a request that is sent next, with the revision of the protocol; it may set `current_trace`."""
+        ...
+
+
+current_requests: ContextVar[RequestObserver | None] = ContextVar("current_requests", default=None)
+"""Watches the requests that this task sends to servers."""
+
+
 class ObservedCall(Protocol):
     """One call that has started."""
 
@@ -71,3 +91,25 @@ class CallObserver(Protocol):
     def start(self, call: ToolCall, tool: object) -> ObservedCall:
         """Note the start of a call of `tool`, which is None if its name is unknown. Raises nothing."""
         ...
+
+
+class ObserverChain:
+    """Several observers as one. The last one sees a call first when it ends, as layers do."""
+
+    def __init__(self, observers: Sequence[CallObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def start(self, call: ToolCall, tool: object) -> ObservedCall:
+        """Note the start of a call."""
+        return _ObservedByAll([observer.start(call, tool) for observer in self._observers])
+
+
+class _ObservedByAll:
+    __slots__ = ("_observed",)
+
+    def __init__(self, observed: Sequence[ObservedCall]) -> None:
+        self._observed = observed
+
+    def finish(self, outcome: ToolOutcome | None) -> None:
+        for observed in reversed(self._observed):
+            observed.finish(outcome)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
-from indusagi.core.app_dirs import state_dir
 from indusagi.core.records import record
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
-from induscode.calls.record import CALLS_FILE, CallOrigin
-from induscode.calls.recorder import CallRecorder, RecordSettings
+from induscode.calls.observers import CallObservers, open_observers
+from induscode.calls.record import CallOrigin
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile
@@ -26,9 +25,6 @@ from induscode.deck.provision import ToolDeck, base_context, provision_deck
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import (
     ADDONS_REQUIRED,
-    CALLS_KEEP_DAYS,
-    CALLS_PAYLOAD_HOURS,
-    CALLS_RECORD,
     SEARCH_SEARXNG_URL,
     WEB_ALLOW_PRIVATE,
     WEB_MAX_BYTES,
@@ -66,14 +62,14 @@ class Session:
     addons: AddonSet = field(default_factory=AddonSet)
     connectors: LiveConnectors | None = None
     """The user's connectors; None if the host has a gateway of its own, or the profile has no such card."""
-    calls: CallRecorder | None = None
-    """Records the calls; None where the user has switched that off."""
+    calls: CallObservers = field(default_factory=CallObservers)
+    """Records the calls, and traces them."""
 
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out, with the reason."""
-        notes = (*self.mcp.notes, *self.store.notes, *self.addons.notes, *self.deck().notes)
-        return tuple(dict.fromkeys((*notes, *(() if self.calls is None else self.calls.notes))))
+        notes = (*self.mcp.notes, *self.store.notes, *self.addons.notes, *self.deck().notes, *self.calls.notes)
+        return tuple(dict.fromkeys(notes))
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -157,10 +153,8 @@ async def open_session(
         if handles.saas is None and profile is Profile.ALL:
             connectors = await to_thread.run_sync(LiveConnectors, handles.web or WebSettings())
             handles = replace(handles, saas=connectors)
-        calls = build_call_recorder(invocation.settings, origin or CallOrigin())
-        if calls is not None:
-            stack.push_async_callback(calls.aclose)
-            handles = replace(handles, observer=handles.observer or calls)
+        calls = await open_observers(stack, invocation.settings, origin or CallOrigin())
+        handles = replace(handles, observer=calls.combine(handles.observer))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         # In a thread: it looks for a package on the disk.
         own = replace(handles, saas=None if connectors is not None else handles.saas)
@@ -177,8 +171,7 @@ async def open_session(
             lazy = replace(options or BootOptions(), lazy=tuple(plan.configs))
             mcp = await attach_servers(plan, store, lazy, wait=wait)
         stack.push_async_callback(mcp.aclose)
-        if calls is not None:
-            calls.find_place = mcp.find_place
+        calls.attach_servers(mcp)
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.
             native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out, connectors)
@@ -255,23 +248,6 @@ def web_settings(settings: Settings) -> WebSettings:
         total_s=settings.get(WEB_TIMEOUT_S),
         searxng_url=settings.get(SEARCH_SEARXNG_URL),
     )
-
-
-def build_call_recorder(settings: Settings, origin: CallOrigin) -> CallRecorder | None:
-    """Build the recorder of this user's calls; None if it is switched off or there is no home directory."""
-    kept = settings.get(CALLS_RECORD)
-    if kept == "off":
-        return None
-    try:
-        path = os.path.join(state_dir(), CALLS_FILE)
-    except OSError:
-        return None  # the note about the ledger says so
-    details = RecordSettings(
-        keep_days=settings.get(CALLS_KEEP_DAYS),
-        payloads=kept == "payloads",
-        payload_hours=settings.get(CALLS_PAYLOAD_HOURS),
-    )
-    return CallRecorder(path, origin, details)
 
 
 def build_connector_gateway(web: WebSettings | None) -> SaasGatewayPort | None:

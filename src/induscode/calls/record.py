@@ -15,6 +15,7 @@ from indusagi.runtime.contract import TextContentBlock
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolResult
 
 Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
@@ -142,3 +143,13 @@ def estimate_size(value: JsonValue) -> tuple[int, bool]:
         else:
             total += 4
     return total, True
+
+
+def find_tool_ref(tool: object) -> RemoteToolRef | None:
+    """Find the server and the tool behind a card and the cards around it; None for a native tool."""
+    while tool is not None:
+        ref = getattr(tool, "ref", None)
+        if ref is not None:
+            return ref
+        tool = getattr(tool, "inner", None)
+    return None

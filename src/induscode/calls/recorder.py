@@ -21,13 +21,19 @@ from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_trace
 from indusagi.runtime.contract import ToolCall
-from induscode.calls.record import BYTES_PER_TOKEN, CallOrigin, estimate_size, find_outcome, measure_result
+from induscode.calls.record import (
+    BYTES_PER_TOKEN,
+    CallOrigin,
+    estimate_size,
+    find_outcome,
+    find_tool_ref,
+    measure_result,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.core.json import JsonValue
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolOutcome
     from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRow
@@ -340,16 +346,6 @@ class CallRecorder:
         self._queue.clear()
         owner = f"the records of calls {self.path!r}"
         self._notes.append(Note(owner, f"calls are not recorded any more: {describe_error(failure)}"))
-
-
-def find_tool_ref(tool: object) -> RemoteToolRef | None:
-    """Find the server and the tool behind a card and the cards around it; None for a native tool."""
-    while tool is not None:
-        ref = getattr(tool, "ref", None)
-        if ref is not None:
-            return ref
-        tool = getattr(tool, "inner", None)
-    return None
 
 
 def _encode(value: JsonValue) -> str:

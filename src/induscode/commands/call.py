@@ -183,8 +183,9 @@ class _Call:
                 print_notes(note for note in session.store.notes if note not in self._printed)
                 print_notes(session.addons.notes)
                 session.addons.on_note = lambda note: print_notes([note])
-                if session.calls is not None:
-                    session.calls.on_note = session.addons.on_note
+                print_notes(session.calls.unopened)
+                if session.calls.recorder is not None:
+                    session.calls.recorder.on_note = session.addons.on_note
                 opened = session, await self._find_card(session)
             if opened is None:
                 return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -181,9 +181,11 @@ class Conversation:
         if self.plan_mode.active != self.plan_told:
             facts.append(_PLAN_TOLD[self.plan_mode.active])
         prompt = add_session_note(prompt, facts)
-        result = await loop.run(prompt, plan)
-        if result.fault is not None and result.fault.kind == "context_window":
-            result = await self._retry_compacted(prompt, plan, result)
+        telemetry = session.calls.telemetry
+        with nullcontext() if telemetry is None else telemetry.follow_turn(self.transcript.id, self.choice.name):
+            result = await loop.run(prompt, plan)
+            if result.fault is not None and result.fault.kind == "context_window":
+                result = await self._retry_compacted(prompt, plan, result)
         self.context_tokens = result.context_tokens or self.context_tokens
         self.plan_told = self.plan_mode.active
         await self.state.save()
@@ -226,7 +228,7 @@ class Conversation:
         if choice == self.choice:  # a second copy of a local model would need its memory once more
             yield await self._open_loop()
             return
-        async with open_loop(choice) as loop:
+        async with open_loop(choice, self.session.calls.telemetry) as loop:
             try:
                 yield loop
             finally:
@@ -372,7 +374,7 @@ class Conversation:
             await self.loading.wait()
             from induscode.session.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
 
-            self.loop = await self._loop_stack.enter_async_context(open_loop(self.choice))
+            self.loop = await self._loop_stack.enter_async_context(open_loop(self.choice, self.session.calls.telemetry))
             self.stack.push_async_callback(self._loop_stack.aclose)
         return self.loop
 
@@ -515,8 +517,8 @@ async def open_conversation(
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
         session.addons.on_note = conversation.note_addon
-        if session.calls is not None:
-            session.calls.on_note = conversation.note_addon
+        if session.calls.recorder is not None:
+            session.calls.recorder.on_note = conversation.note_addon
         conversation.plan_told = mode.active
         conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
         try:

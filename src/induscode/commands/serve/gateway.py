@@ -110,8 +110,9 @@ class GatewayBox:
             refusal = await self.gateway.refuse(call.name)
             if refusal is not None:
                 outcome = ToolOutcome(call.id, refusal)
-                if self.gateway.session.calls is not None:
-                    self.gateway.session.calls.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
+                observer = self.native.context.framework.observer
+                if observer is not None:
+                    observer.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
                 return outcome
             # Approved meanwhile: the present box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
@@ -161,8 +162,8 @@ class Gateway:
         self._context = context
         self._checks = checks
         session.addons.on_note = lambda note: self._print_notes([note])
-        if session.calls is not None:
-            session.calls.on_note = session.addons.on_note
+        if session.calls.recorder is not None:
+            session.calls.recorder.on_note = session.addons.on_note
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway."""

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import json
 import math
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -47,7 +48,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     requires_modern,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, Transport
-from indusagi.runtime.calls import current_trace
+from indusagi.runtime.calls import current_requests, current_trace
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
@@ -331,6 +332,11 @@ class ClientSession:
             InvalidResponseError: It requested input too often, or its result has an unknown type.
         """
         limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
+        requests, result = current_requests.get(), dict[str, JsonValue]()
+        observed = None
+        if requests is not None:
+            version = "" if self.facts is None else self.facts.version
+            observed = requests.start_request(method, str(params.get("name") or ""), version)
         meta: JsonObject = dict(current_trace.get() or ())
         if call.caller is not None:
             meta[HOPS] = call.caller.hops + 1
@@ -352,6 +358,8 @@ class ClientSession:
             raise
         finally:
             self._calls.remove(call)
+            if observed is not None:
+                observed.finish(sys.exception(), result)
         kind = result.get("resultType") or "complete"
         if kind != "complete":
             raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")

@@ -1,0 +1,89 @@
+"""The observers of a run: the recorder of calls, and OpenTelemetry where the environment names a collector."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.app_dirs import state_dir
+from indusagi.core.records import record
+from indusagi.runtime.calls import ObserverChain
+from induscode.calls.record import CALLS_FILE
+from induscode.calls.recorder import CallRecorder, RecordSettings
+from induscode.launch.settings import CALLS_KEEP_DAYS, CALLS_PAYLOAD_HOURS, CALLS_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AsyncExitStack
+
+    from indusagi.core.faults import Note
+    from indusagi.runtime.calls import CallObserver
+    from induscode.calls.record import CallOrigin
+    from induscode.calls.telemetry import CallTelemetry
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.launch.settings import Settings
+
+
+@record
+class CallObservers:
+    """What observes the calls of a run."""
+
+    recorder: CallRecorder | None = None
+    """None where the user has switched records off."""
+    telemetry: CallTelemetry | None = None
+    """None unless a collector is configured."""
+    unopened: Sequence[Note] = ()
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is not observed, and why."""
+        return (*self.unopened, *(() if self.recorder is None else self.recorder.notes))
+
+    def combine(self, *others: CallObserver | None) -> CallObserver | None:
+        """Combine them with others into one observer; None if there is none."""
+        # The recorder is the last to start and the first to finish: it reads the trace that telemetry sets.
+        observers = [one for one in (*others, self.telemetry, self.recorder) if one is not None]
+        return ObserverChain(observers) if len(observers) > 1 else observers[0] if observers else None
+
+    def attach_servers(self, mcp: BootedBridge) -> None:
+        """Tell the observers about the servers of the run."""
+        if self.recorder is not None:
+            self.recorder.find_place = mcp.find_place
+        if self.telemetry is not None:
+            self.telemetry.find_transport = lambda server: mcp.plan.configs[server].kind
+
+
+async def open_observers(stack: AsyncExitStack, settings: Settings, origin: CallOrigin) -> CallObservers:
+    """Open the observers of a run, which `stack` closes."""
+    from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry  # noqa: PLC0415 — a late start
+
+    recorder = build_recorder(settings, origin)
+    if recorder is not None:
+        stack.push_async_callback(recorder.aclose)
+    if not is_configured(os.environ):
+        return CallObservers(recorder)
+    # In a thread: the SDK takes most of a second to load.
+    opened = await to_thread.run_sync(open_telemetry, os.environ)
+    if not isinstance(opened, CallTelemetry):
+        return CallObservers(recorder, None, (opened,))
+    stack.push_async_callback(opened.aclose)
+    return CallObservers(recorder, opened)
+
+
+def build_recorder(settings: Settings, origin: CallOrigin) -> CallRecorder | None:
+    """Build the recorder of this user's calls; None if it is switched off or there is no home directory."""
+    kept = settings.get(CALLS_RECORD)
+    if kept == "off":
+        return None
+    try:
+        path = os.path.join(state_dir(), CALLS_FILE)
+    except OSError:
+        return None  # the note about the ledger says so
+    details = RecordSettings(
+        keep_days=settings.get(CALLS_KEEP_DAYS),
+        payloads=kept == "payloads",
+        payload_hours=settings.get(CALLS_PAYLOAD_HOURS),
+    )
+    return CallRecorder(path, origin, details)

@@ -1,0 +1,257 @@
+"""OpenTelemetry of calls: spans and metrics by the semantic conventions for MCP and generative AI.
+
+A call of a gateway's client is a span of kind SERVER, whose parent is the trace context in the `_meta` of the request;
+the request to the server behind it is its child of kind CLIENT. A call of a session is one span `execute_tool`, and the
+request to a server adds its attributes to it. Requests carry the trace context on. Arguments and results are never
+exported. https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md
+
+Nothing of OpenTelemetry is loaded unless the environment names a collector
+(https://opentelemetry.io/docs/specs/otel/protocol/exporter/) and the extra `otel` is installed.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from indusagi.core.faults import Note
+from indusagi.runtime.calls import current_agent, current_client, current_requests, current_trace
+from induscode.calls.record import find_outcome, find_tool_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+    from contextvars import Token
+
+    from opentelemetry.metrics import Histogram, MeterProvider
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ToolCall, ToolOutcome
+
+_ENDPOINTS = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+)
+BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+"""https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md#metrics"""
+CLOSE_S = 5.0
+"""The longest wait for the last export."""
+
+
+def is_configured(environ: Mapping[str, str]) -> bool:
+    """Tell whether the environment names a collector, and does not switch the SDK off."""
+    return any(environ.get(name) for name in _ENDPOINTS) and environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
+
+
+def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
+    """Load the SDK and connect it to the collector of the environment; a note says why not. It blocks."""
+    owner = "OpenTelemetry"
+    if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf") != "http/protobuf":
+        message = "nothing is sent: of the OTLP protocols only http/protobuf is supported"
+        return Note(owner, message, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 — an extra
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 — an extra
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 — an extra
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415 — an extra
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 — an extra
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 — an extra
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 — an extra
+    except ImportError:
+        return Note(owner, "a collector is configured, and the package is missing", "pip install 'indus-deck[otel]'")
+    from indusagi import __version__  # noqa: PLC0415 — for a collector
+
+    named = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "indus"}
+    resource = Resource.create({**named, "service.version": __version__})
+    traces, metrics = TracerProvider(resource=resource), None
+    if environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
+        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    if environ.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp":
+        metrics = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
+    return CallTelemetry(traces, metrics or MeterProvider(resource=resource))
+
+
+class CallTelemetry:
+    """Makes a span and a measurement of every call; a `CallObserver`."""
+
+    def __init__(self, traces: TracerProvider, metrics: MeterProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 — an extra
+
+        self.providers: tuple[Any, Any] = (traces, metrics)
+        self.tracer: Tracer = traces.get_tracer("indus")
+        self.propagator = TraceContextTextMapPropagator()
+        self.find_transport: Callable[[str], str] = lambda _: ""
+        """Returns the transport of a server: `stdio`, `http` or `sse`."""
+        self.transport = ""
+        """The transport of a gateway's own clients: `pipe` or `tcp`."""
+        meter = metrics.get_meter("indus")
+        self.server_duration, self.client_duration = (
+            meter.create_histogram(
+                f"mcp.{side}.operation.duration", "s", explicit_bucket_boundaries_advisory=[*BUCKETS_S]
+            )
+            for side in ("server", "client")
+        )
+
+    def start(self, call: ToolCall, tool: object) -> ObservedSpan:
+        """Start the span of a call."""
+        return ObservedSpan(self, call, tool)
+
+    @contextmanager
+    def follow_turn(self, conversation: str, model: str) -> Generator[None]:
+        """Make one span of a turn: requests to the model and calls inside the block belong to it."""
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": "indus",
+            "gen_ai.conversation.id": conversation,
+            "gen_ai.request.model": model,
+        }
+        with self.tracer.start_as_current_span("invoke_agent indus", attributes=attributes):
+            yield
+
+    async def aclose(self) -> None:
+        """Export what is left, and end the threads of the SDK."""
+        from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
+
+        def shut_down() -> None:
+            for provider in self.providers:
+                provider.shutdown()
+
+        with move_on_after(CLOSE_S, shield=True):
+            await to_thread.run_sync(shut_down, abandon_on_cancel=True)
+
+
+class ObservedSpan:
+    """The span of one call; an `ObservedCall` and the `RequestObserver` of the requests it makes."""
+
+    def __init__(self, telemetry: CallTelemetry, call: ToolCall, tool: object) -> None:
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415 — an extra
+
+        self._telemetry = telemetry
+        self.ref = find_tool_ref(tool)
+        client, came_with = current_client.get(), current_trace.get()
+        self.is_served = client is not None
+        # A client may call any name: only names of tools become names of spans, which are few.
+        self.name = call.name if tool is not None else ""
+        operation = "tools/call" if self.is_served else "execute_tool"
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.call.id": call.id,
+            "gen_ai.tool.type": "function" if self.ref is None else "extension",
+        }
+        if self.name:
+            attributes["gen_ai.tool.name"] = self.name
+        if self.ref is not None:
+            attributes["indus.server"] = self.ref.server
+        if agent := current_agent.get():
+            attributes["gen_ai.agent.name"] = agent
+        if client is not None:
+            attributes["mcp.method.name"] = "tools/call"
+            attributes["jsonrpc.request.id"] = call.id
+            if telemetry.transport:
+                attributes["network.transport"] = telemetry.transport
+            if client.principal:
+                attributes["enduser.id"] = client.principal
+        self.span: Span = telemetry.tracer.start_span(
+            f"{operation} {self.name}".rstrip(),
+            None if came_with is None else telemetry.propagator.extract(came_with),
+            SpanKind.SERVER if self.is_served else SpanKind.INTERNAL,
+            attributes,
+        )
+        self._baggage = {} if came_with is None or "baggage" not in came_with else {"baggage": came_with["baggage"]}
+        self._trace, self._requests = self.carry(self.span), current_requests.set(self)
+        self._began = perf_counter()
+
+    def start_request(self, method: str, target: str, version: str) -> _RequestSpan:
+        """Start the span of a request to a server, or add its attributes to the span of the call."""
+        return _RequestSpan(self._telemetry, self, method, target, version)
+
+    def carry(self, span: Span) -> Token[Mapping[str, str] | None]:
+        """Have the requests of this task carry the context of a span."""
+        from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 — an extra
+
+        carrier: dict[str, str] = {}
+        self._telemetry.propagator.inject(carrier, set_span_in_context(span))
+        return current_trace.set({**carrier, **self._baggage})
+
+    def finish(self, outcome: ToolOutcome | None) -> None:
+        """End the span, and measure the call of a gateway's client."""
+        current_requests.reset(self._requests)
+        current_trace.reset(self._trace)
+        code = outcome.details.get("code") if outcome is not None else None
+        name = find_outcome(
+            is_cancelled=outcome is None,
+            is_error=outcome is not None and outcome.is_error,
+            code=code if isinstance(code, str) else "",
+            is_remote=self.ref is not None,
+        )
+        error = "" if name == "ok" else str(code) if name == "fault" else "tool_error" if name == "error" else name
+        end_span(self.span, error)
+        if self.is_served:
+            measure = self._telemetry.server_duration
+            record_duration(measure, perf_counter() - self._began, "tools/call", self.name, error)
+
+
+class _RequestSpan:
+    """One request to a server; an `ObservedRequest`."""
+
+    def __init__(self, telemetry: CallTelemetry, call: ObservedSpan, method: str, target: str, version: str) -> None:
+        self._telemetry, self._method, self._target = telemetry, method, target
+        attributes: dict[str, AttributeValue] = {"mcp.method.name": method}
+        if version:
+            attributes["mcp.protocol.version"] = version
+        ref: RemoteToolRef | None = call.ref
+        if ref is not None:
+            kind = telemetry.find_transport(ref.server)
+            attributes["network.transport"] = "pipe" if kind == "stdio" else "tcp"
+        self._span: Span | None = None
+        self._token: Token[Mapping[str, str] | None] | None = None
+        if call.is_served:
+            from opentelemetry.trace import SpanKind, set_span_in_context  # noqa: PLC0415 — an extra
+
+            if target:
+                attributes |= {"gen_ai.tool.name": target, "gen_ai.operation.name": "execute_tool"}
+            if ref is not None:
+                attributes["indus.server"] = ref.server
+            self._span = telemetry.tracer.start_span(
+                f"{method} {target}".rstrip(), set_span_in_context(call.span), SpanKind.CLIENT, attributes
+            )
+            self._token = call.carry(self._span)
+        else:
+            call.span.set_attributes(attributes)
+        self._began = perf_counter()
+
+    def finish(self, error: BaseException | None, result: JsonObject) -> None:
+        """End the span, and measure the request."""
+        if self._token is not None:
+            current_trace.reset(self._token)
+        name = "tool_error" if result.get("isError") is True else ""
+        if error is not None:
+            code = getattr(error, "code", None)  # of a JSON-RPC error
+            name = str(code) if isinstance(code, int) else type(error).__name__
+        if self._span is not None:
+            end_span(self._span, name)
+        record_duration(self._telemetry.client_duration, perf_counter() - self._began, self._method, self._target, name)
+
+
+def end_span(span: Span, error: str) -> None:
+    """End a span, with the type of its error if it has one."""
+    if error:
+        from opentelemetry.trace import StatusCode  # noqa: PLC0415 — an extra
+
+        span.set_attribute("error.type", error)
+        span.set_status(StatusCode.ERROR)
+    span.end()
+
+
+def record_duration(measure: Histogram, seconds: float, method: str, tool: str, error: str) -> None:
+    """Record how long an operation took."""
+    attributes: dict[str, AttributeValue] = {"mcp.method.name": method}
+    if tool:
+        attributes |= {"gen_ai.tool.name": tool, "gen_ai.operation.name": "execute_tool"}
+    if error:
+        attributes["error.type"] = error
+    measure.record(seconds, attributes)
