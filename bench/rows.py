@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import agents, answer, bridge, calls, commands, deck, gateway, kernel, start, terminal, tools
+from bench import agents, answer, bridge, calls, commands, deck, gateway, kernel, sign_in, start, terminal, tools
 from bench.gateway import access_tokens
 from bench.gateway import crowd as gateway_crowd
 from bench.tools import search as tools_search
@@ -22,6 +22,7 @@ ROWS: tuple[Row, ...] = (
     *tools_search.ROWS,
     *tools.ROWS,
     *bridge.ROWS,
+    *sign_in.ROWS,
     *deck.ROWS,
     *gateway.ROWS,
     *gateway_crowd.ROWS,

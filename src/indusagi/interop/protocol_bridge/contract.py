@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, ForwardRef, Literal, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, Note, describe_error
@@ -31,6 +31,9 @@ from indusagi.runtime.contract import (
 
 if TYPE_CHECKING:
     from indusagi.interop.auth.contract import ServerAuth
+else:
+    # Not loaded here: only servers that are signed in to need it. `typing.get_type_hints` finds it once it is loaded.
+    ServerAuth = ForwardRef("ServerAuth", module="indusagi.interop.auth.contract")
 
 QUALIFIER = "__"
 """Joins a server's id and a tool's name: `github__create_issue`."""
