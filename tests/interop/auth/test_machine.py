@@ -180,6 +180,11 @@ def test_a_configured_client_comes_before_every_other() -> None:
     assert issuer.registered == []
 
 
+def test_a_configured_secret_is_not_stored() -> None:
+    stored = sign_in_with(MemoryIssuer(), AuthSettings(client_id="me", client_secret="s3cret"))
+    assert "s3cret" not in str(stored.to_json())
+
+
 def test_a_metadata_document_is_used_where_the_issuer_supports_that() -> None:
     document = "https://indus.example/client.json"
     issuer = MemoryIssuer(metadata={"client_id_metadata_document_supported": True})

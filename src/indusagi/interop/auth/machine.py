@@ -161,9 +161,9 @@ def select_scopes(request: SignInRequest, found: Discovery, stored: StoredCreden
 def build_token_client(
     stored: StoredCredentials, settings: AuthSettings, clock: Clock, key: ProofKey | None
 ) -> TokenClient:
-    """Build the client of a stored registration; a configured secret replaces the stored one."""
+    """Build the client of a stored registration; the secret of a configured client is that of the settings."""
     registration = stored.registration
-    if registration.source == "configured" and settings.client_secret is not None:
+    if registration.source == "configured":
         registration = replace(registration, client_secret=settings.client_secret)
     return TokenClient(
         issuer=stored.key.issuer,

@@ -33,9 +33,8 @@ def find_registration(
     if settings.client_id:
         has_secret = settings.client_secret is not None
         method = choose_auth_method(settings, issuer.auth_methods, has_secret=has_secret)
-        return ClientRegistration(
-            client_id=settings.client_id, client_secret=settings.client_secret, auth_method=method, source="configured"
-        )
+        # The secret stays in the configuration: what is stored has no copy of it.
+        return ClientRegistration(client_id=settings.client_id, auth_method=method, source="configured")
     if settings.client_metadata_url and issuer.supports_client_documents and allows_document:
         method = choose_auth_method(settings, issuer.auth_methods, has_secret=False)
         return ClientRegistration(
