@@ -10,11 +10,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.http_behaviours import Legacy, Modern
+from tests.support.http_behaviours import Legacy, Modern, OldSse
 from tests.support.http_peer import http_server
 from tests.support.protected import AgreeablePrompt, Protected, make_auth, stored_sign_in
 
-from indusagi.interop import ProtocolFault, ServerLimits, StreamableHttpServerConfig, create_server_endpoint
+from indusagi.interop import (
+    ProtocolFault,
+    ServerLimits,
+    SseServerConfig,
+    StreamableHttpServerConfig,
+    create_server_endpoint,
+)
 from indusagi.interop.auth.contract import AuthSettings
 
 if TYPE_CHECKING:
@@ -78,6 +84,19 @@ async def test_a_person_signs_in_once_and_every_request_has_the_token(era: Calla
             assert await call(endpoint, "again") == "again"
         assert len(prompt.asked) == 1
         assert len(issuer.refused) == 1, "a new connection begins with the stored token"
+
+
+async def test_the_old_transport_is_signed_in_to_as_well() -> None:
+    prompt = AgreeablePrompt()
+    async with protected(OldSse()) as (issuer, server):
+        config = SseServerConfig(
+            "s", server.url, auth=await make_auth(prompt=prompt), limits=ServerLimits(connect_s=60)
+        )
+        endpoint = create_server_endpoint(config)
+        await endpoint.open()
+        assert await call(endpoint, "hi") == "hi"
+        await endpoint.close()
+        assert len(issuer.forms) == len(prompt.asked) == 1
 
 
 async def test_without_a_person_the_server_is_idle_and_the_fault_names_the_command() -> None:
