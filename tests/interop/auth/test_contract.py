@@ -51,6 +51,7 @@ CREDENTIALS = st.builds(
     endpoints=st.builds(IssuerEndpoints, token_endpoint=TEXT, revocation_endpoint=TEXT, indicator=TEXT),
     tokens=st.none() | TOKENS,
     requested_scopes=TEXTS,
+    wanted_scopes=TEXTS,
     dpop_key=st.none() | st.dictionaries(TEXT, TEXT),
     account=TEXT,
 )

@@ -7,7 +7,6 @@ a cancelled request leaves alone. The number of tries is bounded by what has bee
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -66,7 +65,9 @@ class OAuthAuthorizer:
         if self._fault is not None:
             raise self._fault
         if not self._is_loaded:
-            self._adopt(await self._driver.load(), "stored")
+            stored = await self._driver.load()
+            if not self._is_loaded:
+                self._adopt(stored, "stored")
         tokens = None if self._stored is None else self._stored.tokens
         now_ms = self._driver.clock.now_ms()
         if tokens is not None and tokens.refresh_token is not None and tokens.is_expired(now_ms, _MARGIN_MS):
@@ -189,9 +190,7 @@ class OAuthAuthorizer:
         if self._step_ups > _STEP_UPS:
             raise AuthFault(f"{driver.resource}: it has asked for more scopes {_STEP_UPS} times; sign in again")
         if settings.needs_person and driver.auth.prompt is None:
-            if stored is not None:
-                wanted = tuple(dict.fromkeys((*stored.requested_scopes, *challenge.scopes)))
-                await driver.auth.store.save(replace(stored, requested_scopes=wanted))
+            await driver.want_scopes(stored, challenge.scopes)
             raise driver.require_sign_in(f"needs a sign-in for the scope {shown!r}")
         self._adopt(await driver.sign_in(challenge), "signed_in")
 

@@ -185,7 +185,9 @@ class StoredCredentials:
     tokens: TokenSet | None = None
     """`None`: registered, or signed out, but not signed in."""
     requested_scopes: tuple[str, ...] = ()
-    """All scopes requested so far; a step-up asks for these and the new ones."""
+    """The scopes that the tokens were requested with; a step-up asks for these and the new ones."""
+    wanted_scopes: tuple[str, ...] = ()
+    """Scopes that the server has asked for since; the next sign-in requests them."""
     dpop_key: JsonObject | None = field(default=None, repr=False)
     """The private JWK that the tokens are bound to."""
     account: str = ""
@@ -212,6 +214,7 @@ class StoredCredentials:
                 "indicator": ends.indicator,
             },
             "requested_scopes": [*self.requested_scopes],
+            "wanted_scopes": [*self.wanted_scopes],
             "account": self.account,
         }
         if tokens is not None:
@@ -276,6 +279,7 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
         ),
         tokens=token_set,
         requested_scopes=_texts(document, "requested_scopes"),
+        wanted_scopes=_texts(document, "wanted_scopes"),
         dpop_key=key if is_json_object(key) else None,
         account=_text(document, "account"),
     )

@@ -36,6 +36,8 @@ from indusagi.interop.auth.steps import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from indusagi.core.time import Clock
     from indusagi.interop.auth.challenge import Challenge
     from indusagi.interop.auth.contract import AuthSettings, RedirectReceiver, ServerAuth, StoredCredentials, TokenSet
@@ -132,6 +134,17 @@ class AuthDriver:
             # The refresh token has ended: the next request does not try it again.
             await self.auth.store.save(replace(current, tokens=replace(tokens, refresh_token=None)))
             raise self.require_sign_in("needs another sign-in: the last one has ended") from fault
+
+    async def want_scopes(self, stored: StoredCredentials | None, scopes: Sequence[str]) -> None:
+        """Save which scopes the next sign-in requests besides those of the present one."""
+        if stored is None:
+            return
+        # Read again under the lock: another process may have replaced the tokens.
+        async with self.auth.store.lock(stored.key):
+            current = await self.auth.store.find(stored.key)
+            if current is not None and not set(current.wanted_scopes).issuperset(scopes):
+                wanted = tuple(dict.fromkeys((*current.wanted_scopes, *scopes)))
+                await self.auth.store.save(replace(current, wanted_scopes=wanted))
 
     async def sign_out(self) -> bool:
         """Revoke and delete every sign-in to the server; return whether issuers have confirmed each revocation."""

@@ -147,11 +147,10 @@ def select_scopes(request: SignInRequest, found: Discovery, stored: StoredCreden
     settings, challenge = request.settings, request.challenge
     if settings.scopes is not None:
         scopes = settings.scopes
-    elif challenge is not None and challenge.scopes:
-        scopes = (*(() if stored is None else stored.requested_scopes), *challenge.scopes)
     else:
-        named = found.resource.scopes if found.resource is not None else None
-        scopes = (*(() if stored is None else stored.requested_scopes), *(named or ()))
+        named = None if found.resource is None else found.resource.scopes
+        asked = challenge.scopes if challenge is not None and challenge.scopes else named or ()
+        scopes = asked if stored is None else (*stored.requested_scopes, *stored.wanted_scopes, *asked)
     scopes = tuple(scope for scope in dict.fromkeys(scopes) if scope != "offline_access")
     if settings.needs_person and "offline_access" in found.issuer.scopes:
         scopes = (*scopes, "offline_access")

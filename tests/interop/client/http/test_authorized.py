@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from indusagi.interop import (
     create_server_endpoint,
 )
 from indusagi.interop.auth.contract import AuthSettings
+from indusagi.interop.auth.driver import AuthDriver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -398,12 +400,16 @@ async def test_without_a_person_the_next_sign_in_asks_for_the_scope() -> None:
         issuer.accepted = {"access-0"}
         auth = await make_auth(stored_sign_in(server.url))
         async with connected(server.url, auth) as endpoint:
-            with pytest.raises(ProtocolFault, match="indus mcp login") as raised:
-                await call(endpoint, "hi")
-            assert raised.value.detail.reason == "sign_in"
+            for _ in range(2):
+                with pytest.raises(ProtocolFault, match="indus mcp login") as raised:
+                    await call(endpoint, "hi")
+                assert raised.value.detail.reason == "sign_in"
         stored = await auth.store.load(server.url)
         assert stored is not None
-        assert stored.requested_scopes == ("read", "write")
+        assert stored.wanted_scopes == ("write",)
+        prompt = AgreeablePrompt()
+        await AuthDriver(server.url, replace(auth, prompt=prompt), name="s").sign_in()
+        assert prompt.asked[0]["scope"] == "read write"
 
 
 async def test_scopes_of_the_settings_are_not_widened() -> None:

@@ -1,0 +1,164 @@
+"""The authorizer: who joins which recovery, and what stays of a failed one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.http_behaviours import Modern
+from tests.support.http_peer import http_server
+from tests.support.protected import AgreeablePrompt, Protected, make_auth, stored_sign_in
+
+from indusagi.core.time import ManualClock, now_ms
+from indusagi.interop.auth.authorizer import OAuthAuthorizer
+from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
+from indusagi.interop.auth.driver import AuthDriver
+
+if TYPE_CHECKING:
+    from indusagi.interop.auth.contract import ServerAuth, StoredCredentials
+
+REFUSED = Refusal(401, ("Bearer",))
+NOWHERE = "http://127.0.0.1:1/mcp"
+
+
+def authorizer_of(url: str, auth: ServerAuth, clock: ManualClock | None = None) -> OAuthAuthorizer:
+    return OAuthAuthorizer(AuthDriver(url, auth, name="s", clock=clock or ManualClock(now_ms())))
+
+
+async def test_a_permanent_failure_is_not_tried_again_by_this_connection() -> None:
+    issuer = Protected(Modern())
+    issuer.token_status, issuer.token_answer = 400, {"error": "invalid_grant"}
+    settings = AuthSettings(grant="jwt_bearer", client_id="me", assertion="a.b.c")
+    async with http_server(issuer) as server:
+        authorizer = authorizer_of(server.url, await make_auth(settings=settings))
+        assert await authorizer.build_headers("POST", server.url) == {}
+        with pytest.raises(AuthFault, match="invalid_grant"):
+            await authorizer.handle_refusal({}, REFUSED)
+        with pytest.raises(AuthFault, match="invalid_grant"):
+            await authorizer.build_headers("POST", server.url)
+        assert len(issuer.forms) == 1
+
+
+async def test_a_missing_person_is_looked_for_again() -> None:
+    authorizer = authorizer_of(NOWHERE, await make_auth())
+    for _ in range(2):
+        assert await authorizer.build_headers("POST", NOWHERE) == {}
+        with pytest.raises(SignInRequired):
+            await authorizer.handle_refusal({}, REFUSED)
+
+
+async def test_a_token_that_ends_soon_is_used_while_the_issuer_is_away() -> None:
+    stored = stored_sign_in(NOWHERE, life_s=20)
+    authorizer = authorizer_of(NOWHERE, await make_auth(stored))
+    assert (await authorizer.build_headers("POST", NOWHERE))["authorization"] == "Bearer access-0"
+
+
+async def test_a_token_that_has_ended_is_not_used() -> None:
+    authorizer = authorizer_of(NOWHERE, await make_auth(stored_sign_in(NOWHERE, life_s=-1)))
+    with pytest.raises(AuthFault) as raised:
+        await authorizer.build_headers("POST", NOWHERE)
+    assert raised.value.is_transient
+
+
+async def test_a_token_of_another_process_is_taken_instead_of_a_refresh() -> None:
+    stored = stored_sign_in(NOWHERE)
+    auth = await make_auth(stored)
+    authorizer = authorizer_of(NOWHERE, auth)
+    sent = await authorizer.build_headers("POST", NOWHERE)
+    await auth.store.save(stored_sign_in(NOWHERE, "access-9"))
+    assert await authorizer.handle_refusal(sent, REFUSED) is True
+    assert (await authorizer.build_headers("POST", NOWHERE))["authorization"] == "Bearer access-9"
+    assert await authorizer.handle_refusal(sent, REFUSED) is True, "a late refusal of the old token"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(403, ("Bearer",)),
+        Refusal(403, ('Bearer error="insufficient_scope"',)),
+        Refusal(403, ('Bearer scope="x"',)),
+        Refusal(403),
+        Refusal(401, ("Basic realm=x",)),
+    ],
+)
+async def test_a_refusal_that_no_token_would_change_is_left_to_the_caller(refusal: Refusal) -> None:
+    authorizer = authorizer_of(NOWHERE, await make_auth(stored_sign_in(NOWHERE)))
+    sent = await authorizer.build_headers("POST", NOWHERE)
+    assert await authorizer.handle_refusal(sent, refusal) is False
+
+
+async def test_a_request_without_a_challenge_is_signed_in_for_as_well() -> None:
+    issuer = Protected(Modern())
+    async with http_server(issuer) as server:
+        authorizer = authorizer_of(server.url, await make_auth(prompt=AgreeablePrompt()))
+        sent = await authorizer.build_headers("POST", server.url)
+        assert await authorizer.handle_refusal(sent, Refusal(401)) is True
+        assert (await authorizer.build_headers("POST", server.url))["authorization"] == "Bearer access-1"
+
+
+class StuckPrompt(AgreeablePrompt):
+    """A person who takes the time that the test gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def authorize(self, url: str) -> dict[str, str]:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return dict(await super().authorize(url))
+
+
+async def test_a_refused_token_waits_for_a_step_up_and_uses_its_token() -> None:
+    issuer, prompt = Protected(Modern()), StuckPrompt()
+    async with http_server(issuer) as server:
+        authorizer = authorizer_of(server.url, await make_auth(stored_sign_in(server.url, refresh=None), prompt=prompt))
+        sent = await authorizer.build_headers("POST", server.url)
+        wider = Refusal(403, ('Bearer error="insufficient_scope", scope="write"',))
+        async with asyncio.TaskGroup() as tasks:
+            step_up = tasks.create_task(authorizer.handle_refusal(sent, wider))
+            await prompt.is_asked.wait()
+            renewal = tasks.create_task(authorizer.handle_refusal(sent, REFUSED))
+            prompt.may_answer.set()
+        assert step_up.result() is renewal.result() is True
+        assert len(prompt.asked) == 1
+
+
+async def test_closing_ends_a_sign_in_that_waits_for_a_person() -> None:
+    prompt = StuckPrompt()
+    async with http_server(Protected(Modern())) as server:
+        authorizer = authorizer_of(server.url, await make_auth(prompt=prompt))
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(authorizer.handle_refusal({}, REFUSED))
+            await prompt.is_asked.wait()
+            await authorizer.close()
+        assert waiting.done()
+    assert prompt.asked == []
+
+
+async def test_a_defect_of_a_store_is_a_fault_of_the_request() -> None:
+    auth = await make_auth(stored_sign_in(NOWHERE))
+    authorizer = authorizer_of(NOWHERE, auth)
+    sent = await authorizer.build_headers("POST", NOWHERE)
+
+    async def fail(resource: str, client: str = "") -> StoredCredentials | None:
+        raise RuntimeError("a defect")
+
+    auth.store.load = fail
+    with pytest.raises(AuthFault, match="a defect"):
+        await authorizer.handle_refusal(sent, REFUSED)
+
+
+async def test_wanted_scopes_never_replace_the_tokens_of_another_process() -> None:
+    stored = stored_sign_in(NOWHERE)
+    auth = await make_auth(stored)
+    driver = AuthDriver(NOWHERE, auth, name="s")
+    newer = stored_sign_in(NOWHERE, "access-9", refresh="refresh-9")
+    await auth.store.save(newer)
+    await driver.want_scopes(stored, ("write",))
+    await driver.want_scopes(stored, ("write",))
+    assert await auth.store.find(stored.key) == replace(newer, wanted_scopes=("write",))
+    await driver.want_scopes(None, ("write",))
