@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.support.http_peer import Exchange
 
-    from indusagi.interop.auth.contract import ServerAuth
+    from indusagi.interop.auth.contract import DeviceCode, ServerAuth
 
 
 def make_driver(url: str, auth: ServerAuth) -> AuthDriver:
@@ -207,6 +207,51 @@ async def test_the_assertion_of_a_workload_is_read_from_its_file(tmp_path: Path)
             file.write_text(f"{assertion}\n")
             await driver.sign_in()
         assert [form["assertion"] for form in issuer.forms] == ["a.b.c", "d.e.f"]
+
+
+async def test_a_device_code_is_shown_and_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+    issuer, shown, waits = Protected(Modern()), list[str](), list[float]()
+
+    async def serve(exchange: Exchange) -> None:
+        origin = f"http://{exchange.request.headers['host']}"
+        if exchange.request.path == "/device":
+            code = {
+                "device_code": "d",
+                "user_code": "AB-CD",
+                "verification_uri": f"{origin}/activate",
+                "expires_in": 60,
+            }
+            await exchange.reply_json(code)
+        elif exchange.request.path.startswith("/.well-known/oauth-authorization-server"):
+            await exchange.reply_json(issuer.describe(origin) | {"device_authorization_endpoint": f"{origin}/device"})
+        else:
+            await issuer(exchange)
+
+    class Screen(AgreeablePrompt):
+        async def show_device_code(self, code: DeviceCode) -> None:
+            shown.append(code.user_code)
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(driver_module.anyio, "sleep", wait)
+    async with http_server(serve) as server:
+        settings = AuthSettings(grant="device_code")
+        driver = make_driver(server.url, await make_auth(settings=settings, prompt=Screen()))
+        assert (await driver.sign_in()).tokens is not None
+        with pytest.raises(SignInRequired):
+            await make_driver(server.url, await make_auth(settings=settings)).sign_in()
+    assert (shown, waits) == (["AB-CD"], [5])
+
+
+async def test_the_challenge_of_a_server_is_found_without_credentials() -> None:
+    async with http_server(Protected(Modern())) as server:
+        challenge = await make_driver(server.url, await make_auth(stored_sign_in(server.url))).find_challenge()
+        assert challenge is not None
+        assert challenge.scopes == ("read",)
+        assert "authorization" not in server.requests[0].headers
+    async with http_server(Modern()) as server:
+        assert await make_driver(server.url, await make_auth()).find_challenge() is None
 
 
 # -- DPoP at the server -------------------------------------------------------------------------

@@ -168,6 +168,65 @@ def test_the_issuer_of_the_settings_is_used() -> None:
     assert sign_in_with(issuer, AuthSettings(issuer=ISSUER)).key.issuer == ISSUER
 
 
+def test_the_metadata_document_of_the_settings_is_used() -> None:
+    named = "https://as.example/odd/metadata"
+    issuer = MemoryIssuer()
+    issuer.answers[named] = lambda _: reply_json(issuer.document())
+    stored = sign_in_with(issuer, AuthSettings(metadata_url=named))
+    assert stored.key.issuer == ISSUER
+    with pytest.raises(AuthFault, match="another issuer"):
+        sign_in_with(issuer, AuthSettings(metadata_url=named, issuer="https://other.example"))
+    issuer.answers[named] = lambda _: HttpReply(404)
+    with pytest.raises(AuthFault, match="404"):
+        sign_in_with(issuer, AuthSettings(metadata_url=named))
+
+
+def test_an_issuer_without_metadata_names_the_remedy() -> None:
+    issuer = MemoryIssuer(resource={"authorization_servers": ["https://other.example"]})
+    with pytest.raises(AuthFault, match="metadata_url"):
+        sign_in_with(issuer)
+
+
+def test_the_next_issuer_is_tried_if_the_first_publishes_nothing() -> None:
+    issuer = MemoryIssuer(resource={"authorization_servers": ["https://other.example", ISSUER]})
+    assert sign_in_with(issuer).key.issuer == ISSUER
+
+
+def test_an_absent_document_of_the_challenge_leads_to_the_well_known_one() -> None:
+    issuer = MemoryIssuer()
+    stored = sign_in_with(issuer, challenge=bearer(resource_metadata="https://mcp.example/gone.json"))
+    assert stored.key.issuer == ISSUER
+    issuer.answers["https://mcp.example/gone.json"] = lambda _: HttpReply(503)
+    with pytest.raises(AuthFault) as raised:
+        sign_in_with(issuer, challenge=bearer(resource_metadata="https://mcp.example/gone.json"))
+    assert raised.value.is_transient
+
+
+def test_a_document_of_the_challenge_without_https_is_refused() -> None:
+    with pytest.raises(AuthFault, match="no https address"):
+        sign_in_with(MemoryIssuer(), challenge=bearer(resource_metadata="http://elsewhere.example/x"))
+
+
+@pytest.mark.parametrize("issuers", [None, [], "x", [7]])
+def test_a_server_that_names_no_issuer_names_the_remedy(issuers: object) -> None:
+    with pytest.raises(AuthFault, match="set `issuer`"):
+        sign_in_with(MemoryIssuer(resource={"authorization_servers": issuers}))
+
+
+def test_an_issuer_that_is_down_is_a_passing_failure() -> None:
+    issuer = MemoryIssuer()
+    issuer.answers[f"{ISSUER}/.well-known/oauth-authorization-server"] = lambda _: HttpReply(502)
+    with pytest.raises(AuthFault) as raised:
+        sign_in_with(issuer)
+    assert raised.value.is_transient
+
+
+@pytest.mark.parametrize("name", ["token_endpoint", "authorization_endpoint"])
+def test_a_missing_endpoint_is_named(name: str) -> None:
+    with pytest.raises(AuthFault, match=name.replace("_", " ")):
+        sign_in_with(MemoryIssuer(metadata={name: None}))
+
+
 # -- registration -------------------------------------------------------------------------------
 
 
@@ -230,6 +289,33 @@ def test_an_expired_registration_is_made_again() -> None:
     first = sign_in_with(issuer)
     issuer.rows[KEY] = replace(first, registration=replace(first.registration, secret_expires_at_ms=1))
     assert sign_in_with(issuer).registration.client_id == "client-2"
+
+
+def test_a_refused_registration_shows_its_error() -> None:
+    issuer = MemoryIssuer()
+    issuer.answers[f"{ISSUER}/register"] = lambda _: reply_json({"error": "invalid_redirect_uri"}, 400)
+    with pytest.raises(AuthFault, match="invalid_redirect_uri"):
+        sign_in_with(issuer)
+
+
+def test_the_method_and_the_secret_of_a_registration_are_those_of_the_issuer() -> None:
+    issuer = MemoryIssuer(metadata={"token_endpoint_auth_methods_supported": ["client_secret_post"]})
+    answer = {
+        "client_id": "c",
+        "client_secret": "s",
+        "client_secret_expires_at": 2_000,
+        "token_endpoint_auth_method": "client_secret_basic",
+    }
+    issuer.answers[f"{ISSUER}/register"] = lambda _: reply_json(answer, 201)
+    registration = sign_in_with(issuer).registration
+    assert (registration.auth_method, registration.secret_expires_at_ms) == ("client_secret_basic", 2_000_000)
+    assert issuer.requests[-1].headers["authorization"].startswith("Basic ")
+
+
+def test_the_method_of_the_settings_is_asked_for() -> None:
+    issuer = MemoryIssuer()
+    sign_in_with(issuer, AuthSettings(auth_method="none"))
+    assert issuer.registered[0]["token_endpoint_auth_method"] == "none"
 
 
 # -- scopes -------------------------------------------------------------------------------------
