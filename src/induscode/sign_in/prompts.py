@@ -104,6 +104,7 @@ class _BrowserRedirect:
     async def authorize(self, url: str) -> Mapping[str, str]:
         check_authorization_url(url)
         state = read_state(url)
+        self._listener.expect(state)
         self._dialog.show(f"Sign in at: {url}")
         if await to_thread.run_sync(self._open_page, url):
             self._dialog.show("The page opens in your browser. Is that on another machine? Use --paste or --device")

@@ -89,13 +89,17 @@ class RedirectListener:
         self.refused = 0
         """How many requests were refused."""
 
+    def expect(self, state: str) -> None:
+        """Accept the redirect that carries `state` from now on, before it is waited for."""
+        self._state = state
+
     async def wait(self, state: str, within_s: float = SIGN_IN_WAIT_S) -> Mapping[str, str]:
         """Return the query parameters of the redirect that carries `state`.
 
         Raises:
             AuthFault: The deadline passed.
         """
-        self._state = state
+        self.expect(state)
         try:
             async with asyncio.timeout(within_s):
                 return await self._received

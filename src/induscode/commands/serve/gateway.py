@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,8 +14,9 @@ from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
+from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
-from indusagi.interop.protocol_bridge.contract import EndpointPhase
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.process import SignalState
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
     from induscode.commands.serve.reload import FileWatch
+    from induscode.commands.serve.sign_in import GatewaySignIns
     from induscode.commands.support.permissions import CardChecks
     from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan
     from induscode.deck.mcp.enrolment import DisabledTool
@@ -57,7 +60,7 @@ _COUNT = re.compile(r"\d[\d,]*")
 _LISTED_S = 1.0
 """How long known servers wait for the first `tools/list` before they start."""
 _APPROVALS_S = 2.0
-"""How often approvals by other processes are looked for, while a tool is disabled."""
+"""How often approvals and sign-ins by other processes are looked for, while a tool or a server waits for one."""
 _TOGETHER_S = 0.05
 """Changes within this time are announced as one."""
 
@@ -98,14 +101,25 @@ class GatewayBox:
         remote = self.remote.descriptors()
         if self.schemas == "model":
             remote = [replace(descriptor, definition=None) for descriptor in remote]
-        return (*self.native.descriptors(), *remote)
+        sign_ins = self.gateway.sign_ins if self.gateway.waits_for_sign_in() else None
+        return (*self.native.descriptors(), *remote, *(() if sign_ins is None else sign_ins.list_tools()))
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool and a disabled one are error outcomes."""
         if call.name in self.remote.runner.cards:
-            return await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            server = outcome.result.details.get("server")
+            is_refused = outcome.result.details.get("reason") == "sign_in"
+            if is_refused and isinstance(server, str) and (sign_ins := self.gateway.sign_ins) is not None:
+                if await sign_ins.sign_in(server) is None:
+                    # The server has refused the request: nothing has run yet.
+                    return await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            return outcome
+        if self.gateway.waits_for_sign_in() and (sign_ins := self.gateway.sign_ins) is not None:
+            if (server := sign_ins.find_server(call.name)) is not None:
+                return ToolOutcome(call.id, await sign_ins.run_tool(server))
         if self.answers_unlisted(call.name):
             refusal = await self.gateway.refuse(call.name)
             if refusal is not None:
@@ -160,6 +174,7 @@ class Gateway:
         self.listed = anyio.Event()
         """Set by the first `tools/list`."""
         self._context = context
+        self._started_ms = now_ms()
         self._checks = checks
         session.addons.on_note = lambda note: self._print_notes([note])
         if session.calls.recorder is not None:
@@ -172,6 +187,19 @@ class Gateway:
         self._printed: set[str] = set()
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
+
+    @cached_property
+    def sign_ins(self) -> GatewaySignIns | None:
+        """The sign-ins that clients may start; None: the gateway is reached from other machines."""
+        from induscode.commands.serve.sign_in import GatewaySignIns  # noqa: PLC0415 — for servers with a sign-in
+
+        address = self._context.address
+        is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
+        return GatewaySignIns(self._bridge, self._started_ms) if is_local else None
+
+    def waits_for_sign_in(self) -> bool:
+        """Return whether a server needs a sign-in."""
+        return any(needs_sign_in(status.fault) for status in self._fleet.status().values())
 
     # -- the toolbox ------------------------------------------------------------------------
 
@@ -287,10 +315,14 @@ class Gateway:
             if changes:
                 self._box = None
                 self._changed.set()
+            if self.waits_for_sign_in() and self.sign_ins is not None:
+                await self.sign_ins.wake_signed_in()
 
     def _handle_event(self, event: FleetEvent, tasks: TaskGroup) -> None:
         if event.event == "phase":
             self._print_fault(event.server, event.status)
+            if needs_sign_in(event.status.fault):
+                self._changed.set()
             self._close_if_ourselves(event.server, tasks)
         elif event.event == "tools":
             self._changed.set()
