@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
@@ -16,7 +18,7 @@ from tests.support.sdk_auth_server import SdkAuthServer
 from tests.support.sdk_hosts import served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -108,6 +110,30 @@ async def protected_site(issuer: AuthlibServer | None = None) -> AsyncGenerator[
         issuer.issuer = server.issuer = address
         server.url = issuer.resource = f"{place}/mcp"
         yield Site(issuer, server)
+
+
+@contextmanager
+def site_in_thread() -> Generator[Site]:
+    """Serve both in a thread of its own, for tests whose program has the event loop or none."""
+    sites: list[Site] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    ready, done = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        async with protected_site() as site:
+            sites.append(site)
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="site")
+    thread.start()
+    ready.wait(30)
+    try:
+        yield sites[0]
+    finally:
+        loops[0].call_soon_threadsafe(done.set)
+        thread.join()
 
 
 @asynccontextmanager

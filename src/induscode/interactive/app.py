@@ -371,12 +371,14 @@ class InteractiveApp:
         server, status = event.server, event.status
         if event.event == "phase" and status.phase == "ready":
             self._faults.pop(server, None)
-        elif event.event == "phase" and status.phase == "faulted" and status.fault is not None:
+        elif event.event == "phase" and status.phase in {"faulted", "idle"} and status.fault is not None:
             fault = str(status.fault)
             fault = fault if repr(server) in fault else f"server {server!r}: {fault}"
+            # A server that needs a sign-in is idle, and its message names the command.
+            more = " (/mcp says what to do)" if status.phase == "faulted" else ""
             if self._faults.get(server) != fault:
                 self._faults[server] = fault
-                self.screen.show(f"note: {fault} (/mcp says what to do)")
+                self.screen.show(f"note: {name_slash_commands(fault)}{more}")
         self.screen.refresh()
 
     def _describe_starts(self) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 from tests.commands.helpers import configured, project_file, row, servers_of, user_file
 from tests.support.authlib_server import AuthlibServer
-from tests.support.protected_server import protected_site
+from tests.support.protected_server import site_in_thread
 
 from induscode.commands.mcp import configure
 from induscode.program import run
@@ -26,26 +24,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def shared_site() -> Iterator[Site]:
-    """Serve in a thread of its own: a command runs an event loop itself."""
-    sites: list[Site] = []
-    ready, done = threading.Event(), asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        async with protected_site() as site:
-            sites.append(site)
-            ready.set()
-            await done.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="site")
-    thread.start()
-    ready.wait(30)
-    try:
-        yield sites[0]
-    finally:
-        loops[0].call_soon_threadsafe(done.set)
-        thread.join()
+    with site_in_thread() as site:
+        yield site
 
 
 @pytest.fixture
