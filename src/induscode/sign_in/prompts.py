@@ -71,7 +71,10 @@ class PersonPrompt:
     ) -> AsyncGenerator[RedirectReceiver]:
         """Prepare for the answer of the issuer: a listener on this machine, or a question for its address."""
         if self._paste:
-            yield _PastedRedirect(self._dialog, _choose_pasted_uri(settings, registered), self._wait_s)
+            port = settings.callback_port or _PASTE_PORT
+            chosen = settings.redirect_uri or ("" if settings.callback_port else next(iter(registered), ""))
+            uri = chosen or f"http://127.0.0.1:{port}{CALLBACK_PATH}"
+            yield _PastedRedirect(self._dialog, uri, self._wait_s)
             return
         async with listen_for_redirect(settings, registered) as listener:
             yield _BrowserRedirect(self._dialog, listener, self._open_page, self._wait_s)
@@ -150,14 +153,6 @@ class _PastedRedirect:
         if values is None:
             raise AuthFault("the sign-in was given up: no address was pasted")
         return values
-
-
-def _choose_pasted_uri(settings: AuthSettings, registered: Sequence[str]) -> str:
-    if settings.redirect_uri:
-        return settings.redirect_uri
-    if settings.callback_port:
-        return f"http://127.0.0.1:{settings.callback_port}{CALLBACK_PATH}"
-    return registered[0] if registered else f"http://127.0.0.1:{_PASTE_PORT}{CALLBACK_PATH}"
 
 
 def open_browser(url: str) -> bool:

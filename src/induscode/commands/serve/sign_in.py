@@ -88,7 +88,8 @@ class GatewaySignIns:
         """Sign in to a server by the client of this call; return the problem, None if the call may go on."""
         config, caller = self._bridge.plan.configs.get(server), current_caller.get()
         command = f"server {server!r} needs a sign-in: indus mcp login {server}"
-        if config is None or caller is None or not _can_open_pages(caller):
+        elicitation = None if caller is None else caller.capabilities.get("elicitation")
+        if config is None or caller is None or not isinstance(elicitation, dict) or "url" not in elicitation:
             return command
         lock = self._locks.setdefault(server, anyio.Lock())
         if lock.locked():
@@ -120,11 +121,6 @@ class GatewaySignIns:
             if saved > self._saved.get(server, self._started_ms):
                 self._saved[server] = saved
                 await self._bridge.wake([server])
-
-
-def _can_open_pages(caller: Caller) -> bool:
-    elicitation = caller.capabilities.get("elicitation")
-    return isinstance(elicitation, dict) and "url" in elicitation
 
 
 class _CallerPrompt:
