@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from joserfc import jws
 from joserfc.jwk import ECKey, RSAKey
@@ -68,7 +69,11 @@ class Issuer:
             "issuer": self.url,
             "jwks_uri": f"{self.url}/keys",
             "introspection_endpoint": f"{self.url}/introspect",
+            "token_endpoint": f"{self.url}/token",
         }
+        self.forms: list[dict[str, str]] = []
+        """Requests for tokens, in their order."""
+        self.refuses_exchange = False
         self.active: dict[str, JsonObject] = {}
         """Answers of the introspection by token."""
         self.credentials: list[str] = []
@@ -111,7 +116,23 @@ class Issuer:
             self.credentials.append(headers.get("authorization", ""))
             token = body.decode().partition("token=")[2].partition("&")[0]
             return 200, self.active.get(token, {"active": False})
+        if path == "/token" and method == "POST":
+            return self._issue(dict(parse_qsl(body.decode())), headers.get("authorization", ""))
         return 404, {}
+
+    def _issue(self, form: dict[str, str], authorization: str) -> tuple[int, Any]:
+        """Issue a token by client credentials, or in exchange for another one (RFC 8693)."""
+        self.forms.append(form)
+        client = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")[0]
+        subject, actor = client, None
+        if form["grant_type"].endswith(":token-exchange"):
+            if self.refuses_exchange:
+                return 400, {"error": "invalid_target"}
+            part = form["subject_token"].split(".")[1]
+            subject = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["sub"]
+            actor = {"sub": client}
+        token = self.mint(form["resource"], sub=subject, client_id=client, act=actor)
+        return 200, {"access_token": token, "token_type": "Bearer", "expires_in": 600}
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ from tests.support.waiting import until
 
 from indusagi.core.faults import Note
 from indusagi.interop import HttpSettings, create_provider_host
-from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.runtime.calls import current_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -101,8 +101,8 @@ async def protected(issuer: Issuer | None = None, **settings: Any) -> AsyncGener
         chosen, bench = issuer or own, Bench()
 
         async def who(_: JsonObject, __: ToolContext) -> ToolAnswer:
-            caller = current_caller.get()
-            return "?" if caller is None else caller.principal
+            client = current_client.get()
+            return "?" if client is None else client.principal
 
         bench.add("who", who)
         identities: list[ClientIdentity] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import field
 from typing import Protocol
 
 from indusagi.core.json import JsonObject
@@ -27,6 +28,19 @@ class CallingClient:
     """The authenticated user of the client; empty if the host knows its clients by a shared token alone."""
 
 
+@record
+class SubjectToken:
+    """The access token of a client, as the subject of a token exchange (RFC 8693); it is never sent to a server."""
+
+    token: str = field(repr=False)
+    issuer: str
+    """Whose token it is: it is shown to no other issuer."""
+
+
+current_subject: ContextVar[SubjectToken | None] = ContextVar("current_subject", default=None)
+"""The access token of the client for which this task works."""
+acting_subject: ContextVar[SubjectToken | None] = ContextVar("acting_subject", default=None)
+"""The same while a call of the client is sent to a server. A handshake or a listing in the same task is our own."""
 current_client: ContextVar[CallingClient | None] = ContextVar("current_client", default=None)
 """The client of a host for which this task works."""
 current_agent: ContextVar[str] = ContextVar("current_agent", default="")

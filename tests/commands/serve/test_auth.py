@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tests.commands.helpers import configured, row, user_file
 from tests.commands.serving import serving
 from tests.support.issuer import Issuer, running_issuer
-from tests.support.resources import STAMP, challenges
+from tests.support.resources import STAMP, challenges, protected
 from tests.support.scripts import run
 from tests.support.waiting import until
 
@@ -98,6 +98,45 @@ async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient)
         said = gateway.said()
     assert all(token not in said for token in (alice, bob, narrow))
     return [alice, bob, narrow]
+
+
+@pytest.mark.process
+async def test_a_server_is_called_in_the_name_of_each_principal_by_token_exchange(tmp_path: Path) -> None:
+    async with (
+        running_issuer() as issuer,
+        protected(issuer) as upstream,
+        httpx2.AsyncClient(timeout=20, verify=False) as client,
+    ):
+        secret = {"client_id": "gateway", "client_secret": "hidden"}
+        auth = {"type": "token-exchange", "issuer": issuer.url, **secret}
+        configured(user_file(), {"up": {"url": upstream.url, "auth": auth}})
+        flags = ("--http", "127.0.0.1:0", "--auth", issuer.url, "--profile", "none")
+        with serving(*flags, cwd=tmp_path) as gateway:
+            await until(lambda: "native tools" in gateway.said())
+            found = re.search(r"serving at (\S+)", gateway.said())
+            assert found is not None
+            alice, bob = issuer.mint(found[1]), issuer.mint(found[1], sub="bob")
+            tokens = [alice, bob, alice]
+            answers = [
+                text(await request(client, found[1], token, "tools/call", name="up__who", arguments={}))
+                for token in tokens
+            ]
+            assert answers == ["alice", "bob", "alice"], gateway.said()
+            # The handshake and the list are the gateway's own; each token of a client is exchanged once.
+            assert {one.principal for one in upstream.identities} == {"gateway", "alice", "bob"}
+            exchanged = [form for form in issuer.forms if "subject_token" in form]
+            assert [form["subject_token"] for form in exchanged] == tokens[:2]
+            assert {form["resource"] for form in exchanged} == {upstream.url}
+            # Without a token for the client nothing is sent in its name, nor in the gateway's.
+            issuer.refuses_exchange = True
+            before = len(upstream.identities)
+            carol = issuer.mint(found[1], sub="carol")
+            refused = await request(client, found[1], carol, "tools/call", name="up__who", arguments={})
+            assert refused.json()["result"]["isError"]
+            assert "invalid_target" in text(refused)
+            assert len(upstream.identities) == before
+        said = gateway.said()
+    assert not any(token in said for token in (*tokens, carol, "hidden"))
 
 
 @pytest.mark.parametrize(

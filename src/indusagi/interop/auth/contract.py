@@ -20,10 +20,14 @@ from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 
-Grant: TypeAlias = Literal["authorization_code", "device_code", "client_credentials", "jwt_bearer", "id_jag"]
+Grant: TypeAlias = Literal[
+    "authorization_code", "device_code", "client_credentials", "jwt_bearer", "id_jag", "token_exchange"
+]
 """How an access token is obtained: by a person in a browser (RFC 6749 §4.1), by a person on another device (RFC 8628),
 by the client's own secret or key (RFC 6749 §4.4), by a workload's JWT (RFC 7523 §2.1), or by the assertion of an
-enterprise's identity provider (ID-JAG: token exchange, RFC 8693, then RFC 7523)."""
+enterprise's identity provider (ID-JAG: token exchange, RFC 8693, then RFC 7523). With `token_exchange` a call for a
+client of a gateway carries a token that the client's own was exchanged for (RFC 8693); other requests are made as with
+`client_credentials`."""
 AuthMethod: TypeAlias = Literal["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
 """How the client authenticates at the token endpoint (RFC 7591 §2)."""
 RegistrationSource: TypeAlias = Literal["configured", "metadata_document", "dynamic"]

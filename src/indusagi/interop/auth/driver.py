@@ -21,8 +21,9 @@ from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.grants import exchange_subject
 from indusagi.interop.auth.locations import canonical_resource, get_origin_of
-from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
+from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.proofs import ProofKey
 from indusagi.interop.auth.steps import (
     AuthorizeStep,
@@ -145,6 +146,15 @@ class AuthDriver:
             if current is not None and not set(current.wanted_scopes).issuperset(scopes):
                 wanted = tuple(dict.fromkeys((*current.wanted_scopes, *scopes)))
                 await self.auth.store.save(replace(current, wanted_scopes=wanted))
+
+    async def exchange(self, stored: StoredCredentials, subject: str) -> TokenSet:
+        """Exchange an access token for one for this server, as the client of a sign-in; it is not saved.
+
+        Raises:
+            AuthFault: The issuer refused, or could not be reached.
+        """
+        client = build_token_client(stored, self.auth.settings, self.clock, None)
+        return (await self._run(exchange_subject(client, subject, stored.endpoints.indicator))).tokens
 
     async def sign_out(self) -> bool:
         """Revoke and delete every sign-in to the server; return whether issuers have confirmed each revocation."""

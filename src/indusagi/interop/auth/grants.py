@@ -39,6 +39,7 @@ DEVICE_GRANT = f"{_URN}:grant-type:device_code"
 _TOKEN_EXCHANGE = f"{_URN}:grant-type:token-exchange"
 _ID_JAG = f"{_URN}:token-type:id-jag"
 _ID_TOKEN = f"{_URN}:token-type:id_token"
+_ACCESS_TOKEN = f"{_URN}:token-type:access_token"
 _POLL_S = 5
 _SLOW_DOWN_S = 5
 _LONGEST_POLL_S = 60
@@ -73,7 +74,7 @@ def run_grant(request: GrantRequest) -> Steps[TokenGrant]:
             return (yield from _request_by_code(request))
         case "device_code":
             return (yield from _request_by_device(request))
-        case "client_credentials":
+        case "client_credentials" | "token_exchange":
             fields = {"grant_type": "client_credentials", **request.target}
             return (yield from request_tokens(request.client, fields))
         case "jwt_bearer":
@@ -212,6 +213,24 @@ def _exchange_id_token(request: GrantRequest) -> Steps[str]:
     if not reply.is_success or not assertion or answer.get("issued_token_type") != _ID_JAG:
         raise build_reply_fault(reply, endpoint, "the token exchange (ID-JAG)")
     return assertion
+
+
+def exchange_subject(client: TokenClient, subject: str, indicator: str) -> Steps[TokenGrant]:
+    """Exchange the access token of a person for one of the same person for another server (RFC 8693 §2.1).
+
+    Raises:
+        AuthFault: The issuer refused, or could not be reached.
+    """
+    scopes = client.settings.scopes
+    fields = {
+        "grant_type": _TOKEN_EXCHANGE,
+        "subject_token": subject,
+        "subject_token_type": _ACCESS_TOKEN,
+        "requested_token_type": _ACCESS_TOKEN,
+        **({"scope": " ".join(scopes)} if scopes else {}),
+        **({"resource": indicator} if indicator else {}),
+    }
+    return (yield from request_tokens(client, fields))
 
 
 def _get_text(document: JsonObject, name: str) -> str:

@@ -297,6 +297,10 @@ def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequen
     if state != "startable":
         print_status(f"server {name!r} is not started: {STATE_REMEDIES[state].format(name)}")
         return int(ExitCode.SERVER_MISSING)
+    auth = getattr(plan.configs[name], "auth", None)
+    if auth is not None and auth.settings.grant == "token_exchange":
+        message = "its clients would all be the gateway itself there; serve it without --transparent"
+        raise click.UsageError(f"server {name!r} has token exchange: {message}", click.get_current_context(silent=True))
     refusal = refuse_recursion(plan.narrow([name]), above)
     if refusal is not None:
         print_status(refusal)

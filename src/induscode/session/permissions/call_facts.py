@@ -21,6 +21,7 @@ from indusagi.capabilities.tool import DefinedTool, prepare_call
 from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.calls import current_client
 from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
 from induscode.session.permissions.rules import ACTION_TOOL
@@ -171,16 +172,14 @@ async def gather_facts(
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
     name = card.name
     kind = _find_kind(card, arguments)
-    from indusagi.interop.protocol_bridge.client.handlers import current_caller  # noqa: PLC0415 — a call that is checked
-
-    caller = current_caller.get()
+    client = current_client.get()
     facts = CallFacts(
         tool=name,
         kind=kind,
         arguments=arguments,
         workspace=workspace,
         cwd=ctx.cwd,
-        principal="" if caller is None else caller.principal,
+        principal="" if client is None else client.principal,
     )
     if kind is CallKind.REMOTE:
         for layer in iter_layers(card):

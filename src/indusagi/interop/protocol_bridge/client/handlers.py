@@ -98,11 +98,6 @@ class Caller(Protocol):
         """How many gateways the call has passed."""
         ...
 
-    @property
-    def principal(self) -> str:
-        """Who calls: the subject of the client's access token; empty without access tokens."""
-        ...
-
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send a request to the client.
 

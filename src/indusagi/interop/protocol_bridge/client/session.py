@@ -48,7 +48,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     requires_modern,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, Transport
-from indusagi.runtime.calls import current_requests, current_trace
+from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
@@ -347,6 +347,7 @@ class ClientSession:
             params = {**params, "_meta": meta}
         options = RequestOptions(limits.call_idle_s, limits.call_hard_s, on_progress, call.request_id)
         self._calls.add(call)
+        acting = acting_subject.set(current_subject.get())
         try:
             result = await self.connection.request(method, self._add_meta(params), options)
             if result.get("resultType") == "input_required":
@@ -357,6 +358,7 @@ class ClientSession:
             self._calls.abandon(call)
             raise
         finally:
+            acting_subject.reset(acting)
             self._calls.remove(call)
             if observed is not None:
                 observed.finish(sys.exception(), result)

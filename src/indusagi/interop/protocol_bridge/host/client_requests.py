@@ -57,7 +57,6 @@ class SuspendedCall:
         self.name = name
         self.owner = owner
         """The only client that may resume it."""
-        self.principal = principal
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()

@@ -61,11 +61,8 @@ _NEED_TOOLS = frozenset({"tools/list", "tools/call"})
 class LegacyCaller:
     """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
-    def __init__(
-        self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int, principal: str = ""
-    ) -> None:
+    def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
         self.client = client
-        self.principal = principal
         self.capabilities = capabilities
         self.hops = hops
         self._request = request
@@ -225,13 +222,13 @@ class HostSession:
         hops = read_hops(meta) if meta else 0
         call = ToolCall(str(request.id), name, arguments or {})
         if VERSION not in meta:
-            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, self.principal)
+            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops)
             return self._run_tool(request, call, caller, request.cancel, _new_sink(request))
         if "requestState" in params:
             return self._stamp_questions(self._suspended.resume(request, name, self._owner))
         capabilities = meta[CAPABILITIES]
         declared = capabilities if isinstance(capabilities, dict) else {}
-        suspended = SuspendedCall(name, declared, hops, _new_sink, self._owner, self.principal)
+        suspended = SuspendedCall(name, declared, hops, _new_sink, self._owner)
         if not suspended.capabilities:
             return self._run_tool(request, call, suspended, request.cancel, _new_sink(request))
 

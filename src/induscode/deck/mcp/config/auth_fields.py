@@ -25,7 +25,7 @@ _TEXTS: Final = frozenset(
     )
 )
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "grant": ("authorization_code", "device_code", "client_credentials", "jwt_bearer", "id_jag"),
+    "grant": ("authorization_code", "device_code", "client_credentials", "jwt_bearer", "id_jag", "token_exchange"),
     "auth_method": ("none", "client_secret_basic", "client_secret_post", "private_key_jwt"),
 }
 _FLAGS: Final = frozenset({"dpop", "assume_pkce"})
@@ -49,6 +49,8 @@ def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
     if given is not None and not is_json_object(given):
         remarks.append("its auth is not an object, and was left out")
     elif given is not None:
+        if given.get("type") in {"token-exchange", "token_exchange"}:
+            fields["grant"] = "token_exchange"
         for key, value in given.items():
             # `clientId` and `CLIENT_ID` are `client_id`.
             name = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", key).lower()

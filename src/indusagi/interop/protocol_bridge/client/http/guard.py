@@ -480,7 +480,16 @@ def _open_authorizer(
     from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
 
     via = None if proxy is None else str(proxy.url)
-    return OAuthAuthorizer(AuthDriver(config.url, auth, name=config.id, proxy=via))
+    driver = AuthDriver(config.url, auth, name=config.id, proxy=via)
+    if auth.settings.grant == "token_exchange":
+        if config.kind == "sse":
+            # There the credentials belong to the connection, and not to a call.
+            message = f"server {config.id!r}: token exchange needs Streamable HTTP, and not SSE"
+            raise ProtocolFault("transport", message, detail=FaultDetail(server=config.id, reason="malformed"))
+        from indusagi.interop.auth.exchange import TokenExchangeAuthorizer  # noqa: PLC0415 — for such servers alone
+
+        return TokenExchangeAuthorizer(driver)
+    return OAuthAuthorizer(driver)
 
 
 def _open_network(secure: bool, keepalive: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:

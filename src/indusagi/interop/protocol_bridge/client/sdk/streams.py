@@ -30,6 +30,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import build_failure
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
+from indusagi.runtime.calls import acting_subject
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.http.guard import HttpGuard
     from indusagi.interop.protocol_bridge.client.session import ServerFacts
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
+    from indusagi.runtime.calls import SubjectToken
 
 
 _META_VERSION = "io.modelcontextprotocol/protocolVersion"
@@ -65,6 +67,8 @@ class StreamTransport(QueuedTransport):
         """Set before the first frame is sent, where the streams lead to HTTP."""
         self._read, self._write = streams
         self._guard = guard
+        self._subjects: dict[RequestId, SubjectToken] = {}
+        """Of queued requests that are made in the name of a client."""
         if guard is not None:
             detail = FaultDetail(reason="closed", http_status=404)
             guard.on_session_lost = partial(self.finish, "no longer knows our session (HTTP 404)", detail)
@@ -74,6 +78,9 @@ class StreamTransport(QueuedTransport):
         cancelled = find_cancelled_id(frame)
         if cancelled is not None and self._guard is not None:
             self._guard.give_up(cancelled)
+        subject, request_id = acting_subject.get(), find_request_id(frame)
+        if subject is not None and request_id is not None and self._guard is not None:
+            self._subjects[request_id] = subject
         super().send(frame)
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
@@ -87,6 +94,9 @@ class StreamTransport(QueuedTransport):
         try:
             while True:
                 frame = await self.next_frame()
+                request_id = find_request_id(frame)
+                # The SDK sends the HTTP request in a copy of this context; the authorizer of the guard reads it there.
+                acting_subject.set(None if request_id is None else self._subjects.pop(request_id, None))
                 message = self._encode(frame)
                 if message is None:
                     continue

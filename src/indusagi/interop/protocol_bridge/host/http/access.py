@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH
 from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE, ClientIdentity
+from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -79,6 +80,7 @@ class ResourceAccess:
     def __init__(self, settings: ResourceSettings, resource: ProtectedResource) -> None:
         self.resource = resource
         self.verifier = TokenVerifier(settings, resource)
+        self._issuer = settings.issuer
         self._rates = RateLimit(settings.rate)
 
     def accept(
@@ -102,6 +104,7 @@ class ResourceAccess:
         if identity is None:
             start_task(lambda: self._decide(request, presented))
             return False
+        request.token = presented.token
         self._admit(request, identity)
         return True
 
@@ -110,6 +113,7 @@ class ResourceAccess:
         refusal = HttpRefusal(503, "the token cannot be checked at the moment")
         try:
             identity = await self.verifier.check(presented, request.method, request.path)
+            request.token = presented.token
             self._admit(request, identity)
             refusal = None
         except (TokenRefusal, ProofLimitError) as exc:
@@ -128,11 +132,13 @@ class ResourceAccess:
         request.identity = identity
 
     def authorize(self, request: HttpRequest, message: JsonObject, find_server: FindServer) -> None:
-        """Check that the client has the scope that a message needs.
+        """Check that the client has the scope that a message needs; what runs for the message then knows its token.
 
         Raises:
             HttpRefusal: It has not.
         """
+        # Always set: the callbacks of a connection share a context.
+        current_subject.set(SubjectToken(request.token, self._issuer))
         method, params = message.get("method"), message.get("params")
         if not isinstance(method, str) or method in _UNSCOPED or method.startswith("notifications/"):
             return

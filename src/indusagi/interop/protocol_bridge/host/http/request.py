@@ -111,6 +111,7 @@ class HttpRequest:
         "on_disconnect",
         "path",
         "query",
+        "token",
     )
 
     def __init__(self, connection: Connection, event: h11.Request) -> None:
@@ -128,6 +129,8 @@ class HttpRequest:
         )
         self.identity = ANONYMOUS
         """Who sends it; set when it is accepted."""
+        self.token = ""
+        """The access token that it was accepted with."""
         self.is_answered = False
         self.is_finished = False
         """The client has taken the response, or is gone."""
