@@ -39,6 +39,7 @@ from induscode.session.models import LOCAL_WINDOW, OWN_KEY, NoModelError, choose
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from indusagi.core.json import JsonValue
     from induscode.session.contract import RunEvent
     from induscode.session.dialog import Question
     from induscode.session.models import ModelChoice
@@ -75,7 +76,9 @@ class Attempt:
     task: str
     prompt: str
     calls: list[str] = field(default_factory=list[str])
+    arguments: list[JsonValue] = field(default_factory=list["JsonValue"])
     failed: int = 0
+    errors: list[str] = field(default_factory=list[str])
     questions: list[str] = field(default_factory=list[str])
     answer: str = ""
     end: str = ""
@@ -204,8 +207,10 @@ async def try_once(
     async def follow(event: RunEvent) -> None:
         if isinstance(event, ToolCalled):
             attempt.calls.append(event.name)
+            attempt.arguments.append(event.arguments)
         elif isinstance(event, ToolAnswered) and event.is_error:
             attempt.failed += 1
+            attempt.errors.append(event.text[:500])
 
     started, worked = time.monotonic(), read_engine_seconds()
     cancel = CancelToken()

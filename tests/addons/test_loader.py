@@ -320,6 +320,6 @@ def test_a_session_without_addons_has_bare_cards(work: Path) -> None:
 
     async def use() -> None:
         async with open_session(Invocation(cwd=str(work), no_addons=True, no_mcp=True)) as session:
-            assert session.deck().tools() == session.native.tools()
+            assert session.deck().tools() == session.native_deck().tools()
 
     anyio.run(use)
