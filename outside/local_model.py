@@ -100,6 +100,7 @@ class Task:
     tools: tuple[str, ...]
     """Native tools that the model is given."""
     prompts: Sequence[str]
+    """Wordings; each line is a turn."""
     check: Callable[[Attempt, Path], bool]
     has_server: bool = False
 
@@ -136,11 +137,11 @@ TASKS = (
         "edit after approval",
         ("read", "edit"),
         (
-            "Read src/config.py, then change TIMEOUT from 30 to 60 with edit.",
-            "Set TIMEOUT to 60 in src/config.py. Read the file first, then edit it.",
-            "In src/config.py, replace TIMEOUT = 30 by TIMEOUT = 60. Read it, then use edit.",
-            "Edit src/config.py: TIMEOUT must be 60. Read the file before you edit.",
-            "Please double the TIMEOUT in src/config.py from 30 to 60: read, then edit.",
+            "Read src/config.py.\nUse edit to replace TIMEOUT = 30 by TIMEOUT = 60 in src/config.py.",
+            "What is in src/config.py?\nNow change TIMEOUT = 30 to TIMEOUT = 60 there with edit.",
+            "Read src/config.py.\nEdit the file: the old text is TIMEOUT = 30, the new text is TIMEOUT = 60.",
+            "Show me src/config.py.\nCall edit with the old text TIMEOUT = 30 and the new text TIMEOUT = 60.",
+            "Read src/config.py.\nSet TIMEOUT to 60 with the edit tool.",
         ),
         _has_edited,
     ),
@@ -218,8 +219,9 @@ async def try_once(
         await conversation.loading.wait()
         await conversation.wait_for_servers()
         with anyio.move_on_after(LIMIT_S):
-            result = await conversation.run_turn(prompt, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
-            attempt.answer, attempt.end = result.text, result.reason
+            for line in prompt.splitlines():  # one turn each
+                result = await conversation.run_turn(line, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
+                attempt.answer, attempt.end = result.text, result.reason
         usage = conversation.usage
     attempt.seconds, attempt.engine_seconds = time.monotonic() - started, read_engine_seconds() - worked
     attempt.requests, attempt.input_tokens = usage.requests, usage.input_tokens
@@ -278,7 +280,7 @@ async def run_tries(
     assert choice.weights is not None
     window = choice.context_window or LOCAL_WINDOW
     attempts: list[Attempt] = []
-    with tempfile.TemporaryDirectory(prefix="indus-local-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="local-") as temporary:
         started = time.monotonic()
         weights = LocalWeights(choice.name, choice.weights, window, choice.chat_template)
         async with open_local_server(weights) as address:
@@ -287,7 +289,7 @@ async def run_tries(
             with private_state(Path(temporary) / "state"):
                 for task in TASKS:
                     for prompt in task.prompts[:tries] if not only or task.name in only else ():
-                        folder = Path(temporary) / "work"
+                        folder = Path(temporary) / "project"
                         attempt = await try_once(
                             task, prompt, folder, address.base_url, choice.name, window, all_tools=all_tools
                         )
