@@ -541,6 +541,8 @@ async def test_invalid_arguments_are_refused(ctx: ToolContext, arguments: JsonVa
         {"path": "a", "edits": '[{"oldText": "one", "newText": "two"}]'},
         {"path": "a", "oldText": "one", "newText": "two", "edits": []},
         {"path": "a", "oldText": "", "newText": "", "edits": [{"oldText": "one", "newText": "two"}]},
+        # What a local model of 1.5 billion parameters sends.
+        {"path": "a", "oldText": "one", "newText": "two", "edits": [{"oldText": "one", "newText": "two"}]},
     ],
 )
 async def test_argument_names_of_other_agents_are_accepted(ctx: ToolContext, arguments: JsonValue) -> None:

@@ -87,7 +87,11 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     # Some models fill in every parameter of a tool.
     if isinstance(several, list) and (several or not single):
         items = cast("list[JsonObject]", several)
-        if any(arguments.get(name) for name in single):
+        # The same change in both forms is one change.
+        is_same = len(items) == 1 and all(
+            (items[0].get(name) or None) == (arguments.get(name) or None) for name in _TEXTS
+        )
+        if any(arguments.get(name) for name in single) and not is_same:
             problem = "give either edits, or oldText and newText"
         elif not items:
             problem = "edits is empty: give one at least"
