@@ -32,6 +32,7 @@ from induscode.cli import main
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_FORMER = dict(os.environ)
 _LAZY = ("anyio._backends._asyncio", "chardet", "jsonschema.validators", "pydantic_ai.models.anthropic", "rapidfuzz")
 
 
@@ -115,8 +116,9 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     if request["terminal"] is not None:
         fcntl.ioctl(request["terminal"], termios.TIOCSCTTY, 0)
     os.chdir(request["cwd"])
+    set_by_imports = {name: value for name, value in os.environ.items() if value != _FORMER.get(name)}
     os.environ.clear()
-    os.environ.update(request["environ"])
+    os.environ.update({**set_by_imports, **request["environ"]})
     sys.argv = request["argv"]
     # As the interpreter opens them: lines are written at once on a terminal.
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -36,7 +36,13 @@ class _ForkServer:
         self.control, theirs = socket.socketpair()
         self.environ = dict(os.environ)
         with theirs:
-            subprocess.run([sys.executable, str(SERVER)], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(
+                [sys.executable, str(SERVER)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                check=True,
+            )
 
 
 _servers: list[_ForkServer] = []
