@@ -229,6 +229,7 @@ async def test_writing_keeps_the_owner_and_the_group(fs: Fs, tmp_path: Path) -> 
     assert await fs.read_bytes("a") == b"new"
 
 
+@pytest.mark.process
 @as_root
 @pytest.mark.parametrize(
     ("owner", "group", "former", "narrowed"),
@@ -266,6 +267,7 @@ async def test_the_mode_is_narrowed_where_owner_and_group_cannot_stay(
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 0, 0o755)
 
 
+@pytest.mark.process
 @as_root
 def test_the_group_is_kept_where_the_owner_cannot_be() -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -280,6 +282,7 @@ def test_the_group_is_kept_where_the_owner_cannot_be() -> None:
         assert stat.S_IMODE(found.st_mode) == 0o664
 
 
+@pytest.mark.process
 @as_root
 def test_a_forbidden_write_names_the_file() -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -747,6 +750,7 @@ async def test_a_file_in_a_directory_without_new_files_is_written_in_place(
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.process
 @as_root
 def test_a_file_in_a_read_only_directory_is_written_in_place() -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -758,6 +762,7 @@ def test_a_file_in_a_read_only_directory_is_written_in_place() -> None:
         assert (path.read_bytes(), os.listdir(folder)) == (b"short", ["a"])
 
 
+@pytest.mark.process
 @as_root
 def test_a_directory_that_cannot_be_listed_can_be_entered() -> None:
     with tempfile.TemporaryDirectory() as folder:

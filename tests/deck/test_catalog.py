@@ -158,6 +158,7 @@ async def test_finding_c9_arguments_that_the_short_schemas_do_not_forbid_are_sti
     assert "no_such_argument" in str(result.content)
 
 
+@pytest.mark.process
 def test_a_list_of_the_catalog_loads_no_tool() -> None:
     code = (
         "import sys; from induscode.deck.catalog import capability_cards; capability_cards();"

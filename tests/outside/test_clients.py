@@ -85,12 +85,14 @@ def test_the_server_answers_as_each_tool_should(tmp_path: Path) -> None:
     assert all(part in told for part in (TEXT, PICTURE, FAILURE, "2025-06-18", "inputSchema"))
 
 
+@pytest.mark.process
 def test_the_server_tells_of_its_steps_only_to_whoever_asks(tmp_path: Path) -> None:
     asked = _asked(tmp_path, _call(1, "steps", _meta={"progressToken": 7}))
     assert [answer.get("method") for answer in asked] == [*["notifications/progress"] * STEPS, None]
     assert len(_asked(tmp_path, _call(1, "steps"))) == 1
 
 
+@pytest.mark.process
 def test_the_server_notes_whether_its_slow_tool_was_cancelled_or_abandoned(tmp_path: Path) -> None:
     def cancel(number: int) -> JsonObject:
         return {"method": "notifications/cancelled", "params": {"requestId": number}}
@@ -305,6 +307,7 @@ def _command(subject: Subject, *, wrap: bool, failed: str) -> list[str]:
     return [str(path)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:1/mcp"])
 def test_a_command_is_run_once_for_everything_that_is_asked(tmp_path: Path, url: str) -> None:
     subject = _subject(tmp_path)
@@ -319,6 +322,7 @@ def test_a_command_is_run_once_for_everything_that_is_asked(tmp_path: Path, url:
     assert subject.happened() == ORDERLY
 
 
+@pytest.mark.process
 def test_a_failure_that_a_command_does_not_know_for_one_is_none(tmp_path: Path) -> None:
     subject = _subject(tmp_path)
     fastmcp = FastMcp(_command(subject, wrap=False, failed="another")[0])

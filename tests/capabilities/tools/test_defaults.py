@@ -53,6 +53,7 @@ async def box(work: Path) -> AsyncIterator[RegistryToolBox]:
         yield box_of(ctx, *native_tools())
 
 
+@pytest.mark.process
 async def test_default_3_command_inherits_no_secrets(box: RegistryToolBox, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["A_KEY", "GITHUB_TOKEN", "MY_SECRET", "DB_PASSWORD", "AWS_CREDENTIALS"]
     for name in [*names, "HARMLESS"]:
@@ -62,6 +63,7 @@ async def test_default_3_command_inherits_no_secrets(box: RegistryToolBox, monke
     assert [name for name in names if name in str(seen)] == []
 
 
+@pytest.mark.process
 async def test_default_5_long_result_is_kept_in_a_private_file(box: RegistryToolBox) -> None:
     outcome = await call(box, "bash", {"command": "yes | head -n 200000"})
     assert len(str(outcome.output)) < 64 * 1024

@@ -90,6 +90,7 @@ async def test_after_an_edit_the_file_counts_as_read(ctx: ToolContext) -> None:
     assert "changed since" not in text_of(await edit(ctx, "a.txt", "two", "three"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lines", [25, 100, 20_000])
 async def test_probe_0_1_a_missing_text_is_reported_quickly_in_a_long_file(ctx: ToolContext, lines: int) -> None:
     text = "".join(f"    value_{n} = compute({n}, other={n * 7})\n" for n in range(lines))

@@ -232,6 +232,7 @@ async def test_a_damaged_picture_is_saved_and_not_shown(tmp_path: Path) -> None:
     assert await anyio.Path(cast("str", outcome.details["path"])).read_bytes() == PNG[:8] + b"junk"
 
 
+@pytest.mark.process
 async def test_a_pdf_file_is_shown_as_text_in_a_fence_and_saved(tmp_path: Path) -> None:
     body = pdf(*(f"text of page {number} {'x' * 50}" for number in range(1, 31)))
     headers = {"Content-Type": "application/pdf"}
@@ -251,6 +252,7 @@ async def test_a_pdf_file_is_shown_as_text_in_a_fence_and_saved(tmp_path: Path) 
     assert "It is not shown: this is no text" in text_of(as_it_is)
 
 
+@pytest.mark.process
 async def test_what_a_pdf_file_hides_is_written_out(tmp_path: Path) -> None:
     outcome = await read(tmp_path, replying(pdf("\x07bell"), headers={}))
     assert "<U+0007>bell" in text_of(outcome)
@@ -272,6 +274,7 @@ async def test_what_is_no_http_is_told_without_the_words_of_the_server(tmp_path:
     assert "IGNORE" not in text_of(outcome)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("body", "named", "ending"),
     [
@@ -426,6 +429,7 @@ async def test_a_page_cannot_close_its_fence(tmp_path: Path) -> None:
     assert "Ignore all" in inside(outcome)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "page",
     [

@@ -70,6 +70,7 @@ async def test_no_cookie_goes_back_and_no_proxy_is_taken_from_the_environment(mo
     assert all("cookie" not in request.headers for request in server.requests)
 
 
+@pytest.mark.process
 async def test_the_name_is_in_the_handshake_and_in_the_certificate(tmp_path: Path) -> None:
     theirs, certificate = self_signed(tmp_path)
     ours = _trusting(certificate)
@@ -287,6 +288,7 @@ async def test_a_redirect_to_a_subdomain_is_followed() -> None:
     assert found.body == b"www"
 
 
+@pytest.mark.process
 async def test_a_redirect_never_leaves_encryption(tmp_path: Path) -> None:
     theirs, certificate = self_signed(tmp_path)
     behave = replying(b"", 302, {"Location": "http://127.0.0.1:8080/"})

@@ -68,6 +68,7 @@ async def sample(context: object, params: object) -> CreateMessageResult:
     return CreateMessageResult(role="assistant", content=said, model="none")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("upstream", ["legacy", "modern"])
 @pytest.mark.parametrize("front", FRONTS)
 async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstream: str) -> None:
@@ -82,6 +83,7 @@ async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstr
             assert response.structured_content["content"] == {"type": "text", "text": "something"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("upstream", ["legacy", "modern"])
 @pytest.mark.parametrize("front", ["memory-modern", "memory-legacy"])
 async def test_a_client_without_the_capability_gets_no_request(front: str, upstream: str) -> None:
@@ -204,6 +206,7 @@ async def abandoned(client: Client, place: Path) -> None:
     await until(lambda: "cancelled" in diary(place / "diary"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("other", ["memory-modern", "memory-legacy"])
 async def test_a_server_request_after_a_cancelled_call_reaches_no_other_client(
@@ -489,6 +492,7 @@ async def test_a_failing_suspended_call_raises_in_the_waiting_request() -> None:
 # -- numbers that JSON does not have --------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
 async def test_a_number_that_json_does_not_have_is_refused_before_it_is_sent(number: float) -> None:
     async with mounted("legacy") as bridge:

@@ -100,6 +100,7 @@ async def _given(streams: Any) -> AsyncGenerator[Any]:
     yield streams
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", ["memory", "stdio", "http", "sse"])
 async def test_an_sdk_client_answers_requests_of_the_host(way: str) -> None:
     with anyio.fail_after(LIMIT_S):

@@ -65,6 +65,7 @@ async def test_a_server_that_dies_again_and_again_is_not_started_at_every_call(t
         assert len(starts(diary)) == 2
 
 
+@pytest.mark.process
 async def test_after_the_pause_it_is_started_again(tmp_path: Path) -> None:
     rules = Supervision(first_s=0.01, jitter=0.0, factor=1.0, failures=100)
     diary = tmp_path / "diary"
@@ -92,6 +93,7 @@ async def test_an_absent_command_is_reported_to_the_client(era: str) -> None:
         assert "was not found" in refused["error"]["message"]
 
 
+@pytest.mark.process
 async def test_a_server_that_exits_at_an_unknown_method_still_serves_older_revisions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -172,6 +174,7 @@ async def test_an_idle_session_ends_and_its_process_too(tmp_path: Path) -> None:
         assert not is_alive(starts(diary)[0])
 
 
+@pytest.mark.process
 async def test_r52_a_hundred_sessions_at_once_are_refused_with_a_message(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     host = create_relay_host(honest("--log", diary))
@@ -184,6 +187,7 @@ async def test_r52_a_hundred_sessions_at_once_are_refused_with_a_message(tmp_pat
         assert len(starts(diary)) == 4
 
 
+@pytest.mark.process
 async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     host = create_relay_host(honest("--log", diary))
@@ -227,6 +231,7 @@ async def test_many_calls_at_once_get_their_own_answers() -> None:
 # -- the end --------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["honest", "stubborn"])
 @pytest.mark.parametrize("ending", ["SIGTERM", "end of input"])
 async def test_a_relay_that_is_ended_ends_its_server(how: str, ending: str, tmp_path: Path) -> None:

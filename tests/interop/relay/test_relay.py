@@ -97,6 +97,7 @@ async def response(way: Any, config: StdioServerConfig, steps: Sequence[Step]) -
     return heard
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_a_client_receives_the_servers_messages_through_the_relay(way: str, era: str) -> None:
@@ -112,6 +113,7 @@ async def test_a_client_receives_the_servers_messages_through_the_relay(way: str
     assert sum(len(step) for step in heard) > 2 * len(steps)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_client_hears_only_its_own_era_from_a_server_of_the_other(way: str) -> None:
     """The answer of the server decides, so that a client falls back as it would without us."""
@@ -123,6 +125,7 @@ async def test_a_client_hears_only_its_own_era_from_a_server_of_the_other(way: s
         assert await response(WAYS[way], config, [step]) == expected
 
 
+@pytest.mark.process
 async def test_over_stdio_no_sdk_is_loaded() -> None:
     config = honest()
     argv = [sys.executable, str(CHILD), config.command, *config.args, "--loaded", "yes"]
@@ -193,6 +196,7 @@ class _Lent:
         return None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("channel", "mode", "era"),
     [
@@ -233,6 +237,7 @@ async def test_a_client_of_the_sdk_hears_of_changes_over_http() -> None:
 # -- what is on the way ---------------------------------------------------------------------
 
 
+@pytest.mark.process
 async def test_messages_of_the_client_arrive_unchanged(tmp_path: Any) -> None:
     """Params that are absent stay absent, and numbers and texts keep the way they are written."""
     script = tmp_path / "mirror.py"

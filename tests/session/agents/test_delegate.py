@@ -318,6 +318,7 @@ async def test_agent_has_the_tools_of_its_list_that_the_parent_has(make: Make) -
     assert "You work as the agent 'a'" in prompt
 
 
+@pytest.mark.process
 async def test_list_of_an_agent_limits_the_commands_of_bash(make: Make) -> None:
     stage = make(agent("a", "bash(echo *)"))
     answers: list[ToolOutcome] = []

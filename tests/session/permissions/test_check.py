@@ -531,6 +531,7 @@ async def test_allowed_directory_outside_is_searched(work: Path, tmp_path: Path)
         assert "f.txt" in text_of(result), text_of(result)
 
 
+@pytest.mark.process
 async def test_bash_starts_in_an_allowed_directory_outside(work: Path, tmp_path: Path) -> None:
     permissions = Permissions(approval=ApprovalMode.ALL)
     async with context(work) as ctx:
@@ -656,6 +657,7 @@ async def test_redirections_count_as_write_and_read(work: Path) -> None:
         assert not (await check_call(permissions, "bash", work, command=command)).allowed
 
 
+@pytest.mark.process
 async def test_relative_redirection_is_resolved_from_the_directory_of_the_shell(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path, work / "src" / "out")
     permissions = Permissions(rules(allow="bash(*); write(**)"))

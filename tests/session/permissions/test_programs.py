@@ -69,6 +69,7 @@ def described(text: str) -> Iterator[tuple[set[str], str]]:
             yield options_in(head), " ".join([line, *more])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", HELP)
 def test_finding_d3_harmless_options_exist_in_the_program(name: str) -> None:
     text = help_of(name)

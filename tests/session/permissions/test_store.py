@@ -160,6 +160,7 @@ def test_failed_write_leaves_the_store_unchanged(monkeypatch: pytest.MonkeyPatch
     assert [name for name in os.listdir(os.path.dirname(store.path)) if "tmp" in name] == []
 
 
+@pytest.mark.process
 def test_concurrent_processes_lose_no_rule() -> None:
     code = (
         "import sys; from induscode.session.permissions.store import RuleStore;"

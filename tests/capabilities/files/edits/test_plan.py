@@ -144,6 +144,7 @@ async def test_a_heavy_edit_is_planned_in_a_worker(monkeypatch: pytest.MonkeyPat
     assert found.code == "no_match"
 
 
+@pytest.mark.process
 async def test_a_large_file_is_edited_in_a_worker() -> None:
     large = bytes(range(32, 127)) * (MAX_FILE_BYTES // 95)
     found = await plan_edit(request(Replacement(" ", "", every=True)), large)

@@ -254,6 +254,7 @@ async def test_r27_a_redirect_from_https_to_http_is_not_followed(
     assert fault.detail.reason == "redirect"
 
 
+@pytest.mark.process
 async def test_tls_certificate_must_match_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path)
     async with http_server(Modern(), tls=tls) as server:

@@ -68,6 +68,7 @@ async def test_server_is_reached_through_the_proxy(behaviour: Behaviour, monkeyp
         assert {request.path for request in server.requests} <= {"/mcp", "/messages"}
 
 
+@pytest.mark.process
 async def test_proxy_sees_no_tls_content_and_server_no_proxy_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ async def test_proxy_sees_no_tls_content_and_server_no_proxy_password(
             assert "proxy-authorization" not in request.headers
 
 
+@pytest.mark.process
 async def test_certificate_behind_a_tunnel_must_match_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,7 @@ async def test_certificate_behind_a_tunnel_must_match_the_server(
         assert server.requests == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("target", ["http", "https"])
 async def test_connection_to_the_proxy_may_use_tls(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
