@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 from tests.support.scripts import ROOT
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -16,7 +14,7 @@ def test_a_source_file_is_short_and_begins_with_its_purpose() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES}
     assert len(texts) > 200
     assert {name for name, text in texts.items() if len(text.splitlines()) > LARGER.get(name, LIMIT)} == set()
-    assert {name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))} == set()
+    assert {name for name, text in texts.items() if not text.removeprefix("r").startswith('"""')} == set()
 
 
 def test_both_packages_are_typed() -> None:

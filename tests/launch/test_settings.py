@@ -221,10 +221,11 @@ class TestCommand:
 # -- messages ---------------------------------------------------------------------------------
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    """List the texts of all modules; the parts of one that has values in it are joined."""
-    for path in sorted(_SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def _texts(word: str, package: str = "") -> Iterator[tuple[str, str]]:
+    """List the texts of the modules that hold a word; the parts of a text that has values in it are joined."""
+    for path in sorted((_SOURCE / package).rglob("*.py")):
+        source = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(source)) if word in source else ():
             if isinstance(node, ast.JoinedStr):
                 parts = [one.value if isinstance(one, ast.Constant) else "{}" for one in node.values]
                 yield str(path.relative_to(_SOURCE)), "".join(map(str, parts))
@@ -234,7 +235,7 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 def test_finding_b9_every_message_that_advises_a_setting_names_one_that_exists() -> None:
     advised: set[str] = set()
-    for path, text in _texts():
+    for path, text in _texts("setting"):
         for key in re.findall(r"\bsettings? `([^`]+)`", text):
             assert key in SETTINGS, f"{path} advises {key!r}: {text}"
             advised.add(key)
@@ -246,8 +247,7 @@ def test_finding_b9_every_flag_that_a_tool_advises_exists() -> None:
     known = {spec.name for spec in flag_specs()}
     advised = {
         flag
-        for path, text in _texts()
-        if path.startswith("indusagi/capabilities/web")
+        for _, text in _texts("with ", "indusagi/capabilities/web")
         for flag in re.findall(r"with (--[a-z-]+)", text)
     }
     assert advised == {"--web-allow"}
