@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ToolBox
+    from induscode.calls.metrics import CallMetrics
     from induscode.commands.serve.options import ServeOptions
     from induscode.commands.serve.process import SignalState
     from induscode.deck.mcp.boot import ServerPlan
@@ -133,6 +134,12 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     clients = ClientRecorder()
     host = create_provider_host(box, context.info, ready=ready)
     settings = _report_auth(options.settings, clients.record)
+    metrics = None
+    if settings is not None:
+        from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
+
+        metrics = CallMetrics()
+        settings = replace(settings, metrics=metrics.render)
     following = anyio.CancelScope()
     what = f"as {context.info.name!r}"
     codes: list[int] = []
@@ -146,7 +153,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
 
         tasks.start_soon(serve)
         try:
-            gateway = await _open_gateway(stack, invocation, options, plan, context, signals)
+            gateway = await _open_gateway(stack, invocation, options, plan, context, signals, metrics)
             if gateway is not None:
                 gateways.append(gateway)
                 clients.open(gateway.session.mcp)
@@ -182,6 +189,7 @@ async def _open_gateway(
     plan: ServerPlan,
     context: GatewayContext,
     signals: SignalState,
+    metrics: CallMetrics | None,
 ) -> Gateway | None:
     """Open the session and its permission checks, which `stack` closes; None after a signal to end."""
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
@@ -197,7 +205,7 @@ async def _open_gateway(
         session = await stack.enter_async_context(
             open_session(
                 invocation,
-                framework=DeckFramework(delegate=tasks),
+                framework=DeckFramework(delegate=tasks, observer=metrics),
                 profile=profile,
                 plan=plan,
                 wait=False,
@@ -205,6 +213,11 @@ async def _open_gateway(
                 origin=CallOrigin(via="gateway"),
             )
         )
+        recorder, telemetry = session.calls.recorder, session.calls.telemetry
+        if metrics is not None and recorder is not None:
+            metrics.find_dropped = lambda: recorder.dropped
+        if telemetry is not None:
+            telemetry.transport = "pipe" if options.settings is None else "tcp"
         # In a thread, after the servers were started: it takes as long as they do.
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards

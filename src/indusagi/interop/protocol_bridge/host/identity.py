@@ -15,7 +15,7 @@ LIST_SCOPE = "indus:list"
 CALL_SCOPE = "indus:call"
 """Calls every tool. `indus:call:<server>` calls the tools of one server."""
 ADMIN_SCOPE = "indus:admin"
-"""Reads `/health`; it allows neither listing nor calling."""
+"""Reads `/health` and `/metrics`; it allows neither listing nor calling."""
 SCOPES = (LIST_SCOPE, CALL_SCOPE, ADMIN_SCOPE)
 
 

@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResourc
 from indusagi.interop.protocol_bridge.host.auth.settings import TokenRefusal
 from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.settings import HEALTH
+from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
 from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE, ClientIdentity
 from indusagi.runtime.calls import SubjectToken, current_subject
 
@@ -127,7 +127,7 @@ class ResourceAccess:
         wait_s = self._rates.take(identity.owner, asyncio.get_running_loop().time())
         if wait_s:
             raise HttpRefusal(429, "this principal sends too many requests", retry_s=wait_s)
-        if request.path == HEALTH:
+        if request.path in {HEALTH, METRICS}:
             self._require_scope(identity, ADMIN_SCOPE)
         request.identity = identity
 

@@ -38,7 +38,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     HttpResponse,
     NoResponse,
 )
-from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, OLD_MESSAGES, OLD_STREAM
+from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS, OLD_MESSAGES, OLD_STREAM
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SESSION = "mcp-session-id"
+_METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+"""https://prometheus.io/docs/instrumenting/exposition_formats/#basic-info"""
 _UNACCEPTABLE = "the response is application/json or text/event-stream: accept one of them"
 
 
@@ -291,6 +293,9 @@ class HostApp:
             counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
             health: JsonObject = {"status": "ok", **counts, "dropped": {**self._dropped}}
             request.respond(200, compact_json(health).encode())
+        elif path == METRICS:
+            self._require_method(request, "GET")
+            request.respond(200, self._write_metrics(), [(b"content-type", _METRICS_TYPE)])
         elif path == OLD_STREAM:
             self._require_method(request, "GET")
             self._start(partial(self._open_old_stream, request), request)
@@ -302,6 +307,15 @@ class HostApp:
                 raise HttpRefusal(404, "there is no such session")
             session.client.dispatcher.receive(self._read_message(request), session.stream)
             request.respond(202)
+
+    def _write_metrics(self) -> bytes:
+        assert self._settings.metrics is not None
+        lines = [self._settings.metrics().rstrip("\n")]
+        for name, value in (("sessions", len(self.sessions)), ("requests_running", self._quota.running)):
+            lines += [f"# TYPE indus_{name} gauge", f"indus_{name} {value}"]
+        lines.append("# TYPE indus_connections_dropped_total counter")
+        lines += [f'indus_connections_dropped_total{{reason="{key}"}} {value}' for key, value in self._dropped.items()]
+        return "\n".join((*lines, "")).encode()
 
     @staticmethod
     def _require_method(request: HttpRequest, method: str, allowed: str | None = None) -> None:

@@ -472,7 +472,8 @@ class HttpConnection(asyncio.Protocol):
         """Answer the present request in one piece."""
         if self._is_closing or self._request is None or self._request.is_answered:
             return
-        kind = [(b"content-type", b"application/json")] if body else []
+        is_named = not body or any(name == b"content-type" for name, _ in headers)
+        kind = [] if is_named else [(b"content-type", b"application/json")]
         length = (b"content-length", b"%d" % len(body))
         head = self._start_response(status, [*kind, length, *headers])
         # RFC 9110 §9.3.2: no content in the response to HEAD.

@@ -32,6 +32,7 @@ FindServer: TypeAlias = Callable[[str], str | None]
 """Finds the server of a tool by name, for scopes; None: a tool of this host."""
 
 HEALTH = "/health"
+METRICS = "/metrics"
 OLD_STREAM = "/sse"
 OLD_MESSAGES = "/messages"
 TOKEN_FILE = "serve-token"
@@ -62,6 +63,9 @@ class HttpSettings:
     """Accepted `Origin` headers besides those of the host itself."""
     sse: bool = False
     """Also serve the HTTP+SSE transport of revision 2024-11-05, at `/sse` and `/messages`."""
+    metrics: Callable[[], str] | None = field(default=None, repr=False)
+    """Returns metrics in the Prometheus text format, which `/metrics` serves with those of the host; None: it is not
+    served."""
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
     head_s: float = 10.0
@@ -154,6 +158,8 @@ def build_access_policy(
         origins |= {resource.origin}
     if settings.sse:
         paths |= {OLD_STREAM, OLD_MESSAGES}
+    if settings.metrics is not None:
+        paths.add(METRICS)
     encoded = tuple(token.encode() for token in tokens)
     return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths))
 

@@ -1,0 +1,112 @@
+"""Metrics of calls in the Prometheus text format, for `/metrics` of `indus serve --http`.
+
+Counters live in memory and begin at zero with the process. The number of series is bounded: names of further tools are
+counted together. https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from induscode.calls.record import find_outcome, find_tool_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ToolCall, ToolOutcome
+
+BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+MOST_TOOLS = 1_000
+_OTHER = ("", "other")
+
+
+class _Series:
+    """The calls of one tool."""
+
+    __slots__ = ("buckets", "outcomes", "seconds")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {}
+        self.buckets = [0] * (len(BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+
+class CallMetrics:
+    """Counts the calls of a gateway and how long they take; a `CallObserver`."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], _Series] = {}
+        self.running = 0
+        self.find_dropped: Callable[[], int] = lambda: 0
+        """Returns how many calls could not be recorded."""
+
+    def start(self, call: ToolCall, tool: object) -> MeasuredCall:
+        """Count a call as running."""
+        self.running += 1
+        # A name that a client made up becomes no label.
+        return MeasuredCall(self, call.name if tool is not None else "", find_tool_ref(tool))
+
+    def count(self, server: str, tool: str, outcome: str, seconds: float) -> None:
+        """Count a call that has ended."""
+        self.running -= 1
+        series = self._series.get((server, tool))
+        if series is None:
+            key = (server, tool) if len(self._series) < MOST_TOOLS else _OTHER
+            series = self._series.setdefault(key, _Series())
+        series.outcomes[outcome] = series.outcomes.get(outcome, 0) + 1
+        series.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        series.seconds += seconds
+
+    def render(self) -> str:
+        """Write all metrics as text."""
+        lines = ["# HELP indus_calls_total Calls of tools by outcome.", "# TYPE indus_calls_total counter"]
+        durations = [
+            "# HELP indus_call_duration_seconds Duration of calls.",
+            "# TYPE indus_call_duration_seconds histogram",
+        ]
+        for (server, tool), series in self._series.items():
+            labels = f'server="{_escape(server)}",tool="{_escape(tool)}"'
+            for outcome, number in series.outcomes.items():
+                lines.append(f'indus_calls_total{{{labels},outcome="{outcome}"}} {number}')
+            total = 0
+            for bound, number in zip((*BUCKETS_S, "+Inf"), series.buckets, strict=True):
+                total += number
+                durations.append(f'indus_call_duration_seconds_bucket{{{labels},le="{bound}"}} {total}')
+            durations.append(f"indus_call_duration_seconds_sum{{{labels}}} {series.seconds:.6f}")
+            durations.append(f"indus_call_duration_seconds_count{{{labels}}} {total}")
+        lines += durations
+        lines += ["# HELP indus_calls_running Calls that run now.", "# TYPE indus_calls_running gauge"]
+        lines += [f"indus_calls_running {self.running}"]
+        lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
+        lines += ["# TYPE indus_call_records_dropped_total counter"]
+        lines += [f"indus_call_records_dropped_total {self.find_dropped()}"]
+        return "\n".join(lines) + "\n"
+
+
+class MeasuredCall:
+    """One call that runs; an `ObservedCall`."""
+
+    __slots__ = ("_began", "_metrics", "_name", "_ref")
+
+    def __init__(self, metrics: CallMetrics, name: str, ref: RemoteToolRef | None) -> None:
+        self._metrics, self._name, self._ref = metrics, name, ref
+        self._began = perf_counter()
+
+    def finish(self, outcome: ToolOutcome | None) -> None:
+        """Count the call."""
+        code = outcome.details.get("code") if outcome is not None else None
+        name = find_outcome(
+            is_cancelled=outcome is None,
+            is_error=outcome is not None and outcome.is_error,
+            code=code if isinstance(code, str) else "",
+            is_remote=self._ref is not None,
+        )
+        server, tool = ("", self._name) if self._ref is None else (self._ref.server, self._ref.name)
+        self._metrics.count(server, tool, name, perf_counter() - self._began)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
