@@ -111,7 +111,7 @@ async def test_without_a_person_the_server_is_idle_and_the_fault_names_the_comma
         assert endpoint.phase == "idle"
         await endpoint.close()
         assert issuer.forms == []
-        assert {request.path for request in server.requests} == {"/mcp"}, "nothing is discovered without a person"
+        assert [request.path for request in server.requests] == ["/mcp"], "nothing is discovered without a person"
 
 
 async def test_a_sign_in_of_another_process_is_found_without_a_restart() -> None:

@@ -90,7 +90,7 @@ def is_final(exc: BaseException | None) -> bool:
         return exc is None
     # An HTTP status may refuse this request alone; a refused connection refuses every request.
     is_unreachable = detail.reason == "refused" and detail.http_status is None
-    return is_unreachable or detail.reason in {"auth", "rate_limited", "redirect"}
+    return is_unreachable or detail.reason in {"auth", "rate_limited", "redirect", "sign_in"}
 
 
 def find_supported_versions(exc: RpcError) -> list[JsonValue]:
