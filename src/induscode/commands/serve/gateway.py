@@ -77,6 +77,8 @@ class GatewayContext:
     """None without configuration files (`--no-mcp`)."""
     files: Sequence[str]
     schemas: Schemas = "raw"
+    has_principals: bool = False
+    """Whether clients have access tokens of their own: it serves several users."""
 
 
 @record
@@ -101,8 +103,8 @@ class GatewayBox:
         remote = self.remote.descriptors()
         if self.schemas == "model":
             remote = [replace(descriptor, definition=None) for descriptor in remote]
-        sign_ins = self.gateway.sign_ins if self.gateway.waits_for_sign_in() else None
-        return (*self.native.descriptors(), *remote, *(() if sign_ins is None else sign_ins.list_tools()))
+        sign_ins = self.gateway.sign_ins.list_tools() if self.gateway.waits_for_sign_in() else ()
+        return (*self.native.descriptors(), *remote, *sign_ins)
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
@@ -112,14 +114,14 @@ class GatewayBox:
             outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
             server = outcome.result.details.get("server")
             is_refused = outcome.result.details.get("reason") == "sign_in"
-            if is_refused and isinstance(server, str) and (sign_ins := self.gateway.sign_ins) is not None:
-                if await sign_ins.sign_in(server) is None:
-                    # The server has refused the request: nothing has run yet.
-                    return await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            if is_refused and isinstance(server, str) and await self.gateway.sign_ins.sign_in(server) is None:
+                # The server has refused the request: nothing has run yet.
+                return await self.remote.runner.run(call, cancel, on_progress=on_progress)
             return outcome
-        if self.gateway.waits_for_sign_in() and (sign_ins := self.gateway.sign_ins) is not None:
-            if (server := sign_ins.find_server(call.name)) is not None:
-                return ToolOutcome(call.id, await sign_ins.run_tool(server))
+        if self.gateway.waits_for_sign_in():
+            server = self.gateway.sign_ins.find_server(call.name)
+            if server is not None:
+                return ToolOutcome(call.id, await self.gateway.sign_ins.run_tool(server))
         if self.answers_unlisted(call.name):
             refusal = await self.gateway.refuse(call.name)
             if refusal is not None:
@@ -189,13 +191,14 @@ class Gateway:
         self._boxed: BridgeLedger | None = None
 
     @cached_property
-    def sign_ins(self) -> GatewaySignIns | None:
-        """The sign-ins that clients may start; None: the gateway is reached from other machines."""
+    def sign_ins(self) -> GatewaySignIns:
+        """The sign-ins to its servers; clients may start one unless it serves other machines or several users."""
         from induscode.commands.serve.sign_in import GatewaySignIns  # noqa: PLC0415 — for servers with a sign-in
 
         address = self._context.address
         is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
-        return GatewaySignIns(self._bridge, self._started_ms) if is_local else None
+        is_personal = is_local and not self._context.has_principals
+        return GatewaySignIns(self._bridge, self._started_ms, is_personal=is_personal)
 
     def waits_for_sign_in(self) -> bool:
         """Return whether a server needs a sign-in."""
@@ -315,7 +318,7 @@ class Gateway:
             if changes:
                 self._box = None
                 self._changed.set()
-            if self.waits_for_sign_in() and self.sign_ins is not None:
+            if self.waits_for_sign_in():
                 await self.sign_ins.wake_signed_in()
 
     def _handle_event(self, event: FleetEvent, tasks: TaskGroup) -> None:

@@ -109,6 +109,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             watch=watch,
             files=files,
             schemas=options.schemas,
+            has_principals=settings is not None and settings.auth is not None,
         )
         try:
             with usage_errors():

@@ -45,11 +45,13 @@ class GatewaySignIns:
     Args:
         bridge: The servers.
         started_ms: When the gateway started: sign-ins that were stored before have been tried.
+        is_personal: Whether its clients belong to the user of this machine, who may sign in through them.
     """
 
-    def __init__(self, bridge: BootedBridge, started_ms: int) -> None:
+    def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:
         self._bridge = bridge
         self._started_ms = started_ms
+        self._is_personal = is_personal
         self._locks: dict[str, anyio.Lock] = {}
         self._saved: dict[str, int] = {}
         """When the last sign-in that was tried was stored, by server."""
@@ -74,7 +76,7 @@ class GatewaySignIns:
         return {
             qualify_tool_name(RemoteToolRef(server, _TOOL)): server
             for server, status in self._bridge.fleet.status().items()
-            if needs_sign_in(status.fault) and server not in known
+            if self._is_personal and needs_sign_in(status.fault) and server not in known
         }
 
     async def run_tool(self, server: str) -> ToolResult:
@@ -89,7 +91,8 @@ class GatewaySignIns:
         config, caller = self._bridge.plan.configs.get(server), current_caller.get()
         command = f"server {server!r} needs a sign-in: indus mcp login {server}"
         elicitation = None if caller is None else caller.capabilities.get("elicitation")
-        if config is None or caller is None or not isinstance(elicitation, dict) or "url" not in elicitation:
+        can_open_pages = isinstance(elicitation, dict) and "url" in elicitation
+        if config is None or caller is None or not can_open_pages or not self._is_personal:
             return command
         lock = self._locks.setdefault(server, anyio.Lock())
         if lock.locked():
