@@ -359,7 +359,10 @@ async def test_servers_without_a_sign_in_say_why() -> None:
     command = configure("https://server.example/mcp", header_command=("print-headers",))
     with pytest.raises(AuthFault, match="gets its headers from a command"):
         get_auth(command)
-    for config, state in ((header, "header"), (command, "command")):
+    off = StreamableHttpServerConfig("o", "https://server.example/mcp")
+    with pytest.raises(AuthFault, match="switched off in its row"):
+        get_auth(off)
+    for config, state in ((header, "header"), (command, "command"), (off, "off")):
         facts = await read_sign_in(config)
         assert facts is not None
         assert facts.state == state
@@ -377,3 +380,15 @@ async def test_a_sign_in_that_cannot_be_opened_is_told(monkeypatch: pytest.Monke
         assert "set INDUS_CREDENTIALS_KEY" in facts.problem
         with pytest.raises(ProtocolFault, match="set INDUS_CREDENTIALS_KEY"):
             await ask_who(config)
+        await sign_in(config)  # replaces it
+        assert await ask_who(config) == ADA
+
+
+async def test_a_sign_in_that_cannot_be_opened_is_deleted_by_signing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with protected_site() as site:
+        monkeypatch.setenv("INDUS_CREDENTIALS_KEY", "correct horse battery staple")
+        await sign_in(configure(site.server.url))
+        monkeypatch.delenv("INDUS_CREDENTIALS_KEY")
+        config = configure(site.server.url)
+        assert await sign_out_of_server(config) is False
+        assert await sign_out_of_server(config) is None

@@ -9,15 +9,18 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from indusagi.interop.auth.contract import AuthFault, AuthSettings, ServerAuth
+from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.locations import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.contract import SignInPrompt, StoredCredentials
+    from indusagi.interop.auth.contract import CredentialKey, SignInPrompt, StoredCredentials
     from indusagi.interop.auth.driver import AuthDriver
+    from indusagi.interop.auth.storage import StoredRow
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
 _MINUTE_MS = 60_000
@@ -30,7 +33,7 @@ class SignInFacts:
 
     server: str
     state: str
-    """`signed in`, `expired`, `not signed in`, `header`, `command`, or `unreadable`."""
+    """`signed in`, `expired`, `not signed in`, `unreadable`; or why there is none: `header`, `command`, `off`."""
     account: str = ""
     scopes: tuple[str, ...] = ()
     expires_at_ms: int | None = None
@@ -66,20 +69,31 @@ class SignInFacts:
         return f"{text}, refreshed" if self.has_refresh_token else text
 
 
+def find_auth_problem(config: ServerConfig) -> tuple[str, str] | None:
+    """Return why a server is not signed in to, as a state and as a sentence; None if it may be."""
+    if isinstance(config, StdioServerConfig):
+        return "process", f"server {config.id!r} is a process, which has no sign-in: its row has its variables"
+    if any(name.lower() == "authorization" for name in config.headers):
+        return "header", f"server {config.id!r} has a header Authorization in its row: remove it to sign in"
+    if config.auth is None:
+        return "off", f"server {config.id!r}: signing in is switched off in its row (auth)"
+    if config.auth.settings.header_command:
+        return "command", f"server {config.id!r} gets its headers from a command: there is nothing to sign in to"
+    return None
+
+
 def get_auth(config: ServerConfig) -> ServerAuth:
     """Return how a server is signed in to.
 
     Raises:
-        AuthFault: It is not: it is a process, or it has a header of its own.
+        AuthFault: It is not.
     """
-    if isinstance(config, StdioServerConfig):
-        raise AuthFault(f"server {config.id!r} is a process, which has no sign-in: its row has its variables")
-    if any(name.lower() == "authorization" for name in config.headers):
-        raise AuthFault(f"server {config.id!r} has a header Authorization in its row: remove it to sign in")
-    auth = config.auth or ServerAuth(settings=AuthSettings(), store=CredentialFiles())
-    if auth.settings.header_command:
-        raise AuthFault(f"server {config.id!r} gets its headers from a command: there is nothing to sign in to")
-    return auth
+    problem = find_auth_problem(config)
+    if problem is not None:
+        raise AuthFault(problem[1])
+    assert not isinstance(config, StdioServerConfig)
+    assert config.auth is not None
+    return config.auth
 
 
 async def sign_in_to_server(
@@ -95,20 +109,48 @@ async def sign_in_to_server(
     if device:
         settings = replace(settings, grant="device_code")
     driver = await _open_driver(config, replace(auth, settings=settings, prompt=prompt))
-    return await driver.sign_in(await driver.find_challenge())
+    store = auth.store
+    try:
+        if isinstance(store, CredentialFiles):
+            store.skips_unreadable = True
+        return await driver.sign_in(await driver.find_challenge())
+    finally:
+        if isinstance(store, CredentialFiles):
+            store.skips_unreadable = False
 
 
 async def sign_out_of_server(config: ServerConfig) -> bool | None:
     """Revoke and delete the sign-ins to a server; return whether issuers confirmed it, None if there was none.
+
+    A sign-in that cannot be opened is deleted without being revoked.
 
     Raises:
         AuthFault: A sign-in cannot be deleted.
     """
     auth = get_auth(config)
     driver = await _open_driver(config, auth)
-    if await driver.load() is None:
+    unreadable: list[CredentialKey] = []
+    try:
+        is_known = await driver.load() is not None
+    except AuthFault:
+        unreadable = [row.key for row in await _read_rows(config, auth)]
+        is_known = True
+    if not is_known:
         return None
-    return await driver.sign_out()
+    confirmed = await driver.sign_out()
+    for key in unreadable:
+        await auth.store.delete(key)
+    return confirmed and not unreadable
+
+
+async def _read_rows(config: ServerConfig, auth: ServerAuth) -> Sequence[StoredRow]:
+    """Read the stored files of a server, the newest last."""
+    if isinstance(config, StdioServerConfig) or not isinstance(auth.store, CredentialFiles):
+        return ()
+    resource, client = canonical_resource(config.url), auth.settings.client_id
+    rows = await to_thread.run_sync(auth.store.read_rows)
+    ours = [row for row in rows if (row.key.resource, row.key.client) == (resource, client)]
+    return sorted(ours, key=lambda row: row.saved_ms)
 
 
 async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
@@ -123,22 +165,25 @@ async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
     return await to_thread.run_sync(load)
 
 
+async def find_left_over(configs: Iterable[ServerConfig]) -> Sequence[str]:
+    """Find the resources with a stored sign-in that none of these servers uses."""
+    rows = await to_thread.run_sync(CredentialFiles().read_rows)
+    used = {canonical_resource(config.url) for config in configs if not isinstance(config, StdioServerConfig)}
+    return list(dict.fromkeys(row.key.resource for row in rows if row.key.resource not in used))
+
+
 async def read_sign_in(config: ServerConfig) -> SignInFacts | None:
     """Read what is stored about a server; None: it is a process. Nothing is sent."""
     if isinstance(config, StdioServerConfig):
         return None
+    problem = find_auth_problem(config)
+    if problem is not None:
+        return SignInFacts(server=config.id, state=problem[0])
+    auth = get_auth(config)
+    rows = await _read_rows(config, auth)
+    place = rows[-1].place if rows else ""
     try:
-        auth = get_auth(config)
-    except AuthFault as fault:
-        return SignInFacts(server=config.id, state="command" if "command" in str(fault) else "header")
-    resource, client = canonical_resource(config.url), auth.settings.client_id
-    place = ""
-    if isinstance(auth.store, CredentialFiles):
-        rows = await to_thread.run_sync(auth.store.read_rows)
-        ours = [row for row in rows if (row.key.resource, row.key.client) == (resource, client)]
-        place = max(ours, key=lambda row: row.saved_ms).place if ours else ""
-    try:
-        stored = await auth.store.load(resource, client)
+        stored = await auth.store.load(canonical_resource(config.url), auth.settings.client_id)
     except AuthFault as fault:
         return SignInFacts(server=config.id, state="unreadable", place=place, problem=str(fault))
     tokens = None if stored is None else stored.tokens

@@ -73,6 +73,20 @@ def test_a_person_signs_in_and_out(site: Site, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "There is no sign-in to 'demo'\n"
 
 
+def test_the_sign_in_of_a_removed_server_is_listed_and_ended_by_its_url(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["mcp", "login", "demo"]) == 0
+    assert run(["mcp", "remove", "demo"]) == 0
+    capsys.readouterr()
+    assert run(["mcp", "auth", "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)["servers"]
+    assert facts["name"] == site.server.url
+    assert facts["state"] == "signed in"
+    assert run(["mcp", "logout", site.server.url]) == 0
+    assert all(token.is_revoked for token in site.issuer.tokens)
+
+
 @pytest.mark.usefixtures("site")
 def test_a_server_that_needs_a_sign_in_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mcp", "list", "--json"]) == 0
@@ -157,3 +171,6 @@ def test_servers_without_a_sign_in_are_refused(
     configured(project_file(tmp_path), {"theirs": {"url": "http://127.0.0.1:9/mcp"}})
     assert run(["mcp", "login", "theirs"]) == 2
     assert "it needs your consent: indus mcp trust theirs" in capsys.readouterr().err
+    assert run(["mcp", "auth", "--json"]) == 0
+    states = {facts["name"]: facts["state"] for facts in json.loads(capsys.readouterr().out)["servers"]}
+    assert states == {"header": "header", "theirs": "untrusted"}

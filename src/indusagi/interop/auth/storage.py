@@ -85,6 +85,8 @@ class CredentialFiles:
     ) -> None:
         self.notes: list[Note] = []
         """Why a sign-in was stored in a lesser place than the keyring; each reason once."""
+        self.skips_unreadable = False
+        """Whether a sign-in that cannot be opened counts as absent: while a person signs in again."""
         self._folder = folder
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
@@ -223,6 +225,8 @@ class CredentialFiles:
         try:
             secret = self._get_vault(row.vault, row).get(row.owner, row.secret)
         except AuthFault as exc:
+            if self.skips_unreadable:
+                return None
             message = f"the sign-in of {row.key.resource} is stored, and cannot be opened: {exc}"
             raise AuthFault(message, is_transient=row.vault == "keyring") from exc
         try:

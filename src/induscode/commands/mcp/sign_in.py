@@ -83,8 +83,12 @@ async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cance
 @click.argument("name", shell_complete=complete_server)
 @click.pass_context
 def logout(context: click.Context, name: str, **_: object) -> int:
-    """Sign out of the server NAME: its tokens are revoked at the issuer, and deleted here."""
-    config = _find_config(read_invocation(context), name)
+    """Sign out of the server NAME: its tokens are revoked at the issuer, and deleted here.
+
+    NAME may be the URL of a server that is not configured any more.
+    """
+    is_url = name.lower().startswith(("http://", "https://"))
+    config = _configure_url(name) if is_url else _find_config(read_invocation(context), name)
 
     async def work(_: CancelToken) -> int:
         from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-out
@@ -115,11 +119,17 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
     plan = load_plan(read_invocation(context))
 
     async def work(_: CancelToken) -> int:
-        from induscode.sign_in.servers import SignInFacts, read_sign_in  # noqa: PLC0415 — for `auth`
+        from induscode.sign_in.servers import SignInFacts, find_left_over, read_sign_in  # noqa: PLC0415 — for `auth`
 
         found: list[SignInFacts] = []
         for row in plan.rows:
-            facts = await read_sign_in(plan.configs.get(row.id, row.config))
+            config = plan.configs.get(row.id)
+            if config is None:
+                found.append(SignInFacts(server=row.id, state=plan.state_of(row)))
+            elif (facts := await read_sign_in(config)) is not None:
+                found.append(facts)
+        for resource in await find_left_over(plan.configs.values()):
+            facts = await read_sign_in(_configure_url(resource))
             found += [] if facts is None else [facts]
         if as_json:
             write_json({"servers": [facts.to_json() for facts in found]})
@@ -145,6 +155,15 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
         return 0
 
     return run_until_signal(work)
+
+
+def _configure_url(url: str) -> ServerConfig:
+    """Configure a server by its URL alone."""
+    from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415 — for a sign-in without a row
+    from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a sign-in without a row
+    from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig  # noqa: PLC0415 — as above
+
+    return StreamableHttpServerConfig(url, url, auth=ServerAuth(store=CredentialFiles()))
 
 
 def _find_config(invocation: Invocation, name: str) -> ServerConfig:
