@@ -10,8 +10,10 @@ import gc
 import inspect
 import os
 import re
+import ssl
 import threading
 from itertools import count
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,6 @@ from tests.support.leaks import HeldResources, find_leaks, snapshot_resources
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
-    from pathlib import Path
 
     from coverage import Coverage
 
@@ -226,6 +227,22 @@ def _new_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_authorities(_new_folder: Callable[[str], Path]) -> Iterator[None]:
+    """Let every HTTP client, here and in other processes, load one certificate: all of them take as long as a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        paths = ssl.get_default_verify_paths()
+        bundle = Path(paths.cafile or paths.openssl_cafile)
+        end = "-----END CERTIFICATE-----\n"
+        first, found, _ = bundle.read_text("utf-8").partition(end) if bundle.is_file() else ("", "", "")
+        if found:
+            one = _new_folder("authorities") / "one.pem"
+            one.write_text(first + end, "utf-8")
+            patch.setenv("SSL_CERT_FILE", str(one))
+            patch.delenv("SSL_CERT_DIR", raising=False)
+        yield
 
 
 @pytest.fixture
