@@ -33,6 +33,7 @@ from induscode.launch.settings import (
     project_settings_path,
     user_settings_path,
 )
+from induscode.launch.views import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,23 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "calls.record": ("payloads", "payloads", ["all", True, None]),
     "calls.keep_days": (7, 7, [0, "7", 4_000]),
     "calls.payload_hours": (2, 2, [0, 1.5, 1_000]),
+    "serve.views": (
+        {"phone": {"servers": ["git*"], "read_only": True}},
+        {"phone": View(name="phone", servers=("git*",), read_only=True)},
+        [
+            [],
+            {"": {}},
+            {"v": 1},
+            {"v": {"frob": 1}},
+            {"v": {"servers": "x"}},
+            {"v": {"tools": [""]}},
+            {"v": {"rename": {"a": 1}}},
+            {"v": {"rename": {"a": "c", "b": "c"}}},
+            {"v": {"read_only": "yes"}},
+            {"v": {"schemas": "all"}},
+            {"v": {"token_env": 3}},
+        ],
+    ),
 }
 
 

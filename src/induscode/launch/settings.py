@@ -13,13 +13,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.launch.flags import SANDBOXES
+
+if TYPE_CHECKING:
+    from induscode.launch.views import View
 
 T = TypeVar("T")
 _FILE_NAME = "settings.json"
@@ -224,6 +227,21 @@ CALLS_PAYLOAD_HOURS: Setting[int] = Setting(
     read=_build_number_parser(1, 720),
     schema=_build_integer_schema(1, 720),
 )
+
+
+def _parse_views(value: JsonValue) -> Mapping[str, View]:
+    from induscode.launch.views import parse_views  # noqa: PLC0415 — for a file with views
+
+    return parse_views(value)
+
+
+SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
+    key="serve.views",
+    describe="Views of indus serve by name: which tools a client sees, under which names.",
+    default={},
+    read=_parse_views,
+    schema={"type": "object"},
+)
 SETTINGS: Mapping[str, Setting[Any]] = {
     setting.key: setting
     for setting in cast(
@@ -242,6 +260,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             CALLS_RECORD,
             CALLS_KEEP_DAYS,
             CALLS_PAYLOAD_HOURS,
+            SERVE_VIEWS,
         ),
     )
 }

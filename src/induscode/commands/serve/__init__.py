@@ -25,12 +25,14 @@ from induscode.commands.serve.options import (
     Schemas,
     ServeOptions,
     check_entry_flags,
+    find_named_view,
     is_given,
     limit_sessions,
     parse_settings,
     refuse_unused,
 )
 from induscode.launch.options import ProfileChoice, flags, read_invocation
+from induscode.launch.settings import SERVE_VIEWS
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
@@ -106,6 +108,7 @@ from induscode.launch.options import ProfileChoice, flags, read_invocation
     show_default=True,
     help="Tools of servers: as the server defines them (raw), or reduced to what every model provider takes (model).",
 )
+@click.option("--view", metavar="NAME", help="Show every client the tools of this view only (the setting serve.views).")
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
 @click.option(
@@ -121,7 +124,11 @@ from induscode.launch.options import ProfileChoice, flags, read_invocation
     type=click.Choice(CLIENT_NAMES),
     help="Remove the entry from the client's own file instead of serving; a copy is kept.",
 )
-@click.option("--dry-run", is_flag=True, help="With --install or --uninstall: show the change, write nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show which tools each view has, and serve nothing; with --install or --uninstall: show the change.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -138,6 +145,7 @@ def command(
     requests_per_token: int | None,
     profile: str,
     schemas: Schemas,
+    view: str | None,
     name: str,
     transparent: str | None,
     print_config: str | None,
@@ -178,19 +186,22 @@ def command(
     invocation = read_invocation(context)
     if invocation.tools and not is_given(context, "profile"):
         profile = "all"  # a tool named by --tools may be in any profile
-    options = ServeOptions(name=name, profile=profile, settings=settings, transparent=transparent, schemas=schemas)
-    if print_config is not None:
-        from induscode.commands.serve.client_config import print_entry  # noqa: PLC0415 — for this flag
+    options = ServeOptions(
+        name=name,
+        profile=profile,
+        settings=settings,
+        transparent=transparent,
+        schemas=schemas,
+        view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
+    )
+    if print_config or install or uninstall:
+        from induscode.commands.serve.client_config import change_entry  # noqa: PLC0415 — for these flags
 
-        return print_entry(context, options, print_config)
-    if install is not None:
-        from induscode.commands.serve.client_config import install_entry  # noqa: PLC0415 — for this flag
+        return change_entry(context, options)
+    if dry_run:
+        from induscode.commands.serve.dry_run import show_views  # noqa: PLC0415 — for this flag
 
-        return install_entry(context, options, install, dry_run=dry_run)
-    if uninstall is not None:
-        from induscode.commands.serve.client_config import uninstall_entry  # noqa: PLC0415 — for this flag
-
-        return uninstall_entry(context, options, uninstall, dry_run=dry_run)
+        return show_views(invocation, options)
     from induscode.commands.serve.run import run_serve  # noqa: PLC0415 — brings the bridge
 
     return run_serve(invocation, options)

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from induscode.commands.serve.options import ServeOptions
 
 
+def change_entry(context: click.Context, options: ServeOptions) -> int:
+    """Print the entry for a client, or put it into its file or remove it there, as the flags say."""
+    print_config, install, uninstall, dry_run = (
+        context.params[key] for key in ("print_config", "install", "uninstall", "dry_run")
+    )
+    if print_config is not None:
+        return print_entry(context, options, print_config)
+    if install is not None:
+        return install_entry(context, options, install, dry_run=dry_run)
+    return uninstall_entry(context, options, uninstall, dry_run=dry_run)
+
+
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
     """Print the entry alone on standard output, and its place on standard error.
 
@@ -156,7 +168,7 @@ def _format_flags(context: click.Context) -> list[str]:
 def _format_serve_flags(context: click.Context) -> list[str]:
     params = context.params
     words: list[str] = []
-    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "name", "transparent")
+    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "name", "transparent")
     for key in keys:
         if is_given(context, key):
             words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]

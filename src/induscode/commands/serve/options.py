@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import click
 
 from indusagi.core.records import record
+from induscode.launch.views import Schemas as Schemas
+from induscode.launch.views import View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 
@@ -31,8 +33,6 @@ LIMIT_FLAGS = {
 """The flag of each limit over HTTP, by the name of its parameter."""
 MOST = 65_536
 """The largest value of a limit: the number of TCP ports."""
-Schemas: TypeAlias = Literal["raw", "model"]
-"""The definitions of servers' tools in `tools/list`: the server's own, or the model view."""
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
     r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})", re.ASCII
@@ -52,6 +52,8 @@ class ServeOptions:
     """None: stdio."""
     transparent: str | None
     schemas: Schemas = "raw"
+    view: View | None = None
+    """The view of every client."""
 
 
 _FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
@@ -67,8 +69,10 @@ def check_entry_flags(context: click.Context) -> None:
     if len(given) > 1:
         first, second = (f"--{key.replace('_', '-')}" for key in given[:2])
         raise click.UsageError(f"{first} and {second} exclude each other", context)
-    if context.params["dry_run"] and not {"install", "uninstall"} & {*given}:
-        raise click.UsageError("--dry-run means nothing without --install", context)
+    if context.params["dry_run"] and "print_config" in given:
+        raise click.UsageError("--dry-run and --print-config exclude each other", context)
+    if context.params["dry_run"] and not given and context.params["transparent"]:
+        raise click.UsageError("--dry-run and --transparent exclude each other", context)
     if given == ["uninstall"]:
         for option in context.command.params:
             key = str(option.name)
@@ -79,6 +83,7 @@ def check_entry_flags(context: click.Context) -> None:
 
 _BESIDE_RELAY = (
     "schemas",
+    "view",
     "profile",
     "tools",
     "no_mcp",
@@ -117,6 +122,18 @@ def refuse_unused(context: click.Context, *, profile: str, has_entry: bool) -> N
                 flag = f"--{key.replace('_', '-')}"
                 message = f"{flag} means nothing without native tools: --profile none has none"
                 raise click.UsageError(message, context)
+
+
+def find_named_view(context: click.Context, name: str | None, views: Mapping[str, View]) -> View | None:
+    """Find the view of `--view`; None without the flag.
+
+    Raises:
+        click.UsageError: There is no view of this name.
+    """
+    if name is None or name in views:
+        return None if name is None else views[name]
+    known = ", ".join(views) or "the setting serve.views has none"
+    raise click.UsageError(f"--view {name!r}: there is no such view; there are: {known}", context)
 
 
 def is_given_at_any_level(context: click.Context, key: str) -> bool:

@@ -36,13 +36,14 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
+from induscode.commands.serve.view_box import ViewedBoxes, read_view_tokens
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.launch.options import PROFILES
-from induscode.launch.settings import ADDONS_REQUIRED
+from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
 from induscode.session.contract import ExitCode
 from induscode.terminal import print_status
 
@@ -133,14 +134,19 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
 
     clients = ClientRecorder()
-    host = create_provider_host(box, context.info, ready=ready)
+    views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
+    choose_box = None
+    if views:
+        tokens = read_view_tokens(views, os.environ)
+        choose_box = ViewedBoxes(box, views, tokens, options.view).choose
+    host = create_provider_host(box, context.info, ready=ready, choose_box=choose_box)
     settings = _report_auth(options.settings, clients.record)
     metrics = None
     if settings is not None:
         from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
 
         metrics = CallMetrics()
-        settings = replace(settings, metrics=metrics.render)
+        settings = replace(settings, metrics=metrics.render, more_tokens=[token.decode() for token in tokens])
     following = anyio.CancelScope()
     what = f"as {context.info.name!r}"
     codes: list[int] = []

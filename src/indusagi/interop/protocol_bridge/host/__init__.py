@@ -7,9 +7,11 @@ side ends it, also when the program keeps no reference. `serve_stdio` serves the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import field
+from functools import partial
+from typing import TypeAlias
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
@@ -23,6 +25,12 @@ from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as 
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
+from indusagi.runtime.calls import CallingClient
+from indusagi.runtime.contract import ToolBox
+
+ChooseBox: TypeAlias = Callable[[ClientIdentity, CallingClient], Callable[[], ToolBox] | None]
+"""Chooses the tool box of a client by who it is and how it names itself; None: that of the host. It returns the same
+function for the same box."""
 
 
 @record
@@ -46,18 +54,50 @@ class ProviderHostInfo:
 class ProviderHost(ServingHost):
     """Serves a tool box to MCP clients; `create_provider_host` creates it."""
 
-    def __init__(self, box: BoxSource, info: ProviderHostInfo, limits: HostLimits, ready: Ready | None = None) -> None:
+    def __init__(
+        self,
+        box: BoxSource,
+        info: ProviderHostInfo,
+        limits: HostLimits,
+        ready: Ready | None = None,
+        choose_box: ChooseBox | None = None,
+    ) -> None:
         super().__init__(limits)
         self.info = info
         self.catalog = Catalog(box, info.as_json(), ready)
+        self._choose_box = choose_box
+        self._catalogs: dict[Callable[[], ToolBox], Catalog] = {}
+        """The catalogs of clients with a tool box of their own."""
 
     def refresh_tools(self) -> bool:
         """Read the tools again, and notify every client if they differ from before; return whether they do."""
-        return self.catalog.refresh()
+        changes = [catalog.refresh() for catalog in (self.catalog, *self._catalogs.values())]
+        return any(changes)
+
+    def find_catalog(self, identity: ClientIdentity, client: CallingClient) -> Catalog:
+        """Find the catalog of a client: that of its own tool box, or the host's."""
+        box = None if self._choose_box is None else self._choose_box(identity, client)
+        if box is None:
+            return self.catalog
+        if box not in self._catalogs:
+            self._catalogs[box] = Catalog(box, self.catalog.server_info, self.catalog.ready)
+        return self._catalogs[box]
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool by its name in any catalog; None if it is unknown, or ambiguous."""
+        catalogs = [one for one in (self.catalog, *self._catalogs.values()) if one.may_call(name)]
+        servers = {catalog.find_server(name) for catalog in catalogs}
+        return servers.pop() if len(servers) == 1 else None
+
+    def find_schema(self, name: str) -> JsonObject | None:
+        """Find the argument schema of a tool by its name in any catalog."""
+        listings = (catalog.listing() for catalog in (self.catalog, *self._catalogs.values()))
+        return next((listing.schemas[name] for listing in listings if name in listing.schemas), None)
 
     def new_session(self, suspended: SuspendedCalls | None = None, identity: ClientIdentity = ANONYMOUS) -> HostSession:
         """Create the session of one client; `suspended` outlives it where calls span several sessions."""
-        return HostSession(self.catalog, self.limits, self.info.instructions, suspended, identity)
+        find_catalog = None if self._choose_box is None else partial(self.find_catalog, identity)
+        return HostSession(self.catalog, self.limits, self.info.instructions, suspended, identity, find_catalog)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
@@ -71,10 +111,10 @@ class ProviderHost(ServingHost):
         try:
             async with open_http(
                 lambda identity: self.new_session(suspended, identity),
-                lambda name: self.catalog.listing().schemas.get(name),
+                self.find_schema,
                 settings,
                 read=decode_frame,
-                find_server=self.catalog.find_server,
+                find_server=self.catalog.find_server if self._choose_box is None else self.find_server,
             ) as serving:
                 yield serving
         finally:
@@ -87,10 +127,11 @@ def create_provider_host(
     *,
     limits: HostLimits | None = None,
     ready: Ready | None = None,
+    choose_box: ChooseBox | None = None,
 ) -> ProviderHost:
     """Create a host over a tool box, or over a function that returns the present one.
 
     After a change of the tools call `ProviderHost.refresh_tools`. Handshakes are answered at once; requests for tools
-    wait until `ready` is set.
+    wait until `ready` is set. `choose_box` gives some clients a tool box of their own.
     """
-    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready)
+    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_box)

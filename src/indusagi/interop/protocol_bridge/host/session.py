@@ -85,6 +85,7 @@ class HostSession:
         instructions: str | None,
         suspended: SuspendedCalls | None = None,
         identity: ClientIdentity = ANONYMOUS,
+        find_catalog: Callable[[CallingClient], Catalog] | None = None,
     ) -> None:
         self.principal = identity.principal
         """Who calls: the subject of the client's access token; empty without access tokens."""
@@ -99,19 +100,20 @@ class HostSession:
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
         self._owner = identity.owner
-        self._catalog = catalog
+        self._find_catalog = find_catalog
+        self._catalog = catalog if find_catalog is None else find_catalog(self._client)
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
         self._stop_listening: Callable[[], None] | None = None
         self._legacy_methods: dict[str, Method] = {
             "initialize": self._initialize,
             "ping": _return_nothing,
             "logging/setLevel": _return_nothing,
-            "tools/list": lambda _: catalog.listing().legacy,
+            "tools/list": lambda _: self._catalog.listing().legacy,
             "tools/call": self._call,
         }
         self._modern_methods: dict[str, Method] = {
             "server/discover": self._discover,
-            "tools/list": lambda _: catalog.listing().modern,
+            "tools/list": lambda _: self._catalog.listing().modern,
             "tools/call": self._call,
             "subscriptions/listen": self._listen,
         }
@@ -133,6 +135,8 @@ class HostSession:
             if version not in MODERN_VERSIONS:
                 data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
                 raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
+            if self._find_catalog is not None:
+                self._catalog = self._find_catalog(_read_client(request.meta.get(CLIENT_INFO), self.principal))
             method = self._modern_methods.get(name)
         else:
             method = self._legacy_methods.get(name)
@@ -164,6 +168,8 @@ class HostSession:
         capabilities = request.params.get("capabilities")
         self.capabilities = capabilities if isinstance(capabilities, dict) else {}
         self._client = _read_client(request.params.get("clientInfo"), self.principal)
+        if self._find_catalog is not None:
+            self._catalog = self._find_catalog(self._client)
         if self._stop_listening is None:
             self._stop_listening = self._catalog.listen(self._announce_change)
         return {

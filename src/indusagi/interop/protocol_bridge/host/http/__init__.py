@@ -67,7 +67,11 @@ async def open_http(
             elif chosen.tokens is None:
                 stored = await asyncio.to_thread(load_token)
                 tokens = (stored.token,)
-            elif not tokens or any(len(token) < LEAST_TOKEN for token in tokens):
+            elif not tokens:
+                raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
+            if chosen.auth is None and not chosen.without_token:
+                tokens = (*tokens, *chosen.more_tokens)
+            if any(len(token) < LEAST_TOKEN for token in tokens):
                 raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
             # In a thread and late: h11 and the server take longer to load than all the rest.
             await asyncio.to_thread(import_module, f"{__name__}.server")

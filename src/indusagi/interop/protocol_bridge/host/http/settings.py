@@ -53,6 +53,8 @@ class HttpSettings:
     path: str = "/mcp"
     tokens: Sequence[str] | None = field(default=None, repr=False)
     """Accepted bearer tokens; None: the user's token file, which is created if it is missing."""
+    more_tokens: Sequence[str] = field(default=(), repr=False)
+    """Further accepted tokens, beside those of `tokens` or of the user's file."""
     without_token: bool = False
     """Accept requests without a token; only on a loopback address."""
     auth: ResourceSettings | None = None

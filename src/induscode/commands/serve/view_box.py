@@ -1,0 +1,168 @@
+"""The toolbox of a gateway as one view shows it: fewer tools, other names, other descriptions.
+
+A hidden tool cannot be called either. The original name of a renamed tool is unknown to the client of the view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+from indusagi.runtime.contract import ToolOutcome, ToolResult
+from induscode.launch.views import find_view
+from induscode.terminal import print_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.runtime.calls import CallingClient
+    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor
+    from induscode.launch.views import View
+
+
+class ServedBox(Protocol):
+    """What a view needs of the toolbox of a gateway."""
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List all tools."""
+        ...
+
+    async def run(
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
+    ) -> ToolOutcome:
+        """Run one call."""
+        ...
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Tell whether a tool is disabled."""
+        ...
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool."""
+        ...
+
+
+class ViewBox:
+    """A toolbox behind a view."""
+
+    def __init__(self, box: ServedBox, view: View) -> None:
+        self.box = box
+        self._view = view
+        selected = select_tools(box, view)
+        self._descriptors = tuple(descriptor for _, descriptor in selected)
+        self._originals = {descriptor.name: original for original, descriptor in selected}
+
+    @property
+    def runner(self) -> ViewBox:
+        """The runner of the calls: this object."""
+        return self
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the tools that the view shows."""
+        return self._descriptors
+
+    async def run(
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
+    ) -> ToolOutcome:
+        """Run one call under the original name of the tool; one that the view does not show is unknown."""
+        name = self._originals.get(call.name)
+        if name is None and not self.answers_unlisted(call.name):
+            return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
+        return await self.box.run(replace(call, name=name or call.name), cancel, on_progress=on_progress)
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Tell whether there is a disabled tool of this name that the view would show."""
+        server = self.box.find_server(name) or ""
+        return self.box.answers_unlisted(name) and self._view.shows(name, server, reads_only=True)
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool, by the name that the view gives it."""
+        return self.box.find_server(self._originals.get(name, name))
+
+
+def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
+    """Read the tokens of views from their variables; an unset one is reported, and its view has no token."""
+    tokens: dict[bytes, str] = {}
+    for view in views.values():
+        token = environ.get(view.token_env, "").strip() if view.token_env else ""
+        if token:
+            tokens[token.encode()] = view.name
+        elif view.token_env:
+            print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
+    return tokens
+
+
+class ViewedBoxes:
+    """The toolboxes of all views of a gateway, each built when the gateway's own has changed.
+
+    Args:
+        source: Returns the present toolbox of the gateway.
+        views: By name.
+        tokens: Names of views by the token that selects them.
+        forced: The view of every client, if there is one.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], ToolBox],
+        views: Mapping[str, View],
+        tokens: Mapping[bytes, str] | None = None,
+        forced: View | None = None,
+    ) -> None:
+        self._source, self._views, self._tokens, self._forced = source, views, tokens or {}, forced
+        self._built: dict[str, tuple[ToolBox, ViewBox]] = {}
+        self._sources = {name: partial(self._build, view) for name, view in views.items()}
+
+    def choose(self, identity: ClientIdentity, client: CallingClient) -> Callable[[], ToolBox] | None:
+        """Choose the toolbox of a client; None if it has no view."""
+        view = self._forced or find_view(
+            self._views, token=self._tokens.get(identity.owner, ""), principal=identity.principal, client=client.name
+        )
+        return None if view is None else self._sources[view.name]
+
+    def _build(self, view: View) -> ToolBox:
+        box, known = self._source(), self._built.get(view.name)
+        if known is not None and known[0] is box:
+            return known[1]
+        if not hasattr(box, "find_server"):
+            return box  # the empty box before the servers are known
+        built = ViewBox(cast("ServedBox", box), view)
+        self._built[view.name] = (box, built)
+        return built
+
+
+def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
+    """Select the tools that a view shows, each with its original name.
+
+    A new name that another shown tool has is not given: the tool keeps its own.
+    """
+    every = box.descriptors()
+    shown = [
+        descriptor
+        for descriptor in every
+        if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=is_reading(descriptor))
+    ]
+    taken = {descriptor.name for descriptor in every}
+    selected: list[tuple[str, ToolDescriptor]] = []
+    for descriptor in shown:
+        name = view.rename.get(descriptor.name, descriptor.name)
+        text, definition = view.describe.get(descriptor.name), descriptor.definition
+        changed = descriptor if name in taken else replace(descriptor, name=name)
+        if definition is not None and view.schemas == "model":
+            changed = replace(changed, definition=None)
+        elif definition is not None and text is not None:
+            changed = replace(changed, definition={**definition, "description": text})
+        selected.append((descriptor.name, changed if text is None else replace(changed, description=text)))
+    return selected
+
+
+def is_reading(descriptor: ToolDescriptor) -> bool:
+    """Tell whether a tool changes nothing, as far as its annotations say."""
+    annotations = descriptor.annotations
+    if descriptor.definition is not None:
+        hints = descriptor.definition.get("annotations")
+        annotations = hints if isinstance(hints, dict) else None
+    return (annotations or {}).get("readOnlyHint") is True

@@ -1,0 +1,120 @@
+"""Views of a gateway: which tools a client sees, under which names and descriptions (the setting `serve.views`).
+
+A view only takes away and renames: what a client may call is still decided by consent, pins and rules. The view of a
+token or of a principal is a limit. The view of a client's name is a convenience, since a client names itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
+
+from indusagi.core.json import JsonValue, is_json_object
+from indusagi.core.records import record
+
+Schemas: TypeAlias = Literal["raw", "model"]
+"""The definitions of servers' tools in `tools/list`: the server's own, or the model view."""
+NATIVE = "native"
+"""The name under which a view lists the tools that belong to no server."""
+
+
+@record(kw_only=True)
+class View:
+    """One view: whose it is, and what it shows. Names may have `*` for any text."""
+
+    name: str
+    clients: tuple[str, ...] = ()
+    """The names that clients give themselves."""
+    principals: tuple[str, ...] = ()
+    token_env: str = ""
+    """The variable with a token of its own for `indus serve --http`."""
+    servers: tuple[str, ...] = ("*",)
+    """Servers whose tools are shown; `native` for tools without a server."""
+    tools: tuple[str, ...] = ("*",)
+    """Tools that are shown, by the names that clients call."""
+    read_only: bool = False
+    """Whether only tools are shown that change nothing; of a server's tool its own annotation says so."""
+    rename: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    describe: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    schemas: Schemas | None = None
+
+    def shows(self, tool: str, server: str, *, reads_only: bool) -> bool:
+        """Tell whether a tool is shown."""
+        return (
+            matches(server or NATIVE, self.servers) and matches(tool, self.tools) and (reads_only or not self.read_only)
+        )
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Tell whether a name matches one of several patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def find_view(views: Mapping[str, View], *, token: str = "", principal: str = "", client: str = "") -> View | None:
+    """Find the view of a client: that of its token, then of its principal, then of its name.
+
+    `token` is the name of the view whose token it has presented.
+    """
+    if token in views:
+        return views[token]
+    for view in views.values():
+        if principal and matches(principal, view.principals):
+            return view
+    return next((view for view in views.values() if matches(client, view.clients)), None)
+
+
+def parse_views(value: JsonValue) -> dict[str, View]:
+    """Parse the views of a settings file.
+
+    Raises:
+        ValueError: A view is invalid; the message says what it takes.
+    """
+    if not is_json_object(value):
+        raise ValueError("takes an object of views by name")
+    return {name: _parse_view(name, fields) for name, fields in value.items()}
+
+
+def _parse_view(name: str, fields: JsonValue) -> View:
+    if not is_json_object(fields) or not name:
+        raise ValueError(f"takes an object for the view {name!r}")
+    given: dict[str, object] = {}
+    for key, value in fields.items():
+        if key not in _FIELDS:
+            raise ValueError(f"takes {', '.join(_FIELDS)} in the view {name!r}, and {key!r} is none of them")
+        what, is_valid = _FIELDS[key]
+        if not is_valid(value):
+            raise ValueError(f"takes {what} for {key!r} of the view {name!r}")
+        given[key] = tuple(value) if isinstance(value, list) else value
+    return View(name=name, **given)  # type: ignore[arg-type]
+
+
+def _is_text(value: JsonValue) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_list(value: JsonValue) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_map(value: JsonValue) -> bool:
+    return is_json_object(value) and all(map(_is_text, value.values()))
+
+
+def _is_renaming(value: JsonValue) -> bool:
+    return is_json_object(value) and _is_map(value) and len({*map(str, value.values())}) == len(value)
+
+
+_FIELDS: Mapping[str, tuple[str, Callable[[JsonValue], bool]]] = {
+    "clients": ("a list of names", _is_list),
+    "principals": ("a list of names", _is_list),
+    "token_env": ("the name of a variable", _is_text),
+    "servers": ("a list of names", _is_list),
+    "tools": ("a list of names", _is_list),
+    "read_only": ("true or false", lambda value: isinstance(value, bool)),
+    "rename": ("an object of different names", _is_renaming),
+    "describe": ("an object of texts", _is_map),
+    "schemas": ("raw or model", lambda value: value in ("raw", "model")),
+}
+"""What each field takes, in words and as a check."""
