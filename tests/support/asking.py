@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult, ResponseChannel
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 FORM: JsonObject = {
     "mode": "form",
@@ -86,7 +87,7 @@ async def asking_http(
 ) -> AsyncGenerator[HttpHost]:
     """Serve over HTTP; every client it makes is kept in a list."""
 
-    def new_session(_: bytes) -> AskingClient:
+    def new_session(_: ClientIdentity) -> AskingClient:
         clients.append(AskingClient(limits))
         return clients[-1]
 
