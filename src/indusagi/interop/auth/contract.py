@@ -412,7 +412,7 @@ class RequestAuthorizer(Protocol):
         ...
 
     async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
-        """Return whether to send the request again, with new headers; `sent` are those that were refused.
+        """Return whether to send the request again, with new headers; `sent` are the refused ones.
 
         Raises:
             AuthFault: It is refused for good.

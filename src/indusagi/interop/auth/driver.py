@@ -137,7 +137,7 @@ class AuthDriver:
             raise self.require_sign_in("needs another sign-in: the last one has ended") from fault
 
     async def want_scopes(self, stored: StoredCredentials | None, scopes: Sequence[str]) -> None:
-        """Save which scopes the next sign-in requests besides those of the present one."""
+        """Save which scopes the next sign-in requests in addition to the present ones."""
         if stored is None:
             return
         # Read again under the lock: another process may have replaced the tokens.

@@ -138,7 +138,7 @@ def _open_proof_key(request: SignInRequest, found: Discovery, stored: StoredCred
 
 
 def select_scopes(request: SignInRequest, found: Discovery, stored: StoredCredentials | None) -> tuple[str, ...]:
-    """Select the scopes to request: those of the settings, else of the challenge, else of the metadata, else none.
+    """Select the scopes to request: of the settings, else of the challenge, else of the metadata, else none.
 
     Scopes that were requested before stay in the set, so that a step-up for one operation does not take the permission
     for another away. `offline_access` is added where the issuer knows it, since only then it gives a refresh token.

@@ -168,7 +168,7 @@ async def test_a_token_is_never_sent_to_another_origin() -> None:
 # -- refreshing ---------------------------------------------------------------------------------
 
 
-async def test_an_expired_token_is_refreshed_once_and_asks_nobody() -> None:
+async def test_an_expired_token_is_refreshed_once_without_a_person() -> None:
     async with protected(Modern()) as (issuer, server):
         auth = await make_auth(stored_sign_in(server.url, life_s=-1), prompt=AgreeablePrompt())
         async with connected(server.url, auth) as endpoint:
