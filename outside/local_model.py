@@ -57,11 +57,11 @@ FACTS = {
     "Which release is release.txt about?": "4.2",
     "What is the value of RETRIES in src/config.py?": "3",
     "Look into release.txt: who manages the release?": "Lovelace",
-    "Use task to have the agent explore find out who is the release manager in release.txt.": "Lovelace",
-    "Start a task with the agent explore: read release.txt and report the port of the server.": "8347",
-    "Delegate with task to explore: what is the value of RETRIES in src/config.py?": "3",
-    "Let a sub-agent (task, agent explore) read release.txt and say who manages the release.": "Lovelace",
-    "With task, ask the agent explore which release release.txt is about.": "4.2",
+    "Call task: objective 'Who is the release manager in release.txt?', agent 'explore', timeoutMs 600000.": "Lovelace",
+    "Call task: objective 'Which port is in release.txt?', agent 'explore', timeoutMs 600000.": "8347",
+    "Call task: objective 'Read RETRIES in src/config.py', agent 'explore', timeoutMs 600000.": "3",
+    "Start a task with timeoutMs 600000: explore reads release.txt and names the release manager.": "Lovelace",
+    "Start a task with timeoutMs 600000: explore reads release.txt and names the release.": "4.2",
 }
 """What the answer to a question must contain."""
 REQUESTS = 8

@@ -546,6 +546,7 @@ async def test_card_lists_the_agents_and_knows_which_calls_overlap(make: Make) -
     assert not card.can_overlap({"objective": "x"})
     assert not card.can_overlap({"resume": "unknown"})
     assert not card.can_overlap("text")
+    assert card.can_overlap({"agent": "explore", "resume": "", "context": ""}), "an empty text is no argument"
 
 
 async def test_unknown_agent_of_a_resumed_task_is_an_error(make: Make) -> None:

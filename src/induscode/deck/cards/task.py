@@ -53,7 +53,7 @@ class TaskCard(CardWrapper):
             return False
         agent, resume = arguments.get("agent", arguments.get("subagent_type")), arguments.get("resume")
         return arguments.get("background") is True or self._runner.is_reading(
-            agent if isinstance(agent, str) else None, resume if isinstance(resume, str) else None
+            agent if isinstance(agent, str) and agent else None, resume if isinstance(resume, str) and resume else None
         )
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
@@ -80,9 +80,10 @@ def _build(deck: DeckContext) -> Capability:
             return ToolResult(blocks, is_error=True, details={"code": "no_runner", **stub})
         request = DelegateRequest(
             objective=str(arguments["objective"]),
-            agent=cast("str | None", arguments.get("agent")),
-            context=cast("str | None", arguments.get("context")),
-            resume=cast("str | None", arguments.get("resume")),
+            # Some models fill in every parameter: an empty text is none.
+            agent=cast("str | None", arguments.get("agent") or None),
+            context=cast("str | None", arguments.get("context") or None),
+            resume=cast("str | None", arguments.get("resume") or None),
             max_turns=cast("int | None", arguments.get("maxTurns")),
             timeout_ms=cast("int | None", arguments.get("timeoutMs")),
             background=arguments.get("background") is True,
