@@ -54,12 +54,12 @@ unit: setup  ## run the fast tests: those that start no process (for daily work)
 
 suite: setup  ## run all tests
 	@echo '== suite'
-	@.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal
+	@.venv/bin/python -m pytest -q -n auto --dist worksteal
 
 coverage: setup  ## run all tests and measure their coverage
 	@echo '== coverage'
 	@.venv/bin/coverage erase
-	@.venv/bin/coverage run -m pytest -q -n logical --maxprocesses 4 --dist worksteal
+	@.venv/bin/coverage run -m pytest -q -n auto --dist worksteal
 	@.venv/bin/coverage combine -q
 	@.venv/bin/coverage report
 

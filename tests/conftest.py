@@ -115,6 +115,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[WATCH] = Watch(max(limit_s - 1, limit_s / 2))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Give half as many workers again as there are cores, for `-n auto`: tests of processes wait a good deal."""
+    cores = os.cpu_count() or 1
+    return min(cores + cores // 2, 6)
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from walking the collected tests, hundreds of thousands of objects, over and over."""
     gc.enable()
