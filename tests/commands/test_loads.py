@@ -38,6 +38,8 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
         ["mcp", "get", "honest"],
         ["mcp", "add", "--no-check", "other", "--", "sh"],
         ["ledger"],
+        ["calls"],
+        ["calls", "--by", "tool"],
         ["connectors"],
         ["ledger", "verify"],
         ["completion", "bash"],
@@ -71,10 +73,11 @@ COMMANDS = {
     "serve": [],
     "mcp": [
         "list", "get", "add", "add-json", "import", "remove", "enable", "disable", "trust",
-        "untrust", "lock", "diff", "approve", "doctor", "logs",
+        "untrust", "lock", "diff", "approve", "doctor", "logs", "search", "install",
     ],
     "connectors": ["list", "add", "remove", "doctor", "approve"],
     "ledger": ["timeline", "show", "at", "turn", "verify", "export"],
+    "calls": [],
     "completion": [],
 }  # fmt: skip
 

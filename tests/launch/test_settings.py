@@ -87,6 +87,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
             {"v": {"token_env": 3}},
         ],
     ),
+    "registry.url": ("https://mirror.example", "https://mirror.example", ["mirror", 3]),
 }
 
 

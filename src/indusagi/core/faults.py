@@ -14,6 +14,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   └── SignInRequired     only a person can go on
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
+├── RegistryError          an MCP registry that does not answer, or an entry of it that cannot be used
 ├── WeightsError           weights of a local model that are absent or cannot be used
 ├── AgentFileError         a file of an agent that cannot be used
 ├── AddonError             an addon that cannot be used as it is

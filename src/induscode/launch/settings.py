@@ -242,6 +242,13 @@ SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     read=_parse_views,
     schema={"type": "object"},
 )
+REGISTRY_URL: Setting[str] = Setting(
+    key="registry.url",
+    describe="The MCP registry, or a mirror of it, that indus mcp search and install ask.",
+    default="https://registry.modelcontextprotocol.io",
+    read=_parse_web_address,
+    schema={"type": "string", "pattern": "^https?://"},
+)
 SETTINGS: Mapping[str, Setting[Any]] = {
     setting.key: setting
     for setting in cast(
@@ -261,6 +268,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             CALLS_KEEP_DAYS,
             CALLS_PAYLOAD_HOURS,
             SERVE_VIEWS,
+            REGISTRY_URL,
         ),
     )
 }

@@ -10,6 +10,7 @@ _CONFIGURE = "induscode.commands.mcp.configure"
 _LIST = "induscode.commands.mcp.list_servers"
 _TRUST = "induscode.commands.mcp.trust"
 _DOCTOR = "induscode.commands.mcp.doctor"
+_REGISTRY = "induscode.commands.mcp.registry"
 _SIGN_IN = "induscode.commands.mcp.sign_in"
 
 
@@ -21,6 +22,8 @@ _SIGN_IN = "induscode.commands.mcp.sign_in"
         "add": LazyCommand("add a server: a URL, or -- COMMAND ARGUMENTS", _CONFIGURE, "add"),
         "add-json": LazyCommand("add a server from a JSON object", _CONFIGURE, "add_json"),
         "import": LazyCommand("copy servers from other programs", "induscode.commands.mcp.import_servers"),
+        "search": LazyCommand("find servers in the MCP registry", _REGISTRY, "search"),
+        "install": LazyCommand("add a server of the MCP registry, after a question", _REGISTRY, "install"),
         "remove": LazyCommand("remove a server from our file", _CONFIGURE, "remove"),
         "enable": LazyCommand("switch a server on", _CONFIGURE, "enable"),
         "disable": LazyCommand("switch a server off", _CONFIGURE, "disable"),

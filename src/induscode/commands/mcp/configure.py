@@ -108,7 +108,7 @@ def add(
     if options["start"]:
         fields["start"] = options["start"]
     where = cast("Scope", scope or "user")
-    return _add_server(context, name, fields, where, replace=replace, check=not no_check)
+    return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 
 @flags("--cwd")
@@ -133,12 +133,17 @@ def add_json(
     if not is_json_object(fields):
         raise click.UsageError('The server must be a JSON object, like {"command": …}', context)
     where = cast("Scope", scope or "user")
-    return _add_server(context, name, fields, where, replace=replace, check=not no_check)
+    return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 
-def _add_server(
+def add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
+    """Add a server to one of our files, and start it once as a check; return the exit code.
+
+    Raises:
+        click.UsageError: The row is invalid, or the file has a server of this name.
+    """
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
     from induscode.deck.mcp.config import discover_mcp_config  # noqa: PLC0415 — after a change
 

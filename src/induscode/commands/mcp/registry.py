@@ -1,0 +1,144 @@
+"""`indus mcp search` and `indus mcp install`: servers of an MCP registry.
+
+Nothing of an entry runs before a person has seen the command, the package, its version and its hash, and has agreed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from induscode.commands.mcp.configure import add_server, no_check
+from induscode.commands.support.output import as_json, can_ask_user, confirm, print_table, write_json
+from induscode.commands.support.runner import run_until_signal
+from induscode.commands.support.servers import scope_option
+from induscode.launch.options import flags, read_invocation
+from induscode.launch.settings import REGISTRY_URL
+from induscode.terminal import print_line, print_status
+
+if TYPE_CHECKING:
+    from indusagi.core.cancel import CancelToken
+    from induscode.deck.mcp.config.rows import Scope
+    from induscode.registry.client import RegistryServer
+    from induscode.registry.package import Installation
+
+
+@flags("--cwd")
+@click.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N", help="At most N.")
+@as_json
+@click.pass_context
+def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool, **_: object) -> int:
+    """Find servers in the registry whose name or description has all WORDS."""
+    from induscode.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
+
+    url = read_invocation(context).settings.get(REGISTRY_URL)
+    found: list[RegistryServer] = []
+
+    async def ask(_: CancelToken) -> int:
+        found.extend(await RegistryClient(url).search(words, limit))
+        return 0
+
+    code = run_until_signal(ask)
+    if as_json:
+        write_json(
+            {
+                "registry": url,
+                "servers": [
+                    {"name": one.name, "version": one.version, "kinds": [*one.kinds], "description": one.description}
+                    for one in found
+                ],
+            }
+        )
+    elif not found and code == 0:
+        print_line(f"No server of {url} matches.")
+    elif found:
+        rows = [(one.name, one.version, ", ".join(one.kinds), one.description) for one in found]
+        print_table(("NAME", "VERSION", "KINDS", "DESCRIPTION"), rows)
+    return code
+
+
+@flags("--cwd")
+@click.command("install")
+@click.argument("name")
+@click.option("--version", default="latest", show_default=True, metavar="VERSION", help="The version of the server.")
+@click.option("--kind", type=click.Choice(("npm", "pypi", "oci", "remote")), help="Which of its packages.")
+@click.option("--as", "local", metavar="NAME", help="The name it gets here; the last part of its name by default.")
+@click.option("-e", "--set", "values", multiple=True, metavar="NAME=VALUE", help="A value that it takes.")
+@click.option("--yes", is_flag=True, help="Agree without a question.")
+@click.option("--replace", is_flag=True, help="Replace a server of this name.")
+@scope_option
+@no_check
+@click.pass_context
+def install(
+    context: click.Context,
+    name: str,
+    *,
+    version: str,
+    kind: str | None,
+    local: str | None,
+    values: tuple[str, ...],
+    yes: bool,
+    replace: bool,
+    scope: str | None,
+    no_check: bool,
+    **_: object,
+) -> int:
+    """Add the server NAME of the registry, such as io.github.owner/server, after a question.
+
+    The version is pinned exactly. Values that it needs are taken from variables when it starts. Its tools are pinned
+    when it first lists them, as those of every server.
+    """
+    from induscode.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
+    from induscode.registry.package import build_installation  # noqa: PLC0415 — imports the HTTP client
+
+    given: dict[str, str] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.UsageError(f"--set {value!r}: write NAME=VALUE", context)
+        given[key] = text
+    url = read_invocation(context).settings.get(REGISTRY_URL)
+    found: list[tuple[RegistryServer, Installation]] = []
+
+    async def ask(_: CancelToken) -> int:
+        server = await RegistryClient(url).read_server(name, version)
+        found.append((server, build_installation(server, kind, given)))
+        return 0
+
+    code = run_until_signal(ask)
+    if not found:
+        return code
+    server, made = found[0]
+    own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
+    _show(url, server, made, own)
+    if not yes and not can_ask_user():
+        print_status("nothing was added: there is no terminal to ask on; agree with --yes")
+        return 1
+    if not yes and not confirm(f"Add it as {own!r}?"):
+        print_status("nothing was added")
+        return 1
+    where = cast("Scope", scope or "user")
+    return add_server(context, own, made.fields, where, replace=replace, check=not no_check and not made.needed)
+
+
+def _show(url: str, server: RegistryServer, made: Installation, own: str) -> None:
+    """Print everything that a person agrees to."""
+    print_line(f"{server.name} {server.version} of {url}")
+    print_line(f"  {server.description}")
+    print_line(f"  {'address' if 'url' in made.fields else 'command'}: {made.shown}")
+    print_line(f"  package: {made.package}")
+    if not made.package.startswith("remote:"):
+        print_line(f"  sha256: {made.sha256 or 'none is published: the version is exact, its file is not checked'}")
+    for key in ("env", "headers"):
+        if made.fields.get(key):
+            print_line(f"  {key}: {json.dumps(made.fields[key])}")
+    if made.needed:
+        print_line(f"  set before it starts: {', '.join(made.needed)}")
+    if server.status != "active":
+        print_status(f"{server.name} {server.version} is {server.status}")
+    print_line(f"  name here: {own}")

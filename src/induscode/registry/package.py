@@ -1,0 +1,213 @@
+"""A package or remote of a registry entry, as a row of our configuration file.
+
+The command is one of three launchers with an exact version; words of the entry become single arguments and are never
+given to a shell. Values that a user has to give become references to variables (`${NAME}`), which are read when the
+server starts. A value of the entry that looks like such a reference is refused: it would send a variable of the user to
+the server.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import is_json_object
+from indusagi.core.records import record
+from induscode.registry.client import RegistryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.registry.client import RegistryServer
+
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}", re.ASCII)
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+_IDENTIFIERS = {
+    # https://docs.npmjs.com/cli/v11/configuring-npm/package-json#name, https://peps.python.org/pep-0508/#names,
+    # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pulling-manifests
+    "npm": re.compile(r"(?:@[a-z0-9~][\w.~-]*/)?[a-z0-9~][\w.~-]*", re.ASCII | re.IGNORECASE),
+    "pypi": re.compile(r"[A-Z0-9](?:[\w.-]*[A-Z0-9])?", re.ASCII | re.IGNORECASE),
+    "oci": re.compile(r"[a-z0-9][\w.:/-]*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", re.ASCII),
+}
+_LAUNCHERS = {"npm": "npx", "pypi": "uvx", "oci": "docker"}
+_TRANSPORTS = {"streamable-http": "http", "sse": "sse"}
+
+
+@record(kw_only=True)
+class Installation:
+    """What an entry becomes: the row, and what a person has to know before it is added."""
+
+    fields: JsonObject
+    """The row."""
+    package: str
+    """Kind, identifier and version: `npm:@scope/name@1.2.3`."""
+    sha256: str = ""
+    """The published hash of the package's file; empty if there is none."""
+    needed: Sequence[str] = ()
+    """Variables that must be set before the server starts."""
+
+    @property
+    def shown(self) -> str:
+        """The command or address, as a person reads it."""
+        if "url" in self.fields:
+            return str(self.fields["url"])
+        words = self.fields["args"]
+        return " ".join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
+
+
+def build_installation(server: RegistryServer, kind: str | None, given: Mapping[str, str]) -> Installation:
+    """Build the row of a server from the first of its packages that can be run, or from its remote.
+
+    `kind` chooses one of several (`npm`, `pypi`, `oci`, `remote`); `given` are values by the name of their input.
+
+    Raises:
+        RegistryError: There is nothing that can be run, or the entry is invalid.
+    """
+    if server.status == "deleted":
+        raise RegistryError(f"{server.name} {server.version} was removed from the registry")
+    packages = [package for package in server.objects("packages") if package.get("registryType") in _LAUNCHERS]
+    if kind not in {None, "remote"}:
+        packages = [package for package in packages if package.get("registryType") == kind]
+    if packages and kind != "remote":
+        return _build_package(server, packages[0], given)
+    if server.objects("remotes") and kind in {None, "remote"}:
+        return _build_remote(server, server.objects("remotes")[0], given)
+    offered = ", ".join(server.kinds) or "nothing"
+    raise RegistryError(f"{server.name} offers {offered}; npm, pypi, oci and remote can be installed")
+
+
+def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[str, str]) -> Installation:
+    kind, identifier, version = (str(package.get(key) or "") for key in ("registryType", "identifier", "version"))
+    if _IDENTIFIERS[kind].fullmatch(identifier) is None:
+        raise RegistryError(f"{server.name} names an invalid {kind} package: {identifier[:100]!r}")
+    if version and (_VERSION.fullmatch(version) is None or version == "latest"):
+        raise RegistryError(f"{server.name} names no exact version of {identifier}: {version[:100]!r}")
+    if not version and kind != "oci":
+        raise RegistryError(f"{server.name} names no version of {identifier}")
+    hint = package.get("runtimeHint")
+    if hint not in {None, "", _LAUNCHERS[kind]}:
+        raise RegistryError(
+            f"{server.name} wants the launcher {str(hint)[:50]!r}; {_LAUNCHERS[kind]} runs such packages"
+        )
+    inputs = _Inputs(server, given)
+    env = inputs.read_variables(package.get("environmentVariables"))
+    runtime = [word for word in inputs.read_arguments(package.get("runtimeArguments")) if word not in {"-y", "--yes"}]
+    if kind == "npm":
+        target, first = f"{identifier}@{version}", ["-y"]
+    elif kind == "pypi":
+        target, first = f"{identifier}@{version}", []
+    else:
+        tagged = ":" in identifier.rpartition("/")[2] or "@" in identifier
+        target = identifier if tagged or not version else f"{identifier}:{version}"
+        first = ["run", "-i", "--rm", *(word for name in env for word in ("-e", name))]
+    words = [*first, *runtime, target, *inputs.read_arguments(package.get("packageArguments"))]
+    digest = package.get("fileSha256")
+    sha256 = digest if isinstance(digest, str) and _HASH.fullmatch(digest) else ""
+    return _finish(
+        server, {"command": _LAUNCHERS[kind], "args": [*words], "env": env}, f"{kind}:{target}", inputs, sha256
+    )
+
+
+def _build_remote(server: RegistryServer, remote: JsonObject, given: Mapping[str, str]) -> Installation:
+    transport, url = remote.get("type"), remote.get("url")
+    if transport not in _TRANSPORTS or not isinstance(url, str) or not url.startswith("https://"):
+        raise RegistryError(f"{server.name} has no remote at an https address")
+    inputs = _Inputs(server, given)
+    address = inputs.fill(url, remote.get("variables"))
+    headers = inputs.read_variables(remote.get("headers"))
+    fields: JsonObject = {"type": _TRANSPORTS[str(transport)], "url": address, "headers": headers}
+    return _finish(server, fields, f"remote:{address}", inputs)
+
+
+def _finish(
+    server: RegistryServer, fields: JsonObject, package: str, inputs: _Inputs, sha256: str = ""
+) -> Installation:
+    origin: JsonObject = {"name": server.name, "version": server.version, "package": package}
+    if sha256:
+        origin["sha256"] = sha256
+    kept = {key: value for key, value in fields.items() if value not in ({}, [])}
+    unknown = [name for name in inputs.given if name not in inputs.used]
+    if unknown:
+        raise RegistryError(f"{server.name} takes no value {unknown[0]!r}")
+    return Installation(
+        fields={**kept, "registry": origin}, package=package, sha256=sha256, needed=tuple(dict.fromkeys(inputs.needed))
+    )
+
+
+class _Inputs:
+    """Reads the inputs of an entry: fixed values, defaults, values of the user, references to variables.
+
+    https://github.com/modelcontextprotocol/registry/blob/main/docs/reference/server-json/generic-server-json.md
+    """
+
+    def __init__(self, server: RegistryServer, given: Mapping[str, str]) -> None:
+        self.given = given
+        self.used: set[str] = set()
+        self.needed: list[str] = []
+        self._server = server
+
+    def read_variables(self, rows: JsonValue) -> JsonObject:
+        """Read variables or headers; one that is required and has no value refers to a variable of its name."""
+        values: JsonObject = {}
+        for row in rows if isinstance(rows, list) else []:
+            name = row.get("name") if is_json_object(row) else None
+            if not is_json_object(row) or not isinstance(name, str) or not name:
+                continue
+            value = self._read_value(row, name)
+            if value is None and row.get("isRequired") is True:
+                value = self._refer(name)
+            if value is not None:
+                values[name] = value
+        return values
+
+    def read_arguments(self, rows: JsonValue) -> list[str]:
+        """Read the words of a command; a named argument without a value is a switch."""
+        words: list[str] = []
+        for row in rows if isinstance(rows, list) else []:
+            if not is_json_object(row):
+                continue
+            flag = row.get("name") if row.get("type") == "named" else None
+            label = flag if isinstance(flag, str) else row.get("valueHint")
+            name = label.lstrip("-") if isinstance(label, str) else ""
+            value = self._read_value(row, name)
+            if value is None and row.get("isRequired") is True and not isinstance(flag, str):
+                value = self._refer(name)
+            if isinstance(flag, str) and (value is not None or row.get("isRequired") is True):
+                words.append(self._check(flag if value is None else f"{flag}={value}", is_ours="${" in (value or "")))
+            elif value is not None:
+                words.append(value)
+        return words
+
+    def fill(self, text: str, variables: JsonValue) -> str:
+        """Replace `{name}` by the values of variables."""
+        known = variables if is_json_object(variables) else {}
+        self._check(text)
+        for name, row in known.items():
+            if is_json_object(row) and f"{{{name}}}" in text:
+                value = self._read_value(row, name)
+                text = text.replace(f"{{{name}}}", self._refer(name) if value is None else value)
+        return text
+
+    def _read_value(self, row: JsonObject, name: str) -> str | None:
+        if name in self.given:
+            self.used.add(name)
+            return self.given[name]
+        value = row.get("value")
+        if isinstance(value, str):
+            return self.fill(value, row.get("variables"))
+        default = row.get("default")
+        return self._check(default) if isinstance(default, str) and row.get("isSecret") is not True else None
+
+    def _refer(self, name: str) -> str:
+        variable = re.sub(r"[^A-Za-z0-9_]", "_", name).upper()
+        if _VARIABLE.fullmatch(variable) is None:
+            raise RegistryError(f"{self._server.name} has an input without a usable name: {name[:50]!r}")
+        self.needed.append(variable)
+        return f"${{{variable}}}"
+
+    def _check(self, text: str, *, is_ours: bool = False) -> str:
+        if ("${" in text and not is_ours) or not text.isprintable():
+            raise RegistryError(f"{self._server.name} has a value that refers to your variables: {text[:80]!r}")
+        return text

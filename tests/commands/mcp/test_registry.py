@@ -1,0 +1,130 @@
+"""`indus mcp search` and `indus mcp install`, against a mirror on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.commands.helpers import servers_of, typed, user_file
+from tests.registry.mirror import entry, mirror, package
+
+from induscode import program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIT = entry(
+    "org.example/git",
+    description="Work with \u202egit.\nSecond line.",
+    packages=[package("npm", "@o/git", fileSha256="a" * 64, environmentVariables=[{"name": "LEVEL", "default": "1"}])],
+)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def use(url: str) -> None:
+    path = user_file().parents[1] / "indus" / "settings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"registry": {"url": url}}), encoding="utf-8")
+
+
+def test_words_find_servers_page_by_page_in_name_and_description(capsys: pytest.CaptureFixture[str]) -> None:
+    others = [entry(f"org.example/git-{number}", remotes=[{"type": "sse", "url": "https://h"}]) for number in range(4)]
+    gone = entry("org.example/git-gone", status="deleted")
+    with mirror(GIT, *others, gone, entry("org.example/other")) as (url, seen):
+        use(url)
+        assert program.run(["mcp", "search", "git"]) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        assert head.split() == ["NAME", "VERSION", "KINDS", "DESCRIPTION"]
+        assert [row.split()[0] for row in rows] == [
+            "org.example/git", "org.example/git-0", "org.example/git-1", "org.example/git-2", "org.example/git-3",
+        ]  # fmt: skip
+        assert "npm" in rows[0]
+        assert "Work with git. Second line." in rows[0]
+        assert len(seen) == 3
+        assert program.run(["mcp", "search", "work", "GIT", "--json", "--limit", "1"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["registry"] == url
+        assert [one["name"] for one in found["servers"]] == ["org.example/git"]
+        assert program.run(["mcp", "search", "nothing"]) == 0
+        assert "No server of" in capsys.readouterr().out
+
+
+def test_an_installation_is_a_row_with_the_exact_version_and_the_hash(capsys: pytest.CaptureFixture[str]) -> None:
+    with mirror(GIT) as (url, seen):
+        use(url)
+        assert program.run(["mcp", "install", "org.example/git", "--yes", "--no-check"]) == 0
+        shown = capsys.readouterr().out
+        assert seen == ["/v0.1/servers/org.example%2Fgit/versions/latest"]
+    assert "command: npx -y @o/git@1.2.3" in shown
+    assert f"sha256: {'a' * 64}" in shown
+    assert servers_of(user_file()) == {
+        "git": {
+            "command": "npx",
+            "args": ["-y", "@o/git@1.2.3"],
+            "env": {"LEVEL": "1"},
+            "registry": {
+                "name": "org.example/git",
+                "version": "1.0.0",
+                "package": "npm:@o/git@1.2.3",
+                "sha256": "a" * 64,
+            },
+        }
+    }
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_added(capsys: pytest.CaptureFixture[str]) -> None:
+    with mirror(GIT) as (url, _):
+        use(url)
+        assert program.run(["mcp", "install", "org.example/git"]) == 1
+    assert "agree with --yes" in capsys.readouterr().err
+    assert not user_file().exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("answer", "added"), [("y\n", True), ("n\n", False)])
+def test_a_person_is_asked_after_everything_was_shown(tmp_path: Path, answer: str, added: bool) -> None:
+    bare = entry("org.example/bare", packages=[package("pypi", "bare", environmentVariables=[
+        {"name": "TOKEN", "isRequired": True}])])  # fmt: skip
+    with mirror(bare) as (url, _):
+        use(url)
+        done = typed(answer, "mcp", "install", "org.example/bare", "--as", "mine", cwd=tmp_path)
+    question = done.stdout.index("Add it as 'mine'?")
+    assert done.stdout.index("command: uvx bare@1.2.3") < question
+    assert done.stdout.index("none is published") < question
+    assert done.stdout.index("set before it starts: TOKEN") < question
+    assert (done.returncode, user_file().exists()) == ((0, True) if added else (1, False))
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "said"),
+    [
+        (["install", "org.example/absent"], {}, "has no such server or version"),
+        (["install", "org.example/git", "--version", "9"], {}, "has no such server or version"),
+        (["install", "org.example/git", "--set", "x"], {}, "write NAME=VALUE"),
+        (["install", "org.example/git"], {"answer": b"{}"}, "another server, or none"),
+        (["search", "git"], {"answer": b"no JSON"}, "no usable answer"),
+        (["search", "git"], {"location": "http://other.example/"}, "has moved to"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], options: dict[str, Any], said: str
+) -> None:
+    with mirror(GIT, **options) as (url, _):
+        use(url)
+        assert program.run(["mcp", *words]) in {1, 2}
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_registry_that_is_away_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with mirror() as (url, _):
+        pass
+    use(url)
+    assert program.run(["mcp", "search", "git"]) == 1
+    assert "the registry cannot be reached" in capsys.readouterr().err
