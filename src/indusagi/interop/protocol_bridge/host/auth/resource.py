@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 _TOKEN_CHARS = 16 * 1024
-_CREDENTIALS = re.compile(r"(?P<scheme>Bearer|DPoP) +(?P<token>[A-Za-z0-9\-._~+/]+=*)", re.ASCII | re.IGNORECASE)
-"""RFC 6750 §2.1; the scheme in any case (RFC 9110 §11.1)."""
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
+"""RFC 6750 §2.1."""
+_SCHEMES = frozenset({"bearer", "dpop"})
 _UNQUOTABLE = re.compile(r'[^\x20-\x7e]|["\\]')
 _STATUSES = {"invalid_request": 400, "insufficient_scope": 403, "unavailable": 503}
 _DPOP_ERRORS = frozenset({"invalid_dpop_proof", "use_dpop_nonce"})
@@ -57,12 +58,13 @@ def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
         raise TokenRefusal("invalid_request", "there is more than one Authorization header")
     if len(values[0]) > _TOKEN_CHARS:
         raise TokenRefusal("invalid_token", f"the token has more than {_TOKEN_CHARS:,} characters")
-    match = _CREDENTIALS.fullmatch(values[0])
-    if match is None:
+    scheme, _, rest = values[0].partition(" ")
+    scheme, token = scheme.lower(), rest.lstrip(" ")  # the scheme in any case: RFC 9110 §11.1
+    if scheme not in _SCHEMES or _TOKEN.fullmatch(token) is None:
         raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")
-    is_dpop = match["scheme"].lower() == "dpop"
+    is_dpop = scheme == "dpop"
     proofs = tuple(value for name, value in lines if name == "dpop") if is_dpop else ()
-    return PresentedToken(match["token"], is_dpop, proofs)
+    return PresentedToken(token, is_dpop, proofs)
 
 
 class ProtectedResource:
