@@ -73,6 +73,30 @@ async def test_a_token_of_another_process_is_taken_instead_of_a_refresh() -> Non
     assert await authorizer.handle_refusal(sent, REFUSED) is True, "a late refusal of the old token"
 
 
+async def test_an_expired_token_of_another_process_is_refreshed() -> None:
+    issuer = Protected(Modern())
+    async with http_server(issuer) as server:
+        auth = await make_auth(stored_sign_in(server.url))
+        authorizer = authorizer_of(server.url, auth)
+        sent = await authorizer.build_headers("POST", server.url)
+        await auth.store.save(stored_sign_in(server.url, "access-9", life_s=-1, refresh="refresh-9"))
+        assert await authorizer.handle_refusal(sent, REFUSED) is True
+        assert [form["refresh_token"] for form in issuer.forms] == ["refresh-9"]
+
+
+async def test_a_passing_failure_is_tried_again_by_the_next_request() -> None:
+    issuer = Protected(Modern())
+    issuer.token_status = 503
+    async with http_server(issuer) as server:
+        authorizer = authorizer_of(server.url, await make_auth(stored_sign_in(server.url)))
+        sent = await authorizer.build_headers("POST", server.url)
+        with pytest.raises(AuthFault):
+            await authorizer.handle_refusal(sent, REFUSED)
+        issuer.token_status = 200
+        assert await authorizer.build_headers("POST", server.url) == sent
+        assert await authorizer.handle_refusal(sent, REFUSED) is True
+
+
 @pytest.mark.parametrize(
     "refusal",
     [

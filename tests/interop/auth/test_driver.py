@@ -120,6 +120,15 @@ async def test_two_owners_of_one_store_refresh_once() -> None:
         assert len(issuer.forms) == 1
 
 
+async def test_a_newer_token_that_has_expired_is_refreshed_too() -> None:
+    issuer = Protected(Modern())
+    async with http_server(issuer) as server:
+        auth = await make_auth(stored_sign_in(server.url, "access-9", life_s=-1))
+        new = await make_driver(server.url, auth).refresh(stored_sign_in(server.url))
+        assert new.tokens is not None
+        assert new.tokens.access_token == "access-1"
+
+
 async def test_a_refresh_whose_caller_is_cancelled_is_saved() -> None:
     issuer = Protected(Modern())
     issuer.may_issue.clear()

@@ -63,6 +63,17 @@ def test_a_registration_is_kept_when_the_person_gives_up() -> None:
     assert len(issuer.registered) == 1
 
 
+def test_a_registration_for_another_redirect_is_kept_as_well() -> None:
+    issuer = MemoryIssuer()
+    first = sign_in_with(issuer).without_tokens()
+    issuer.rows[KEY] = replace(first, registration=replace(first.registration, redirect_uris=("http://127.0.0.1:9/x",)))
+    issuer.redirect = {"code": None, "error": "access_denied"}
+    for _ in range(2):
+        with pytest.raises(AuthFault):
+            sign_in_with(issuer)
+    assert len(issuer.registered) == 2
+
+
 def test_tokens_of_a_sign_in_stay_until_there_are_new_ones() -> None:
     issuer = MemoryIssuer()
     first = sign_in_with(issuer)
