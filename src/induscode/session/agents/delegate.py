@@ -198,7 +198,9 @@ class SubSessions:
         name = request.resume or new_ulid()
         directory = os.path.join(self._directory, name)
         if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
-            raise ConversationError(f"There is no task {name!r} to go on with.")
+            raise ConversationError(
+                f"There is no task {name!r} to go on with: call task again without resume to start one."
+            )
 
         def open_log() -> tuple[AgentDefinition, Transcript]:
             transcript = Transcript(directory, self._cwd)
