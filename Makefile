@@ -86,7 +86,7 @@ mutants: setup  ## change one line of src at a time, and check that a test notic
 	@.venv/bin/python -m outside.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 properties: setup  ## try the properties on many examples that no run had before (SEED=)
-	@.venv/bin/python -m pytest -q -m hypothesis --hypothesis-profile many $(if $(SEED),--hypothesis-seed $(SEED)) -n logical --maxprocesses 4 --dist worksteal
+	@.venv/bin/python -m pytest -q -m hypothesis --timeout 900 --hypothesis-profile many $(if $(SEED),--hypothesis-seed $(SEED)) -n logical --maxprocesses 4 --dist worksteal
 
 scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools
