@@ -138,7 +138,9 @@ def start_command(
     """
     variables = dict(os.environ if environ is None else environ)
     former = _servers[0].environ if _servers else os.environ
-    names = [name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)]
+    names = {name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)} - {
+        "PYTHON_KEYRING_BACKEND"
+    }
     if is_indus and not any("COVERAGE" in name or variables.get(name) != former.get(name) for name in names):
         return ForkedCommand(argv, env=variables, terminal=terminal, **options)
     launcher = () if terminal is None else (sys.executable, "-I", "-S", "-c", _LAUNCH, str(terminal))
