@@ -15,7 +15,7 @@ import pytest
 from tests.calls.helpers import calls_file, make_record, read_calls
 from tests.commands.helpers import configured, row, user_file
 from tests.commands.serving import greeted
-from tests.support.scripts import command, run, unmeasured
+from tests.support.scripts import command, run
 
 from indusagi.core.time import now_ms
 from induscode import program
@@ -159,7 +159,7 @@ def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
 def test_new_calls_are_followed_until_a_signal(tmp_path: Path) -> None:
     store({"tool": "old"})
     following = subprocess.Popen(
-        [command(), "calls", "--follow", "--json"], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=unmeasured()
+        [command(), "calls", "--follow", "--json"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     )
     with following:
         output, lines = following.stdout, list[str]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +29,8 @@ from indusagi.interop import (
 )
 from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_tool_row
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.runtime.calls import CallingClient, current_client, current_requests, current_trace
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -177,3 +180,90 @@ async def test_a_client_sees_the_same_as_of_a_server_of_the_sdk(era: str) -> Non
     async with client_of(host_of(Bench()), f"memory-{era}") as client:
         ours = await seen(client)
     assert ours == theirs
+
+
+# -- the trace of a call ------------------------------------------------------------------------
+
+
+class SeenRequests:
+    """Observes requests to servers, and gives each a trace of its own."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def start_request(self, method: str, target: str, version: str) -> SeenRequests:
+        self.seen.append((method, target, bool(version)))
+        current_trace.set({"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"})
+        return self
+
+    def finish(self, error: BaseException | None, result: dict[str, Any]) -> None:
+        self.seen.append((type(error).__name__, result.get("isError")))
+
+
+@pytest.mark.parametrize("way", ["memory", "http"])
+async def test_a_request_carries_the_trace_of_its_task_and_is_observed(way: str) -> None:
+    bench, arrived, seen = Bench(), list[Any](), SeenRequests()
+
+    async def look(*_: object) -> str:
+        arrived.append(current_trace.get())
+        return "seen"
+
+    bench.add("look", look)
+    async with bridged(bench, way) as endpoint:
+        await endpoint.invoke("look", {})
+        before = current_trace.set({"traceparent": f"00-{'a' * 32}-{'b' * 16}-00", "tracestate": "v=1"})
+        await endpoint.invoke("look", {})
+        requests = current_requests.set(seen)
+        await endpoint.invoke("look", {})
+        await endpoint.invoke("fail", {})
+        with pytest.raises(ProtocolFault):
+            await endpoint.invoke("absent", {})
+        current_requests.reset(requests)
+        current_trace.reset(before)
+    assert arrived == [
+        None,
+        {"traceparent": f"00-{'a' * 32}-{'b' * 16}-00", "tracestate": "v=1"},
+        {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"},
+    ]
+    assert seen.seen == [
+        ("tools/call", "look", True),
+        ("NoneType", False),
+        ("tools/call", "fail", True),
+        ("NoneType", True),
+        ("tools/call", "absent", True),
+        ("RpcError", None),
+    ]
+
+
+async def test_the_principal_of_a_client_reaches_the_call() -> None:
+    bench, seen = Bench(), list[Any]()
+
+    async def look(*_: object) -> str:
+        seen.append(current_client.get())
+        return "seen"
+
+    bench.add("look", look)
+    session = host_of(bench).new_session(identity=ClientIdentity(principal="ada"))
+    assert session.principal == "ada"
+    channel = RecordingChannel()
+    meta: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    session.dispatcher.request(1, "tools/call", {"name": "look", "_meta": meta}, channel)
+    await session.dispatcher.wait_idle(10)
+    await session.close("the test is over")
+    assert seen == [CallingClient("", "", "ada")]
+
+
+class RecordingChannel:
+    """A response channel that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.accepts_notifications = True
+        self.sent: list[Any] = []
+
+    def send(self, frame: Any) -> None:
+        self.sent.append(frame)
