@@ -119,7 +119,8 @@ def _sign_in_once(url: str, way: Way, browser: Chromium) -> str | None:
     with tempfile.TemporaryDirectory() as home:
         indus = Program(home)
         try:
-            indus.run("mcp", "add", _NAME, url)
+            # More time than a server needs: the machine may be busy with the browser.
+            indus.run("mcp", "add", _NAME, url, "--startup-timeout", "60")
             indus.sign_in(_NAME, way, browser)
             for _ in range(2):
                 answer = indus.run("call", f"{_NAME}__whoami")
