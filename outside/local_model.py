@@ -57,9 +57,12 @@ FACTS = {
     "Which release is release.txt about?": "4.2",
     "What is the value of RETRIES in src/config.py?": "3",
     "Look into release.txt: who manages the release?": "Lovelace",
-    "Call task with three arguments only: objective 'Who manages the release, by release.txt?', agent 'explore', timeoutMs 600000.": "Lovelace",
-    "Call task with three arguments only: objective 'Which port is in release.txt?', agent 'explore', timeoutMs 600000.": "8347",
-    "Call task with three arguments only: objective 'Read RETRIES in src/config.py', agent 'explore', timeoutMs 600000.": "3",
+    "Call task with three arguments only: "
+    "objective 'Who manages the release, by release.txt?', agent 'explore', timeoutMs 600000.": "Lovelace",
+    "Call task with three arguments only: "
+    "objective 'Which port is in release.txt?', agent 'explore', timeoutMs 600000.": "8347",
+    "Call task with three arguments only: "
+    "objective 'Read RETRIES in src/config.py', agent 'explore', timeoutMs 600000.": "3",
     "Start a task with timeoutMs 600000: explore reads release.txt and names the release manager.": "Lovelace",
     "Start a task with timeoutMs 600000: explore reads release.txt and names the release.": "4.2",
 }
