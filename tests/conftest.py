@@ -10,6 +10,7 @@ import gc
 import inspect
 import os
 import re
+import signal
 import ssl
 import threading
 from itertools import count
@@ -111,6 +112,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the watch before any test, which would otherwise have left a thread behind."""
     gc.disable()
+    # A shell lets commands in its background ignore Ctrl-C, and what the tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     limit_s = float(session.config.getoption("timeout") or session.config.getini("timeout"))
     session.config.stash[WATCH] = Watch(max(limit_s - 1, limit_s / 2))
 
