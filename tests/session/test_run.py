@@ -342,7 +342,7 @@ def test_every_turn_and_its_deck_are_recorded(ran: Ran) -> None:
         os.path.join(folder, name)
         for folder, _, names in os.walk(os.environ["HOME"])
         for name in names
-        if name.endswith(".db")
+        if name == "ledger.db"
     ]
 
     async def turns() -> int:
