@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
-from outside.clients.server import FAILURE, PICTURE, STEPS, TOOLS
+from outside.clients.server import FAILURE, NOTE, NOTED, PICTURE, STEPS, TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 TEXT = "Grüße, 世界 🌍"
 """A text to echo: it is damaged where an encoding is wrong."""
 _NAMES = frozenset(f"shelf__{tool['name']}" for tool in TOOLS)
+RESOURCE = f"indus://shelf/{NOTE}"
+PROMPT = "shelf__find"
+BOOK = "Middlemarch"
 _ORDERLY = ["started", "cancelled"]
 _CANCEL_S = 5.0
 
@@ -35,6 +38,10 @@ class Report:
     echoed: str
     image: tuple[str, str]
     """Its kind and its data, in base64."""
+    resource: str
+    """The text of the resource."""
+    prompt: str
+    """The text of the message that the prompt became."""
     error: str
     """The text of a result that the client knows for a failure."""
     steps: int | None
@@ -60,6 +67,8 @@ def read_report(value: JsonValue) -> Report:
         tools=[str(name) for name in tools] if isinstance(tools, list) else [],
         echoed=str(value.get("echoed")),
         image=("", "") if len(pair) != len(("kind", "data")) else (pair[0], pair[1]),
+        resource=str(value.get("resource")),
+        prompt=str(value.get("prompt")),
         error=str(value.get("error")),
         steps=steps if isinstance(steps, int) else None,
         uncancelled=str(value.get("uncancelled")),
@@ -83,6 +92,8 @@ def judge_client(report: Report, happened: Callable[[], list[str]]) -> list[Find
         Finding("list", f"without {', '.join(missing)}" if missing else ""),
         Finding("call", _unless(report.echoed == TEXT, f"said {report.echoed!r}")),
         Finding("image", _unless((kind, data) == ("image/png", PICTURE), f"{kind} {data[:20]}")),
+        Finding("resource", _unless(NOTED in report.resource, f"said {report.resource!r}")),
+        Finding("prompt", _unless(report.prompt == f"Find {BOOK}.", f"said {report.prompt!r}")),
         Finding("error", _unless(FAILURE in report.error, f"said {report.error!r}")),
         Finding("progress", _unless(report.steps in (STEPS, None), f"{report.steps} steps")),
         Finding("cancel", report.uncancelled or _describe_cancel(happened)),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.json import is_json_object
-from outside.clients.report import TEXT, NoReport, Report, read_report
+from outside.clients.report import BOOK, PROMPT, RESOURCE, TEXT, NoReport, Report, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,8 @@ class Program:
 
     def visit(self, target: Target, runs: Runs) -> Report:
         """Run it; it reports by itself."""
-        asked = {**target.as_json(), **self.more, "text": TEXT}
+        wanted: JsonObject = {"text": TEXT, "resource": RESOURCE, "prompt": PROMPT, "book": BOOK}
+        asked = {**target.as_json(), **self.more, **wanted}
         return read_report(runs.result(*self.command, json.dumps(asked)))
 
 
@@ -86,11 +87,16 @@ class Inspector:
         hello = _object(_object(runs.result(*ask("initialize"))).get("result"))
         tools = _object(_object(runs.result(*ask("tools/list"))).get("result"))
         failed = call("fail")
+        read = _object(_object(runs.result(*ask("resources/read", "--uri", RESOURCE))).get("result"))
+        named = ("--prompt-name", PROMPT, "--prompt-args", f"book={BOOK}")
+        got = _object(_object(runs.result(*ask("prompts/get", *named))).get("result"))
         return Report(
             protocol=str(hello.get("protocolVersion")),
             tools=_names(tools),
             echoed=_text(call("echo", *said)),
             image=_image(call("picture")),
+            resource=_content(read),
+            prompt=_content(got),
             error=_text(failed) if failed.get("isError") is True else "",
             steps=None,
             uncancelled=runs.interrupted(*ask_tool("slow")),
@@ -127,11 +133,15 @@ class FastMcp:
 
         said = ("--input-json", json.dumps({"text": TEXT}))
         failed = call("fail")
+        read = runs.result(*ask("call", "--target", RESOURCE))
+        got = runs.result(*ask("call", "--target", PROMPT, "--prompt", "--input-json", json.dumps({"book": BOOK})))
         return Report(
             protocol="",
             tools=_names(_object(runs.result(*ask("list")))),
             echoed=_text(call("echo", *said)),
             image=_image(call("picture")),
+            resource=_content(read),
+            prompt=_content(got),
             error=_text(failed) if failed.get("is_error") is True else "",
             steps=None,
             uncancelled=runs.interrupted(*ask("call", "--target", "shelf__slow")),
@@ -170,6 +180,17 @@ def _blocks(result: JsonObject) -> list[JsonObject]:
 
 def _text(result: JsonObject) -> str:
     return "".join(str(block.get("text", "")) for block in _blocks(result))
+
+
+def _content(value: JsonValue) -> str:
+    """Give the texts of a resource or of a prompt, wherever a client puts them."""
+    if isinstance(value, list):
+        return "".join(map(_content, value))
+    if not is_json_object(value):
+        return ""
+    text = value.get("text")
+    inner = (value.get(key) for key in ("contents", "messages", "content", "resource"))
+    return text if isinstance(text, str) else "".join(map(_content, inner))
 
 
 def _image(result: JsonObject) -> tuple[str, str]:

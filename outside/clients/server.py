@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import is_json_object
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from indusagi.core.json import JsonObject, JsonValue
 
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+NOTE = "shelf:///note"
+"""A resource, by the server's own address."""
+NOTED = "the third book is missing"
 FAILURE = "the shelf is empty: fill it first"
 STEPS = 3
 _BETWEEN_S = 0.05
@@ -49,14 +54,10 @@ class Server:
             self._note("cancelled")
         if number is None or method is None:
             return
-        if method == "initialize":
-            self._answer(number, _hello(given))
-        elif method == "tools/list":
-            self._answer(number, {"tools": [*TOOLS]})
-        elif method == "tools/call":
+        if method == "tools/call":
             self._call(number, given)
-        elif method == "ping":
-            self._answer(number, {})
+        elif (make := _RESULTS.get(str(method))) is not None:
+            self._answer(number, make(given))
         else:
             _send({"id": number, "error": {"code": -32601, "message": f"{method} is not known"}})
 
@@ -91,9 +92,31 @@ class Server:
 def _hello(params: JsonObject) -> JsonObject:
     return {
         "protocolVersion": params.get("protocolVersion", "2025-11-25"),
-        "capabilities": {"tools": {}},
+        "capabilities": {"tools": {}, "resources": {}, "prompts": {}},
         "serverInfo": {"name": "shelf", "version": "1"},
     }
+
+
+def _prompt(params: JsonObject) -> JsonObject:
+    arguments = params.get("arguments")
+    book = arguments.get("book") if is_json_object(arguments) else None
+    return {"messages": [{"role": "user", "content": {"type": "text", "text": f"Find {book}."}}]}
+
+
+def _read(params: JsonObject) -> JsonObject:
+    known = params.get("uri") == NOTE
+    return {"contents": [{"uri": NOTE, "mimeType": "text/plain", "text": NOTED}] if known else []}
+
+
+_RESULTS: dict[str, Callable[[JsonObject], JsonObject]] = {
+    "initialize": _hello,
+    "ping": lambda _: {},
+    "tools/list": lambda _: {"tools": [*TOOLS]},
+    "resources/list": lambda _: {"resources": [{"uri": NOTE, "name": "note", "mimeType": "text/plain"}]},
+    "resources/read": _read,
+    "prompts/list": lambda _: {"prompts": [{"name": "find", "arguments": [{"name": "book", "required": True}]}]},
+    "prompts/get": _prompt,
+}
 
 
 def _result(name: str, text: str) -> JsonObject:

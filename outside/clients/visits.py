@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Visit:
     """What was seen of a client."""
 
-    looked_at: ClassVar = ("list", "call", "image", "error", "progress", "cancel")
+    looked_at: ClassVar = ("list", "call", "image", "resource", "prompt", "error", "progress", "cancel")
     client: str
     transport: Transport
     cancels: str

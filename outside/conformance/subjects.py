@@ -114,6 +114,7 @@ def subjects(scratch: Path) -> list[Subject]:
     config.write_text(json.dumps({"mcpServers": {"conformance": server}}), "utf-8")
     python = sys.executable
     indus = (python, "-m", "induscode", "serve", "--http", "127.0.0.1:{port}", "--no-token")
+    gateway = (*indus, "--profile", "none", "--names", "plain", "--mcp", str(config))
     relay = (*indus, "--transparent", "conformance", "--mcp", str(config))
     return [
         Subject("direct", (python, "-m", "outside.conformance.server", "--http", "{port}")),
@@ -124,5 +125,6 @@ def subjects(scratch: Path) -> list[Subject]:
             may_fail=_BOX_MAY_FAIL,
         ),
         Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
+        Subject("gateway", gateway, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
         Subject("deck", (*indus, "--no-mcp"), may_fail=_DECK_MAY_FAIL, only=_GENERAL, sessions=_SESSIONS),
     ]

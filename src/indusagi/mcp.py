@@ -15,11 +15,12 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonValue
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import (
     EndpointStatus,
+    ItemKind,
     RemoteCallResult,
     RemoteTool,
     ServerConfig,
@@ -91,6 +92,30 @@ class MCPClient:
             ProtocolFault: Not connected, or the listing failed.
         """
         return await self._endpoint.list_tools()
+
+    async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
+        """List the resources, templates or prompts of the server.
+
+        Raises:
+            ProtocolFault: Not connected, or the listing failed.
+        """
+        return await self._endpoint.list_items(kind)
+
+    async def read_resource(self, uri: str) -> JsonObject:
+        """Read a resource; the result has its `contents`.
+
+        Raises:
+            ProtocolFault: Not connected, refused, timed out, or the connection was lost.
+        """
+        return await self._endpoint.request("resources/read", {"uri": uri})
+
+    async def get_prompt(self, name: str, arguments: JsonObject | None = None) -> JsonObject:
+        """Get a prompt; the result has its `messages`.
+
+        Raises:
+            ProtocolFault: Not connected, refused, timed out, or the connection was lost.
+        """
+        return await self._endpoint.request("prompts/get", {"name": name, "arguments": arguments or {}})
 
     async def call_tool(
         self,

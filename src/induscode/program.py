@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
     "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
-    "call": ("call one tool", "induscode.commands.call"),
+    "resources": ("list and read the resources of servers", "induscode.commands.resources"),
+    "prompts": ("list the prompts of servers, and get their messages", "induscode.commands.prompts"),
+    "call": ("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
     "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "acp": ("work in an editor: the Agent Client Protocol over stdio", "induscode.acp.command"),
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from outside.clients import __main__ as command
 from outside.clients.agents import Agent, Outcome, agents, judge_list
-from outside.clients.report import TEXT, NoReport, Report, judge_client, read_report
+from outside.clients.report import BOOK, RESOURCE, TEXT, NoReport, Report, judge_client, read_report
 from outside.clients.roster import Client, FastMcp, Inspector, Program, clients
 from outside.clients.running import Runs
-from outside.clients.server import FAILURE, PICTURE, STEPS, TOOLS
+from outside.clients.server import FAILURE, NOTE, NOTED, PICTURE, STEPS, TOOLS
 from outside.clients.subject import CannotServe, Subject, Target, listening, make_subject
 from outside.clients.visits import Visit, visit
 from tests.support.scripts import ROOT
@@ -31,6 +31,8 @@ GOOD = Report(
     tools=[f"shelf__{tool['name']}" for tool in TOOLS],
     echoed=TEXT,
     image=("image/png", PICTURE),
+    resource=NOTED,
+    prompt=f"Find {BOOK}.",
     error=FAILURE,
     steps=STEPS,
     uncancelled="",
@@ -73,16 +75,20 @@ def test_the_server_answers_as_each_tool_should(tmp_path: Path) -> None:
         {"method": "notifications/initialized"},
         {"id": 2, "method": "tools/list"},
         {"id": 3, "method": "ping"},
-        {"id": 4, "method": "prompts/list"},
+        {"id": 4, "method": "roots/list"},
         _call(5, "echo", arguments={"text": TEXT}),
         _call(6, "picture"),
         _call(7, "fail"),
+        {"id": 8, "method": "resources/list"},
+        {"id": 9, "method": "resources/read", "params": {"uri": NOTE}},
+        {"id": 10, "method": "prompts/list"},
+        {"id": 11, "method": "prompts/get", "params": {"name": "find", "arguments": {"book": BOOK}}},
     )
     results = {answer["id"]: answer.get("result") for answer in answers}
     told = json.dumps(results, ensure_ascii=False)
-    assert list(results) == [1, 2, 3, 4, 5, 6, 7]
+    assert list(results) == [*range(1, 12)]
     assert results[4] is None
-    assert all(part in told for part in (TEXT, PICTURE, FAILURE, "2025-06-18", "inputSchema"))
+    assert all(part in told for part in (TEXT, PICTURE, FAILURE, "2025-06-18", "inputSchema", NOTED, f"Find {BOOK}."))
 
 
 @pytest.mark.process
@@ -105,7 +111,7 @@ def test_the_server_notes_whether_its_slow_tool_was_cancelled_or_abandoned(tmp_p
 
 def test_a_report_of_what_was_served_has_nothing_wrong() -> None:
     findings = judge_client(GOOD, lambda: ORDERLY)
-    assert [finding.wrong for finding in findings] == [""] * 7
+    assert [finding.wrong for finding in findings] == [""] * 9
     assert {finding.what for finding in findings} == {*Visit.looked_at, "after"}
     assert not any(finding.wrong for finding in judge_client(replace(GOOD, steps=None), lambda: ORDERLY))
 
@@ -117,6 +123,8 @@ def test_a_report_of_what_was_served_has_nothing_wrong() -> None:
         (replace(GOOD, echoed="Gr\u00c3\u00bc\u00c3\u0178e"), "call"),
         (replace(GOOD, image=("image/jpeg", PICTURE)), "image"),
         (replace(GOOD, image=("image/png", PICTURE[:-4])), "image"),
+        (replace(GOOD, resource="another note"), "resource"),
+        (replace(GOOD, prompt="Find None."), "prompt"),
         (replace(GOOD, error="something went wrong"), "error"),
         (replace(GOOD, steps=0), "progress"),
         (replace(GOOD, uncancelled="it ended: done"), "cancel"),
@@ -157,6 +165,8 @@ def test_a_report_is_read_as_a_program_wrote_it() -> None:
         "tools": [*GOOD.tools],
         "echoed": TEXT,
         "image": [*GOOD.image],
+        "resource": NOTED,
+        "prompt": f"Find {BOOK}.",
         "error": FAILURE,
         "steps": STEPS,
         "uncancelled": "",
@@ -167,7 +177,7 @@ def test_a_report_is_read_as_a_program_wrote_it() -> None:
         read_report([])
     empty = read_report({})
     wrong = [finding.what for finding in judge_client(empty, lambda: ORDERLY) if finding.wrong]
-    assert wrong == ["list", "call", "image", "error", "cancel", "after"]
+    assert wrong == ["list", "call", "image", "resource", "prompt", "error", "cancel", "after"]
 
 
 def test_a_result_counts_whatever_the_exit_code_is(tmp_path: Path) -> None:
@@ -280,9 +290,14 @@ content = {{"type": "text", "text": given.get("text", {failure!r})}}
 if tool == "picture":
     content = {{"type": "image", "mimeType": "image/png", "data": {picture!r}}}
 result = {{"content": [content], failed: tool == "fail"}}
-if "initialize" in words:
+message = {{"content": {{"type": "text", "text": {prompt!r}}}}}
+if {resource!r} in words:
+    result = {{"contents": [{{"text": {noted!r}}}]}}
+elif tool == "find":
+    result = {{"messages": [message]}}
+elif "initialize" in words:
     result = {{"protocolVersion": "2026-07-28"}}
-if not tool and not "initialize" in words:
+elif not tool:
     result = {{"tools": [{{"name": name}} for name in {names!r}]}}
 journal = pathlib.Path({journal!r})
 if tool == "slow":
@@ -299,6 +314,7 @@ print(json.dumps({{"result": result}} if wrap else result))
 def _command(subject: Subject, *, wrap: bool, failed: str) -> list[str]:
     """Give a command that answers as those of others do: with `wrap`, inside a `result`."""
     known = {"failure": FAILURE, "picture": PICTURE, "names": GOOD.tools}
+    known |= {"resource": RESOURCE, "noted": NOTED, "prompt": f"Find {BOOK}."}
     text = _COMMAND.format(wrap=wrap, failed=failed, journal=str(subject.journal), **known)
     path = subject.journal.with_name("command.py")
     # The first line of a script cannot name an interpreter whose path has a blank in it.
@@ -376,7 +392,7 @@ class _Content:
 def test_a_visit_tells_what_was_seen_and_what_is_missing() -> None:
     done = visit(Client("somebody", _Content(), "a bell"), "stdio")
     assert done.wrong == []
-    assert done.cells == ("somebody", "stdio", "2025-11-25", *["yes"] * 4, "-", "yes", "a bell")
+    assert done.cells == ("somebody", "stdio", "2025-11-25", *["yes"] * 6, "-", "yes", "a bell")
 
 
 def test_a_visit_that_fails_says_why_and_shows_empty_cells() -> None:

@@ -44,11 +44,16 @@ class _Visit:
         uncancelled = await self._check_cancel()
         after = await self._call("echo", text=self._asked["text"])
         image = picture.content[0]
+        blobs = await self._client.get_resources("indus", uris=[self._asked["resource"]])
+        arguments = {"book": self._asked["book"]}
+        messages = await self._client.get_prompt("indus", self._asked["prompt"], arguments=arguments)
         return {
             "protocol": await self._protocol(),
             "tools": list(self._tools),
             "echoed": echo.text,
             "image": [image["mime_type"], image["base64"]],
+            "resource": blobs[0].as_string(),
+            "prompt": messages[0].content,
             "error": failed.text if failed.status == "error" else "",
             "steps": self._steps,
             "uncancelled": uncancelled,

@@ -46,6 +46,8 @@ async def _report(asked: dict) -> dict:
         echo = await server.call_tool("shelf__echo", {"text": asked["text"]})
         picture = (await server.call_tool("shelf__picture", {})).content[0]
         failed = await server.call_tool("shelf__fail", {})
+        read = await server.read_resource(asked["resource"])
+        got = await server.get_prompt(asked["prompt"], {"book": asked["book"]})
         uncancelled = await _check_cancel(server, Path(asked["journal"]))
         after = await server.call_tool("shelf__echo", {"text": asked["text"]})
         return {
@@ -53,6 +55,8 @@ async def _report(asked: dict) -> dict:
             "tools": [tool.name for tool in tools],
             "echoed": _text(echo),
             "image": [picture.mime_type, picture.data],
+            "resource": read.contents[0].text,
+            "prompt": got.messages[0].content.text,
             "error": _text(failed) if failed.is_error else "",
             "steps": None,
             "uncancelled": uncancelled,

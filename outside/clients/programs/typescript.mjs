@@ -45,6 +45,8 @@ const { tools } = await client.listTools();
 const echo = await client.callTool({ name: "shelf__echo", arguments: { text: asked.text } });
 const picture = await client.callTool({ name: "shelf__picture", arguments: {} });
 const failed = await client.callTool({ name: "shelf__fail", arguments: {} });
+const read = await client.readResource({ uri: asked.resource });
+const got = await client.getPrompt({ name: asked.prompt, arguments: { book: asked.book } });
 let steps = 0;
 await client.callTool({ name: "shelf__steps", arguments: {} }, { onprogress: () => (steps += 1) });
 const uncancelled = await cancelled(client);
@@ -54,6 +56,8 @@ const report = {
   tools: tools.map((tool) => tool.name),
   echoed: text(echo),
   image: [picture.content[0].mimeType, picture.content[0].data],
+  resource: read.contents[0].text,
+  prompt: got.messages[0].content.text,
   error: failed.isError ? text(failed) : "",
   steps,
   uncancelled,

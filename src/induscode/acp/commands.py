@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import CoreError
 from induscode.interactive.slash import SlashError, parse_line
+from induscode.interactive.slash.prompts import list_prompt_commands
 from induscode.interactive.slash.table import load_commands
 from induscode.terminal import escape_controls, escape_unprintable
 
@@ -63,7 +64,8 @@ class EditorCommands:
     async def load(self) -> None:
         """Load the commands of the session, of the user and of the project."""
         commands = await load_commands(self.conversation.invocation.cwd, self.conversation.notes.append)
-        self._commands = {name: command for name, command in commands.items() if name not in _TERMINAL_ONLY}
+        prompts = list_prompt_commands(self.conversation)
+        self._commands = {**{name: one for name, one in commands.items() if name not in _TERMINAL_ONLY}, **prompts}
 
     def announce(self) -> None:
         """Send the list of commands."""

@@ -25,6 +25,7 @@ from induscode.acp.params import invalid
 from induscode.acp.updates import SessionUpdates, UpdateChannel
 from induscode.boot.runners import ConfigPathError
 from induscode.session.conversation import open_conversation
+from induscode.session.mentions import attach_resources
 from induscode.session.models import NoModelError
 from induscode.session.run import USAGE_ERRORS
 from induscode.session.transcript import find_cwd
@@ -219,6 +220,10 @@ class EditorSession:
             await conversation.wait_for_servers()
         if queued.cancel.cancelled:
             return {"stopReason": "cancelled"}
+        with queued.cancel.guard():
+            text, notes = await attach_resources(text, conversation.session)
+            for note in notes:
+                self._show_note(note)
         result = await conversation.run_turn(
             text, sink=self.updates.handle, cancel=queued.cancel, attachments=queued.prompt.attachments
         )

@@ -1,4 +1,4 @@
-"""`indus call`: one call of one tool, native or of a server.
+"""`indus call`: one call of one tool, native or of a server; one resource (`@server:uri`); one prompt (`/server:name`).
 
 Exit codes: 0 the tool answered, 1 it answered with an error, 2 a call that makes no sense, 3 a fault between us and the
 tool's server or a disabled tool, 128 + n for signal n.
@@ -74,7 +74,8 @@ def command(
 ) -> int:
     """Call TOOL with arguments: KEY=VALUE by its schema, KEY:=JSON as it stands.
 
-    A list is written as JSON, or its key is repeated. Progress goes to standard error.
+    A list is written as JSON, or its key is repeated. Progress goes to standard error. `@SERVER:URI` reads a resource
+    instead, and `/SERVER:PROMPT` gets a prompt.
 
     Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its server failed or is
     missing, or the tool is disabled: see indus mcp diff.
@@ -89,6 +90,8 @@ def command(
         call.object = {} if document is None else read_object(document)
     except ArgumentError as exc:
         raise click.UsageError(str(exc), context) from exc
+    if tool.startswith(("@", "/")):
+        return call_content(context, tool, arguments, call.object, output, save)
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if line is not None or url is not None or headers:
         from induscode.commands.support.server_rows import plan_ad_hoc_server  # noqa: PLC0415 — for these options
@@ -114,6 +117,48 @@ def command(
     async def execute(token: CancelToken) -> int:
         with usage_errors():
             return await call.execute(token)
+
+    return run_with_signals(execute)
+
+
+def call_content(
+    context: click.Context, text: str, words: Sequence[str], given: JsonObject, output: str, save: str | None
+) -> int:
+    """Read the resource `@server:uri`, or get the prompt `/server:name`; print it and return the exit code.
+
+    Raises:
+        click.UsageError: There is no such server, or the arguments are invalid.
+    """
+    from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
+    from induscode.commands.support.arguments import ArgumentError, read_arguments  # noqa: PLC0415 — not for the help
+    from induscode.commands.support.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
+    from induscode.commands.support.permissions import build_call_checks  # noqa: PLC0415 — not for the help
+    from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
+    from induscode.session.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
+
+    invocation = read_invocation(context)
+    plan = load_plan(invocation)
+    server, name = parse_reference(text, plan)
+    dialog = find_line_dialog() if output != "json" else None
+    checks = build_call_checks(invocation.cwd, dialog)
+    print_notes(checks.notes)
+    call = _Call(context, invocation, text, words, output, save)
+    try:
+        # Arguments of prompts are texts.
+        arguments = read_arguments(words, given, {"type": "object", "additionalProperties": {"type": "string"}})
+    except ArgumentError as exc:
+        raise click.UsageError(f"{text}: {exc}", context) from exc
+
+    async def execute(token: CancelToken) -> int:
+        outcomes: list[ToolOutcome] = []
+        handlers = None if dialog is None else build_server_handlers(dialog, roots=(invocation.cwd,))
+        with token.guard():
+            async with open_content(plan.narrow([server]), checks.remote, make_inert_context(), handlers) as (
+                _,
+                content,
+            ):
+                outcomes.append(await fetch_content(content, server, MARKS[text[0]], name, arguments))
+        return call.print_outcome(outcomes[0]) if outcomes else 0
 
     return run_with_signals(execute)
 
@@ -193,7 +238,7 @@ class _Call:
             if card is None:
                 return self._report_missing(session)
             outcome = await self._run(session, card, token)
-        return 0 if token.cancelled else self._print_outcome(outcome, card)
+        return 0 if token.cancelled else self.print_outcome(outcome, card)
 
     async def _narrow_plan(self, plan: ServerPlan) -> ServerPlan:
         """Keep the server that is known to have the tool, or those that may have it."""
@@ -224,7 +269,7 @@ class _Call:
             from indusagi.runtime.contract import ToolOutcome  # noqa: PLC0415 — loaded with the deck
             from induscode.deck.mcp.enrolment import refuse_disabled  # noqa: PLC0415 — loaded with the deck
 
-            return self._print_outcome(ToolOutcome("", refuse_disabled(disabled)))
+            return self.print_outcome(ToolOutcome("", refuse_disabled(disabled)))
         if self.tool in session.left_out:
             lacking = session.left_out[self.tool]
             raise click.UsageError(f"{self.tool} can do nothing here: {lacking}", self._context)
@@ -283,7 +328,8 @@ class _Call:
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
         return await box.runner.run(call, token, on_progress=_build_progress_printer(card.name))
 
-    def _print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
+    def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
+        """Print the result, and return the exit code."""
         from induscode.commands.support.arguments import describe_parameters  # noqa: PLC0415 — for a call that ran
         from induscode.commands.support.outcome import format_block, print_blocks, save_blocks, to_json  # noqa: PLC0415 — for a call that ran
         from induscode.commands.support.output import write_json  # noqa: PLC0415 — for a call that ran

@@ -318,9 +318,10 @@ class InteractiveApp:
 
     async def _load_commands(self, cwd: str) -> None:
         await _import_later(_COMMANDS)
+        from induscode.interactive.slash.prompts import list_prompt_commands  # noqa: PLC0415 — imported above, in a thread
         from induscode.interactive.slash.table import load_commands  # noqa: PLC0415 — imported above, in a thread
 
-        self._commands = await load_commands(cwd, self._show_note)
+        self._commands = {**await load_commands(cwd, self._show_note), **list_prompt_commands(self._conversation)}
 
     def _describe_commands(self) -> Mapping[str, str]:
         """Describe the commands and their first words, for completion."""
@@ -428,14 +429,18 @@ class InteractiveApp:
         from induscode.interactive.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
         from induscode.interactive.render import EventRenderer  # noqa: PLC0415 — after the first prompt
         from induscode.session.contract import RunResult  # noqa: PLC0415 — after the first prompt
+        from induscode.session.mentions import attach_resources  # noqa: PLC0415 — after the first prompt
 
         first, *more = message.split("\n")
         for line in (f"> {first}", *(f"  {line}" for line in more)):
             self.screen.show(line)
         prompt, notes = await expand_mentions(message, conversation.invocation.cwd)
+        self._turn = CancelToken(self._leaving)
+        with self._turn.guard():
+            prompt, remarks = await attach_resources(prompt, conversation.session)
+            notes = (*notes, *remarks)
         for note in notes:
             self.screen.show(f"note: {note}")
-        self._turn = CancelToken(self._leaving)
         self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
         known = len(conversation.notes)
         result = RunResult(reason="cancelled")

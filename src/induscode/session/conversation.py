@@ -27,6 +27,7 @@ from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
+from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.session.agents.files import load_agents
 from induscode.session.agents.sub_session import ParentSession
@@ -475,7 +476,11 @@ async def open_conversation(
         loading = await stack.enter_async_context(_preload())
         phases = ServerPhases(on_event)
         options = BootOptions(
-            reloadable=follow_config, handlers=handlers, on_event=phases if follow_config or on_event else None
+            reloadable=follow_config,
+            handlers=handlers,
+            on_event=phases if follow_config or on_event else None,
+            # Only a person at a session mentions resources and enters prompts.
+            kinds=CONTENT_KINDS if follow_config else (),
         )
         # Before the files are read: a change while they are read is a change.
         config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))

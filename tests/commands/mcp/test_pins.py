@@ -182,10 +182,10 @@ def test_the_lock_holds_the_projects_tools_and_finds_every_change(tmp_path: Path
     run("mcp", "trust", "--yes", "s", cwd=tmp_path)
     done = run("mcp", "lock", cwd=tmp_path)
     path = tmp_path / ".indusvx" / "mcp.lock.json"
-    assert done.stdout == f"Wrote the definitions of 2 tools to {path}\n"
+    assert done.stdout == f"Wrote the definitions of 2 tools and 1 other item to {path}\n"
     lock = json.loads(path.read_text(encoding="utf-8"))
     assert {name: list(tools) for name, tools in lock["servers"].items()} == {"s": ["one", "two"]}
-    assert "2 tools are as" in run("mcp", "lock", "--check", cwd=tmp_path).stdout
+    assert "3 items are as" in run("mcp", "lock", "--check", cwd=tmp_path).stdout
     server.has(one={"description": "Other."}, three={"description": "Three."})
     checked = run("mcp", "lock", "--check", "--json", cwd=tmp_path)
     assert checked.returncode == 1

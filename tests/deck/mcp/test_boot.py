@@ -162,7 +162,7 @@ async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str
         assert found is not None
         raw = {**found[1].raw, "description": "What it said before."}
         old = found[1].ref
-        bridge.journal.record_pin(server.id, tool, with_raw(found[1], raw).pin, raw)
+        bridge.journal.record_pin(old, with_raw(found[1], raw).pin, raw)
     return old
 
 
@@ -220,7 +220,7 @@ async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
-        endpoint._tools = None
+        del endpoint._items["tool"]
         answer = await call(bridge, "h__echo", tmp_path, text="hi")
         assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
 

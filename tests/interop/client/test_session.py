@@ -589,10 +589,10 @@ async def test_notifications_reach_their_listeners() -> None:
 
     transport, session = await connected({}, on_notification=hear)
     transport.say({"method": "notifications/tools/list_changed"})
-    changes: list[bool] = []
-    session.on_tools_changed = lambda: changes.append(True)
+    changes: list[object] = []
+    session.on_list_changed = changes.append
     transport.say({"method": "notifications/tools/list_changed"}, {"method": "notifications/message"})
-    assert changes == [True]
+    assert changes == [("tool",)]
     assert heard == ["notifications/tools/list_changed"] * 2 + ["notifications/message"]
 
 

@@ -294,12 +294,20 @@ class BridgeConfig:
         object.__setattr__(self, "servers", tuple(self.servers))
 
 
+ItemKind: TypeAlias = Literal["tool", "resource", "template", "prompt", "instructions", "content"]
+"""What an item of a server is: one of the things it lists, its instructions, or the content of a listed resource."""
+LISTED_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt")
+"""The kinds that servers list beside tools."""
+ITEM_KINDS: tuple[ItemKind, ...] = ("tool", *LISTED_KINDS, "instructions", "content")
+
+
 @record
 class RemoteToolRef:
-    """One tool of one server: the configured id, and the server's own name for the tool."""
+    """One tool or other item of one server: the configured id, and the server's own name or URI for it."""
 
     server: str
     name: str
+    kind: ItemKind = "tool"
 
 
 def qualify_tool_name(ref: RemoteToolRef) -> str:
@@ -309,7 +317,7 @@ def qualify_tool_name(ref: RemoteToolRef) -> str:
 
 @record
 class RemoteTool:
-    """A tool of a server, with its descriptor for models."""
+    """A tool or another item of a server, with its descriptor."""
 
     ref: RemoteToolRef
     descriptor: ToolDescriptor

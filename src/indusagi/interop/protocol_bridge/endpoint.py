@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Literal, TypeAlias
@@ -25,6 +25,7 @@ from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
@@ -33,6 +34,7 @@ from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     EndpointStatus,
     FaultDetail,
+    ItemKind,
     ProtocolFault,
     RemoteCallResult,
     RemoteTool,
@@ -42,7 +44,12 @@ from indusagi.interop.protocol_bridge.contract import (
     needs_sign_in,
     parse_call_result,
 )
-from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RequestOptions, RequestTimeoutError
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    METHOD_NOT_FOUND,
+    ConnectionClosedError,
+    RequestOptions,
+    RequestTimeoutError,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
@@ -51,8 +58,8 @@ _log = logging.getLogger(__name__)
 _LISTEN_PAUSE_S = 60.0
 """The longest pause before a subscription that the server ended is opened again."""
 
-EndpointEvent: TypeAlias = Literal["phase", "tools", "slow_start"]
-"""What changed: the phase, the list of tools, or that the start takes long."""
+EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start"]
+"""What changed: the phase, the list of tools, another list, or that the start takes long."""
 OnEvent: TypeAlias = Callable[[EndpointEvent], None]
 
 
@@ -101,13 +108,18 @@ class ServerEndpointImpl:
         self._fault: ProtocolFault | None = None
         self._listing_fault: ProtocolFault | None = None
         self._session: ClientSession | None = None
-        self._tools: tuple[RemoteTool, ...] | None = None
+        self._items: dict[ItemKind, tuple[RemoteTool, ...]] = {}
         self._notes: tuple[Note, ...] = ()
+        self._item_notes: dict[ItemKind, tuple[Note, ...]] = {}
         self._listing = asyncio.Lock()
         self._task = BackgroundTask(f"endpoint {config.id}")
         self._settled = asyncio.Event()
         self._stop = asyncio.Event()
-        self._tools_changed = asyncio.Event()
+        self._changed: set[ItemKind] = set()
+        self._has_changed = asyncio.Event()
+        self._watched: dict[str, asyncio.Task[None] | None] = {}
+        """The resources whose updates are reported; for a modern server with the task that listens."""
+        self._tasks: asyncio.TaskGroup | None = None
         self._answer_s: float | None = None
         self._log_messages: Sequence[str] = ()
 
@@ -131,11 +143,20 @@ class ServerEndpointImpl:
     @property
     def known_tools(self) -> Sequence[RemoteTool] | None:
         """The last list of tools; `None` before the first one."""
-        return self._tools
+        return self._items.get("tool")
+
+    def known_items(self, kind: ItemKind) -> Sequence[RemoteTool] | None:
+        """Return the last list of a kind; `None` before the first one."""
+        return self._items.get(kind)
+
+    def ttl_ms(self, kind: ItemKind) -> int:
+        """Return how long the last list of a kind may be cached, by the server's hint; 0 without one."""
+        return 0 if self._session is None else self._session.ttl_ms.get(ITEM_LISTS[kind].method, 0)
 
     def status(self) -> EndpointStatus:
         """Return the present state, with everything noted about the server."""
-        session, owner, notes = self._session, f"server {self._config.id!r}", self._notes
+        session, owner = self._session, f"server {self._config.id!r}"
+        notes = (*self._notes, *(note for own in self._item_notes.values() for note in own))
         if session is not None:
             own = (Note(owner, text) for text in session.notes)
             notes = (*notes, *(note for note in own if note not in self._notes))
@@ -148,7 +169,7 @@ class ServerEndpointImpl:
         fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None
         if watch is not None and watch.is_slow and self._phase is EndpointPhase.CONNECTING:
             slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
-        count = len(self._tools or ())
+        count = len(self._items.get("tool", ()))
         return EndpointStatus(
             self._config.id, self._phase, count, fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
         )
@@ -210,7 +231,7 @@ class ServerEndpointImpl:
                     opening = open_client_session(self._config, self._handlers, self._session_factory, watch)
                     session = await stack.enter_async_context(opening)
                 self._history.record_up(self._config)
-                session.on_tools_changed = self._tools_changed.set
+                session.on_list_changed = self._note_change
                 self._session, self._log_messages = session, session.log
                 self._enter(EndpointPhase.READY)
                 self._settled.set()
@@ -247,14 +268,20 @@ class ServerEndpointImpl:
             helpers = [tasks.create_task(self._relist())]
             if self._config.kind == "stdio" and self._session_factory is None:
                 helpers.append(tasks.create_task(self._check_health(session)))
-            facts = session.facts
-            if facts is not None and facts.era == "modern" and facts.offers("tools", "listChanged"):
-                helpers.append(tasks.create_task(self._listen(session)))
+            facts, changes = session.facts, dict[str, JsonValue]()
+            if facts is not None and facts.era == "modern":
+                subjects = ("tools", "resources", "prompts")
+                changes = {f"{one}ListChanged": True for one in subjects if facts.offers(one, "listChanged")}
+            if changes:
+                helpers.append(tasks.create_task(self._listen(session, changes)))
             stopping = tasks.create_task(self._stop.wait())
+            self._tasks = tasks
             try:
                 await asyncio.wait({stopping, session.connection.ended}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (*helpers, stopping):
+                self._tasks = None
+                watching = [task for task in self._watched.values() if task is not None]
+                for task in (*helpers, *watching, stopping):
                     task.cancel()
 
     async def _check_health(self, session: ClientSession) -> None:
@@ -298,56 +325,136 @@ class ServerEndpointImpl:
         Raises:
             ProtocolFault: Not ready, or the listing failed.
         """
+        return await self.list_items("tool")
+
+    async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
+        """List the items of one kind; the list is kept until the server reports a change.
+
+        A server that does not declare the capability has none.
+
+        Raises:
+            ProtocolFault: Not ready, or the listing failed.
+        """
         session = self._require_ready()
         async with self._listing:
-            if self._tools is None:
-                await self._list(session)
-            return self._tools or ()
+            if kind not in self._items:
+                await self._list(session, kind)
+            return self._items[kind]
 
-    async def _list(self, session: ClientSession) -> None:
-        facts = session.facts
-        # A server that declares other capabilities only has no tools.
-        may_have_tools = facts is None or facts.offers("tools") or not facts.capabilities
+    async def _list(self, session: ClientSession, kind: ItemKind) -> None:
+        facts, config = session.facts, self._config
+        if kind == "instructions":
+            self._items[kind] = read_instructions(None if facts is None else facts.instructions, config)
+            self._report("items")
+            return
+        listed = ITEM_LISTS[kind]
+        is_offered = facts is None or facts.offers(listed.capability)
+        if kind == "tool":
+            # A server that declares other capabilities only has no tools.
+            is_offered = is_offered or not (facts and facts.capabilities)
         try:
             with self._measure():
-                rows = await session.read_pages("tools/list", "tools") if may_have_tools else ()
+                rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
-            self._listing_fault = self._to_fault(exc, FaultSite.LIST)
-            raise self._listing_fault from self._listing_fault.cause
-        self._tools, notes = read_tools(rows, self._config)
-        owner = f"server {self._config.id!r}"
+            fault = self._to_fault(exc, FaultSite.LIST)
+            if kind == "tool":
+                self._listing_fault = fault
+            elif fault.detail.rpc_code == METHOD_NOT_FOUND:
+                self._items[kind] = ()  # some servers declare resources and know no templates
+                return
+            else:
+                self._item_notes[kind] = (Note(f"server {config.id!r}", f"its {kind}s cannot be listed: {fault}"),)
+            raise fault from fault.cause
+        if kind != "tool":
+            self._items[kind], self._item_notes[kind] = read_items(kind, rows, config)
+            self._report("items")
+            return
+        self._items[kind], notes = read_tools(rows, config)
+        owner = f"server {config.id!r}"
         self._notes = (*(Note(owner, note) for note in session.notes), *notes)
         self._listing_fault = None
         self._report("tools")
 
-    async def _relist(self) -> None:
-        """List again when the server reports a change, at most once per `relist_gap_s`."""
-        while True:
-            await self._tools_changed.wait()
-            await asyncio.sleep(self._config.limits.relist_gap_s)
-            self._tools_changed.clear()
-            session = self._session
-            if session is None or self._tools is None:
-                continue
-            async with self._listing:
-                try:
-                    await self._list(session)
-                except ProtocolFault:
-                    # The old list stays; the status has the fault.
-                    continue
+    def _note_change(self, kinds: Iterable[ItemKind]) -> None:
+        self._changed.update(kinds)
+        self._has_changed.set()
 
-    async def _listen(self, session: ClientSession) -> None:
-        """Subscribe to changes of a modern server; after each gap the tools are listed again."""
+    async def _relist(self) -> None:
+        """List again what the server reports as changed, at most once per `relist_gap_s`."""
+        while True:
+            await self._has_changed.wait()
+            await asyncio.sleep(self._config.limits.relist_gap_s)
+            self._has_changed.clear()
+            changed, self._changed = [*self._changed], set()
+            for kind in changed:
+                session = self._session
+                if session is None or kind not in self._items:
+                    continue
+                async with self._listing:
+                    try:
+                        await self._list(session, kind)
+                    except ProtocolFault:
+                        # The old list stays; the status has the fault.
+                        continue
+
+    async def _listen(self, session: ClientSession, changes: Mapping[str, JsonValue]) -> None:
+        """Subscribe to changes of a modern server; after each gap everything is listed again."""
         pause_s = self._config.limits.relist_gap_s
         try:
             while True:
-                await session.listen(toolsListChanged=True)
+                await session.listen(**changes)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LISTEN_PAUSE_S)
-                self._tools_changed.set()
+                self._note_change(self._items)
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
-            text = f"it does not tell when its tools change: {describe_error(exc)}"
+            text = f"it does not tell when its lists change: {describe_error(exc)}"
             self._notes = (*self._notes, Note(f"server {self._config.id!r}", text))
+
+    # -- updates of resources ---------------------------------------------------------------
+
+    async def watch_resource(self, uri: str) -> None:
+        """Have the server report updates of a resource (`notifications/resources/updated`).
+
+        Raises:
+            ProtocolFault: As for `invoke`.
+        """
+        session = self._require_ready()
+        if uri in self._watched:
+            return
+        self._watched[uri] = None
+        if session.facts is not None and session.facts.era == "modern":
+            if self._tasks is not None:
+                self._watched[uri] = self._tasks.create_task(self._listen_resource(session, uri))
+            return
+        try:
+            await self.request("resources/subscribe", {"uri": uri})
+        except BaseException:
+            self._watched.pop(uri, None)
+            raise
+
+    async def unwatch_resource(self, uri: str) -> None:
+        """Have the server report no further updates of a resource.
+
+        Raises:
+            ProtocolFault: As for `invoke`.
+        """
+        if uri not in self._watched:
+            return
+        task = self._watched.pop(uri)
+        if task is not None:
+            task.cancel()
+        elif self._phase is EndpointPhase.READY:
+            await self.request("resources/unsubscribe", {"uri": uri})
+
+    async def _listen_resource(self, session: ClientSession, uri: str) -> None:
+        pause_s = self._config.limits.relist_gap_s
+        try:
+            while True:
+                await session.listen(resourceSubscriptions=[uri])
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LISTEN_PAUSE_S)
+        except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
+            _log.debug("server %r does not report updates of %s: %s", self._config.id, uri, exc)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -370,6 +477,8 @@ class ServerEndpointImpl:
             with nullcontext() if cancel is None else cancel.guard():
                 with self._measure():
                     result = await session.call("tools/call", {"name": name, "arguments": arguments}, progress)
+                if result.get("resultType") == "input_required":
+                    return RemoteCallResult(())  # the caller's `exchange` has it
                 return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
@@ -378,15 +487,18 @@ class ServerEndpointImpl:
         message = f"server {self._config.id!r}: the call of {name!r} was cancelled: {reason}"
         raise ProtocolFault("tool_error", message, detail=FaultDetail(server=self._config.id, reason="cancelled"))
 
-    async def request(self, method: str, params: JsonObject | None = None) -> JsonObject:
+    async def request(
+        self, method: str, params: JsonObject | None = None, *, on_progress: ProgressSink | None = None
+    ) -> JsonObject:
         """Send any other request (resources, prompts, completion, …), as plain JSON.
 
         Raises:
             ProtocolFault: As for `invoke`.
         """
         session = self._require_ready()
+        progress = None if on_progress is None else partial(_report_progress, on_progress)
         try:
-            return await session.call(method, params or {})
+            return await session.call(method, params or {}, progress)
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, method)
             raise fault from fault.cause

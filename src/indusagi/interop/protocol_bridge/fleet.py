@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.start.policy import (
     PROCESS_HISTORY,
     RestartRecord,
@@ -38,6 +39,7 @@ from indusagi.interop.protocol_bridge.contract import (
     EndpointStatus,
     FaultDetail,
     FleetStatus,
+    ItemKind,
     ProtocolFault,
     RemoteTool,
     RemoteToolRef,
@@ -105,11 +107,14 @@ class ServerFleetImpl:
         policy: StartPolicy | None = None,
         history: StartHistory | None = None,
         pacer: StartPacer | None = None,
+        kinds: Sequence[ItemKind] = (),
     ) -> None:
         self.history = PROCESS_HISTORY if history is None else history
         """Which configurations were up before: their starts have a short limit."""
         self._policy = policy or StartPolicy()
         self._pacer = pacer or StartPacer()
+        self._kinds = tuple(kinds)
+        """What is listed after the tools whenever a server comes up."""
         self._supervision = supervision or Supervision()
         self._handlers = handlers
         self._config: BridgeConfig | None = None
@@ -168,7 +173,7 @@ class ServerFleetImpl:
             policy=self._policy,
             history=self.history,
         )
-        return _ServerSupervisor(server, self._supervision, make_endpoint, self._pacer, waiting)
+        return _ServerSupervisor(server, self._supervision, make_endpoint, self._pacer, waiting, self._kinds)
 
     async def wake(self, server: str, *, urgent: bool = True) -> None:
         """Start a sleeping server, and wait until it is up or has failed.
@@ -186,6 +191,16 @@ class ServerFleetImpl:
             supervisor.start()
         if supervisor.waiting is None:
             await supervisor.settled.wait()
+
+    async def wait_listed(self, server: str) -> None:
+        """Wait until a server that was started has listed everything that is listed, or has failed.
+
+        Raises:
+            ProtocolFault: The id is unknown.
+        """
+        supervisor = self._require(server)
+        if supervisor.waiting is None:
+            await supervisor.listed.wait()
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
         """Add a server, in place of one with the same id, and wait as `start` does."""
@@ -312,10 +327,13 @@ class _ServerSupervisor:
         make_endpoint: Callable[[], ServerEndpointImpl],
         pacer: StartPacer,
         waiting: Waiting | None = None,
+        kinds: Sequence[ItemKind] = (),
     ) -> None:
         self.config = config
         self.waiting = waiting
         self.settled = asyncio.Event()
+        self.listed = asyncio.Event()
+        """Set after `settled`, when the lists beside the tools have come too."""
         self.urgent = asyncio.Event()
         """Set when a caller waits for the server: it starts out of turn."""
         self.restarts = 0
@@ -323,6 +341,7 @@ class _ServerSupervisor:
         """The log of the endpoints before the present one."""
         self._make_endpoint = make_endpoint
         self._pacer = pacer
+        self._kinds = kinds
         self._record = RestartRecord(supervision)
         self._next_try_at: float | None = None
         self._last_fault: ProtocolFault | None = None
@@ -370,6 +389,10 @@ class _ServerSupervisor:
                 await self._open()
                 if not needs_sign_in(self.endpoint.status().fault):
                     self.settled.set()
+                for kind in self._kinds:
+                    with suppress(ProtocolFault):  # the others may be listed all the same
+                        await self.endpoint.list_items(kind)
+                self.listed.set()
                 await self.endpoint.wait_closed()
                 status, up_s = self.endpoint.status(), loop.time() - started_at
                 self._last_fault = status.fault
@@ -388,6 +411,7 @@ class _ServerSupervisor:
         finally:
             self._next_try_at = None
             self.settled.set()
+            self.listed.set()
             await self.endpoint.close()
 
     async def _open(self) -> None:
@@ -491,7 +515,9 @@ class MountedTool:
                     rpcCode=detail.rpc_code,
                 )
             schema = self.remote.raw.get("outputSchema")
-            if is_json_object(schema) and not result.is_error:
+            caller = current_caller.get()
+            is_complete = caller is None or caller.exchange is None or caller.exchange.wanted is None
+            if is_json_object(schema) and not result.is_error and is_complete:
                 problem = await find_output_mismatch(schema, result.structured)
                 if problem is not None:
                     note = Note(f"server {ref.server!r}, tool {ref.name!r}", problem)

@@ -101,7 +101,8 @@ def _read_states(plan: ServerPlan, *, check: bool) -> _States:
             # The last listing is in the ledger by now.
             for row in await store.latest("list"):
                 config = plan.configs.get(str(row.facts.get("server")))
-                if config is not None and row.facts.get("identity") == server_identity(config):
+                is_of_tools = "kind" not in row.facts
+                if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
                     states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
             states.disabled.update(await read_disabled_tools(store, plan.configs.values()))
         return 0

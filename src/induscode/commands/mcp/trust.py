@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import Drift
 
@@ -116,13 +118,17 @@ def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
 
 
 @asynccontextmanager
-async def _connected(plan: ServerPlan) -> AsyncGenerator[BootedBridge]:
+async def _connected(plan: ServerPlan) -> AsyncGenerator[tuple[BootedBridge, Sequence[BridgeCapability]]]:
+    """Start the servers of a plan once, and read their apps, inside the block."""
     from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+    from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent  # noqa: PLC0415 — imports the bridge
 
     async with opened_store() as store:
-        mcp = await attach_servers(plan, store, START_ONCE)
+        mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
         try:
-            yield mcp
+            for server in plan.configs:
+                await mcp.fleet.wait_listed(server)
+            yield mcp, await ServerContent(mcp).read_apps()
         finally:
             await mcp.aclose()
 
@@ -159,16 +165,16 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     path = os.path.join(invocation.cwd, LOCK_NAME)
 
     async def work(_: CancelToken) -> int:
-        async with _connected(plan) as mcp:
+        async with _connected(plan) as (mcp, contents):
             if _report_faults(mcp):
                 print_status(f"the lock would be incomplete: nothing was {'compared' if check else 'written'}")
                 return _FAULT
-            return (_check_lock if check else _write_lock)(path, mcp, as_json=as_json)
+            return (_check_lock if check else _write_lock)(path, mcp, (*mcp.items, *contents), as_json=as_json)
 
     return run_until_signal(work)
 
 
-def _write_lock(path: str, mcp: BootedBridge, *, as_json: bool) -> int:
+def _write_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability], *, as_json: bool) -> int:
     from induscode.deck.mcp.lock import write_lock  # noqa: PLC0415 — for `lock`
 
     waiting = mcp.enrolment.notes
@@ -176,26 +182,31 @@ def _write_lock(path: str, mcp: BootedBridge, *, as_json: bool) -> int:
         print_notes(waiting)
         print_status("nothing was written: these tools wait for approval")
         return _DIFFERENT
-    tools = mcp.capabilities
-    write_lock(path, tools)
+    tools = len(mcp.capabilities)
+    write_lock(path, items)
     if as_json:
-        write_json({"file": path, "tools": len(tools)})
+        write_json({"file": path, "tools": tools, "others": len(items) - tools})
     else:
-        print_line(f"Wrote the definitions of {format_count(len(tools), 'tool')} to {path}")
+        others = f" and {format_count(len(items) - tools, 'other item')}" if len(items) > tools else ""
+        print_line(f"Wrote the definitions of {format_count(tools, 'tool')}{others} to {path}")
     return 0
 
 
-def _check_lock(path: str, mcp: BootedBridge, *, as_json: bool) -> int:
+def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability], *, as_json: bool) -> int:
     from induscode.deck.mcp.drift import compare_definitions  # noqa: PLC0415 — for `lock`
     from induscode.deck.mcp.lock import read_lock  # noqa: PLC0415 — for `lock`
 
-    present = {tool.ref: tool.raw for tool in mcp.capabilities}
+    locked = read_lock(path)
+    # A lock file that is older than the other kinds says nothing about them.
+    kinds = {ref.kind for ref in locked} | {"tool"}
+    present = {item.ref: item.raw for item in items if item.ref.kind in kinds}
     # A tool with a changed definition: as its server lists it now.
     present |= {drift.ref: drift.after for drift in mcp.enrolment.drifts if drift.after is not None}
-    drifts = compare_definitions(read_lock(path), present)
+    drifts = compare_definitions(locked, present)
     _print_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
-        print_line(f"{format_count(len(present), 'tool is', 'tools are')} as {path} has them")
+        what = ("tool is", "tools are") if kinds == {"tool"} else ("item is", "items are")
+        print_line(f"{format_count(len(present), *what)} as {path} has them")
     return _DIFFERENT if any(drift.disables for drift in drifts) else 0
 
 
@@ -204,6 +215,7 @@ def _print_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
         rows: list[JsonObject] = [
             {
                 "server": drift.ref.server,
+                "kind": drift.ref.kind,
                 "tool": drift.ref.name,
                 "grade": str(drift.grade),
                 "fields": [*drift.fields],
@@ -232,7 +244,7 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
     plan = _load_servers(context, server)
 
     async def work(_: CancelToken) -> int:
-        async with _connected(plan) as mcp:
+        async with _connected(plan) as (mcp, _contents):
             has_faults = _report_faults(mcp)
             drifts = mcp.enrolment.drifts
         _print_drifts(drifts, as_json=as_json)
@@ -266,7 +278,9 @@ def approve(context: click.Context, server: str, tool: str | None, **_: object) 
     plan = _load_servers(context, server)
 
     async def work(_: CancelToken) -> int:
-        async with _connected(plan) as mcp:
+        from induscode.deck.mcp.drift import name_item  # noqa: PLC0415 — imports the bridge
+
+        async with _connected(plan) as (mcp, _contents):
             if _report_faults(mcp):
                 return _FAULT
             enrolment = mcp.enrolment
@@ -277,7 +291,7 @@ def approve(context: click.Context, server: str, tool: str | None, **_: object) 
                 raise build_unknown_name(f"No tool {tool!r} of {server!r} waits for approval", tool, names)
             for ref in wanted:
                 enrolment.approve(ref)
-                print_line(f"{ref.server}/{ref.name}: approved as it is now")
+                print_line(f"{name_item(ref)}: approved as it is now")
         if not wanted:
             print_line(f"No tool of {server!r} waits for approval.")
         return 0

@@ -22,6 +22,7 @@ from induscode.commands.serve.options import (
     REQUESTS,
     REQUESTS_PER_TOKEN,
     SESSIONS,
+    Names,
     Schemas,
     ServeOptions,
     check_entry_flags,
@@ -109,6 +110,14 @@ from induscode.launch.settings import SERVE_VIEWS
     help="Tools of servers: as the server defines them (raw), or reduced to what every model provider takes (model).",
 )
 @click.option("--view", metavar="NAME", help="Show every client the tools of this view only (the setting serve.views).")
+@click.option(
+    "--names",
+    type=click.Choice(get_args(Names)),
+    default="server",
+    show_default=True,
+    help="Tools, prompts and resources of servers: named with their server, or by their own names where these are "
+    "unique (plain).",
+)
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
 @click.option(
@@ -146,6 +155,7 @@ def command(
     profile: str,
     schemas: Schemas,
     view: str | None,
+    names: Names,
     name: str,
     transparent: str | None,
     print_config: str | None,
@@ -192,6 +202,7 @@ def command(
         settings=settings,
         transparent=transparent,
         schemas=schemas,
+        names=names,
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
     )
     if print_config or install or uninstall:

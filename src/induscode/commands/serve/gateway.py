@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,14 @@ from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.client.tools import ViewNote
+from indusagi.interop.protocol_bridge.client.tools import ViewNote, is_accepted_name
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
-from indusagi.runtime.contract import ToolOutcome
+from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
+from indusagi.runtime.contract import JsonContentBlock, ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
+from induscode.commands.serve.content import GatewayContent
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
     from induscode.boot.config_watch import ConsentedRows
     from induscode.boot.session import Session
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.reload import FileWatch
     from induscode.commands.serve.sign_in import GatewaySignIns
     from induscode.commands.support.permissions import CardChecks
+    from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
@@ -89,8 +93,15 @@ class GatewayBox:
     remote: DeckToolBox
     gateway: Gateway
     servers: Mapping[str, str]
-    """The servers of the tools by name."""
+    """The servers of the tools by qualified name."""
     schemas: Schemas = "raw"
+    qualified: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Without prefixes: the qualified name of each tool that keeps its own."""
+
+    @property
+    def plain(self) -> Mapping[str, str]:
+        """The own names by qualified name."""
+        return {qualified: own for own, qualified in self.qualified.items()}
 
     @property
     def runner(self) -> GatewayBox:
@@ -100,24 +111,39 @@ class GatewayBox:
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the native cards, then the servers' tools."""
         self.gateway.listed.set()
-        remote = self.remote.descriptors()
-        if self.schemas == "model":
-            remote = [replace(descriptor, definition=None) for descriptor in remote]
+        remote = [self._describe(descriptor) for descriptor in self.remote.descriptors()]
         sign_ins = self.gateway.sign_ins.list_tools() if self.gateway.waits_for_sign_in() else ()
         return (*self.native.descriptors(), *remote, *sign_ins)
+
+    def _describe(self, descriptor: ToolDescriptor) -> ToolDescriptor:
+        """Return a descriptor of a server's tool as clients get it: under its name here, with our URIs."""
+        name = self.plain.get(descriptor.name, descriptor.name)
+        if self.schemas == "model" or descriptor.definition is None:
+            return replace(descriptor, name=name, definition=None)
+        definition = dict(descriptor.definition)
+        if "_meta" in definition:
+            server = self.servers[descriptor.name]
+            definition["_meta"] = convert_meta(definition["_meta"], self.gateway.content.map_uris(server))
+        return replace(descriptor, name=name, definition=definition)
+
+    def forwards_input(self, name: str) -> bool:
+        """Return whether a tool belongs to a server, which may request input by itself."""
+        return self.qualified.get(name, name) in self.remote.runner.cards
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool and a disabled one are error outcomes."""
+        if call.name in self.qualified:
+            call = replace(call, name=self.qualified[call.name])
         if call.name in self.remote.runner.cards:
             outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
-            server = outcome.result.details.get("server")
+            server = self.servers[call.name]
             is_refused = outcome.result.details.get("reason") == "sign_in"
-            if is_refused and isinstance(server, str) and await self.gateway.sign_ins.sign_in(server) is None:
+            if is_refused and await self.gateway.sign_ins.sign_in(server) is None:
                 # The server has refused the request: nothing has run yet.
-                return await self.remote.runner.run(call, cancel, on_progress=on_progress)
-            return outcome
+                outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            return convert_outcome(outcome, self.gateway.content.map_uris(server))
         if self.gateway.waits_for_sign_in():
             server = self.gateway.sign_ins.find_server(call.name)
             if server is not None:
@@ -136,11 +162,11 @@ class GatewayBox:
 
     def find_server(self, name: str) -> str | None:
         """Find the server of a listed tool; None for a native card, and for a tool that is not called."""
-        return self.servers.get(name)
+        return self.servers.get(self.qualified.get(name, name))
 
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool is disabled: a call of it is answered with the reason."""
-        listed = name in self.remote.runner.cards or name in self.native.runner.cards
+        listed = self.forwards_input(name) or name in self.native.runner.cards
         return not listed and self.gateway.find_disabled(name) is not None
 
 
@@ -167,12 +193,33 @@ class ClientRecorder:
         self._bridge.journal.record_client(identity.principal, identity.client_id, scopes)
 
 
+def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
+    """Convert the addresses in the content and the `_meta` of a server's result."""
+    result = outcome.result
+    content = [
+        JsonContentBlock(convert_block(block.value, convert)) if isinstance(block, JsonContentBlock) else block
+        for block in result.content
+    ]
+    details = result.details
+    if "_meta" in details:
+        details = {**details, "_meta": convert_meta(details["_meta"], convert)}
+    return replace(outcome, result=replace(result, content=content, details=details))
+
+
 class Gateway:
     """The deck that is served, with the servers behind it."""
 
-    def __init__(self, session: Session, plan: ServerPlan, context: GatewayContext, checks: CardChecks) -> None:
+    def __init__(
+        self,
+        session: Session,
+        plan: ServerPlan,
+        context: GatewayContext,
+        checks: CardChecks,
+        content: GatewayContent | None = None,
+    ) -> None:
         self.session = session
         self.plan = plan
+        self.content = content or GatewayContent()
         self.listed = anyio.Event()
         """Set by the first `tools/list`."""
         self._context = context
@@ -229,9 +276,27 @@ class Gateway:
         if addons.intercepts:
             native, remote = native.map_capabilities(addons.wrap), remote.map_capabilities(addons.wrap)
         servers = {tool.name: tool.ref.server for tool in reversed(live)}
-        self._box = GatewayBox(native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas)
+        qualified: dict[str, str] = {}
+        if self.content.plain_names:
+            # The first of equal names keeps it, and names of native tools are taken.
+            taken = {card.name for card in native.tools()}
+            for tool in live:
+                if tool.ref.name not in taken and is_accepted_name(tool.ref.name):
+                    qualified.setdefault(tool.ref.name, tool.name)
+        self._box = GatewayBox(
+            native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
+        )
         self._boxed = ledger
         return self._box
+
+    def is_ourselves(self, server: str) -> bool:
+        """Return whether a server has turned out to be this gateway."""
+        return server in self._ourselves
+
+    def wrap_content(self, card: Capability) -> Capability:
+        """Put the checks of a server's tool, and the interceptors of addons, in front of another request to it."""
+        card = self._checks.remote(card)
+        return self.session.addons.wrap(card) if self.session.addons.intercepts else card
 
     def build_agent_deck(self) -> ToolDeck:
         """Build the deck of a sub-agent: its calls of servers are checked as strictly as those of native cards."""
@@ -272,8 +337,12 @@ class Gateway:
     async def wait_for_first(self) -> None:
         """Wait a short time for servers whose tools are unknown, and for the required ones."""
         with anyio.move_on_after(FIRST_S):
-            await self._bridge.wake(self._bridge.unknown_servers())
+            unknown = self._bridge.unknown_servers()
+            await self._bridge.wake(unknown)
+            for server in unknown:
+                await self._fleet.wait_listed(server)
         await self.wait_for_required()
+        self.content.refresh()
 
     async def wait_for_required(self, limit_s: float | None = None) -> None:
         """Wait until the required servers have come up or failed."""
@@ -284,6 +353,7 @@ class Gateway:
         """Announce changes of the servers' tools to the clients, and apply changes of the files to the servers."""
         async with anyio.create_task_group() as tasks:
             unsubscribe = self._fleet.subscribe(lambda event: self._handle_event(event, tasks))
+            self.content.follow(tasks)
             try:
                 for server in self._fleet.status():
                     self._close_if_ourselves(server, tasks)
@@ -327,8 +397,9 @@ class Gateway:
             if needs_sign_in(event.status.fault):
                 self._changed.set()
             self._close_if_ourselves(event.server, tasks)
-        elif event.event == "tools":
+        elif event.event in {"tools", "items"}:
             self._changed.set()
+        self.content.handle_event(event)
 
     def _close_if_ourselves(self, server: str, tasks: TaskGroup) -> None:
         endpoint, config = self._fleet.endpoint(server), self.plan.configs.get(server)
@@ -347,6 +418,9 @@ class Gateway:
             await anyio.sleep(_TOGETHER_S)
             self._changed = anyio.Event()
             host.refresh_tools()
+            for kind in self.content.refresh():
+                if kind != "template":  # announced with the resources
+                    host.announce_change(kind)
             self._print_notes(self._enrolment.notes)
             self._print_remarks()
 

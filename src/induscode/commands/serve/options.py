@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
 
@@ -33,6 +33,8 @@ LIMIT_FLAGS = {
 """The flag of each limit over HTTP, by the name of its parameter."""
 MOST = 65_536
 """The largest value of a limit: the number of TCP ports."""
+Names: TypeAlias = Literal["server", "plain"]
+"""Names of servers' items: with the server before them, or their own where no other server has the same."""
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
     r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})", re.ASCII
@@ -54,6 +56,7 @@ class ServeOptions:
     schemas: Schemas = "raw"
     view: View | None = None
     """The view of every client."""
+    names: Names = "server"
 
 
 _FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
@@ -84,6 +87,7 @@ def check_entry_flags(context: click.Context) -> None:
 _BESIDE_RELAY = (
     "schemas",
     "view",
+    "names",
     "profile",
     "tools",
     "no_mcp",

@@ -24,6 +24,7 @@ from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.config_watch import ConsentedRows, list_config_files
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
+from induscode.commands.serve.content import GatewayContent
 from induscode.commands.serve.gateway import FIRST_S, ClientRecorder, Gateway, GatewayContext
 from induscode.commands.serve.process import handle_signals, non_blocking_stderr
 from induscode.commands.serve.recursion import (
@@ -42,6 +43,7 @@ from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
+from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
 from induscode.session.contract import ExitCode
@@ -139,7 +141,9 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     if views:
         tokens = read_view_tokens(views, os.environ)
         choose_box = ViewedBoxes(box, views, tokens, options.view).choose
-    host = create_provider_host(box, context.info, ready=ready, choose_box=choose_box)
+    opened = anyio.Event()
+    content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
+    host = create_provider_host(box, context.info, ready=ready, choose_box=choose_box, content=content, opened=opened)
     settings = _report_auth(options.settings, clients.record)
     metrics = None
     if settings is not None:
@@ -160,10 +164,11 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
 
         tasks.start_soon(serve)
         try:
-            gateway = await _open_gateway(stack, invocation, options, plan, context, signals, metrics)
+            gateway = await _open_gateway(stack, invocation, options, plan, context, signals, metrics, content)
             if gateway is not None:
                 gateways.append(gateway)
                 clients.open(gateway.session.mcp)
+                opened.set()
                 _announce_stdio(options.settings, what)
                 with following:
                     codes.extend(await _follow_servers(gateway, host, signals, up, ready))
@@ -197,6 +202,7 @@ async def _open_gateway(
     context: GatewayContext,
     signals: SignalState,
     metrics: CallMetrics | None,
+    content: GatewayContent,
 ) -> Gateway | None:
     """Open the session and its permission checks, which `stack` closes; None after a signal to end."""
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
@@ -209,6 +215,7 @@ async def _open_gateway(
             from induscode.commands.serve.agents import open_tasks  # noqa: PLC0415 — with a model only
 
             tasks = await open_tasks(stack, invocation)
+        handlers = replace(forwarding_handlers(), roots=content.answer_roots, on_notification=content.receive)
         session = await stack.enter_async_context(
             open_session(
                 invocation,
@@ -216,7 +223,7 @@ async def _open_gateway(
                 profile=profile,
                 plan=plan,
                 wait=False,
-                options=replace(context.options, handlers=forwarding_handlers()),
+                options=replace(context.options, handlers=handlers, kinds=CONTENT_KINDS),
                 origin=CallOrigin(via="gateway"),
             )
         )
@@ -229,7 +236,10 @@ async def _open_gateway(
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
-        gateway = Gateway(session, plan, context, checks)
+        gateway = Gateway(session, plan, context, checks, content)
+        is_checked = checks.checks_remote or session.addons.intercepts
+        wrap = gateway.wrap_content if is_checked else None
+        content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
         if tasks is not None:
             from induscode.commands.serve.agents import attach_gateway  # noqa: PLC0415 — with a model only
 

@@ -30,6 +30,8 @@ class CardChecks:
     native: Wrap
     remote: Wrap
     notes: Sequence[Note] = ()
+    checks_remote: bool = True
+    """Whether `remote` does anything."""
     posture: str = ""
     """Sentence for the system prompt of sub-agents: what runs without asking."""
 
@@ -82,7 +84,7 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     from induscode.session.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
 
     if not native and not invocation.allow and not has_rules(invocation.cwd):
-        return CardChecks(_pass, _pass)  # without rules the checks need not be loaded
+        return CardChecks(_pass, _pass, checks_remote=False)  # without rules the checks need not be loaded
     from induscode.session.permissions import load_permissions  # noqa: PLC0415 — for a gateway with rules
     from induscode.session.permissions.check import Permissions, require_permission  # noqa: PLC0415 — for a gateway with rules
     from induscode.session.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
@@ -93,10 +95,12 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
     if all(rule.effect is Effect.ALLOW for rule in rules):
-        return CardChecks(loaded.wrap, _pass, loaded.notes, loaded.posture)
+        return CardChecks(loaded.wrap, _pass, loaded.notes, checks_remote=False, posture=loaded.posture)
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
     permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
-    return CardChecks(loaded.wrap, lambda card: require_permission(card, permissions), loaded.notes, loaded.posture)
+    return CardChecks(
+        loaded.wrap, lambda card: require_permission(card, permissions), loaded.notes, posture=loaded.posture
+    )
 
 
 def _pass(card: Capability) -> Capability:

@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.protocol_bridge.client.items import read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.start.policy import Supervision
-    from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import FleetStatus, ItemKind, RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.config.rows import ServerRow
@@ -112,6 +113,8 @@ class BootOptions:
     handlers: Handlers | None = None
     on_event: Callable[[FleetEvent], None] | None = None
     """Receives the events of the fleet from the first start on."""
+    kinds: Sequence[ItemKind] = ()
+    """What is listed and enrolled beside tools."""
 
     def launch_config(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration a server is started with."""
@@ -153,10 +156,15 @@ class BootedBridge:
         """Everything that was left out at boot, with the reason."""
         self.from_store: Collection[str] = ()
         """The servers whose tools were enrolled from the store."""
+        self._unlisted: dict[str, None] = {}
+        """The servers of which the store does not know everything that is listed beside tools."""
         self._store = store
         self._journal = journal
         self.fleet = ServerFleetImpl(
-            supervision=self.options.supervision, handlers=self.options.handlers, history=StartHistory()
+            supervision=self.options.supervision,
+            handlers=self.options.handlers,
+            history=StartHistory(),
+            kinds=self.options.kinds,
         )
         if self.options.on_event is not None:
             self.fleet.subscribe(self.options.on_event)
@@ -196,6 +204,11 @@ class BootedBridge:
     def capabilities(self) -> Sequence[BridgeCapability]:
         """The servers' tools that are enrolled now."""
         return self.enrolment.ledger.live_capabilities()
+
+    @property
+    def items(self) -> Sequence[BridgeCapability]:
+        """Everything of the servers that is enrolled now: tools, and what was listed beside them."""
+        return tuple(self.enrolment.ledger.snapshot.live.values())
 
     @property
     def disabled(self) -> Sequence[DisabledTool]:
@@ -245,6 +258,15 @@ class BootedBridge:
             for server in servers:
                 tasks.create_task(wake(server))
 
+    async def list_content(self) -> None:
+        """Start the servers of which it is not known what they list beside tools, and wait for their lists."""
+        servers = [server for server in self._unlisted if server in self.plan.configs]
+        await self.wake(servers)
+        for server in servers:
+            with suppress(ProtocolFault):  # it was removed meanwhile
+                await self.fleet.wait_listed(server)
+        self._unlisted.clear()
+
     async def wait_for_required(self) -> None:
         """Wait until every required server has come up or failed."""
         await self.wake(row.id for row in self.plan.rows if row.required and row.id in self.plan.configs)
@@ -272,6 +294,7 @@ class BootedBridge:
         config = BridgeConfig([options.launch_config(config) for config, _ in self._configs.values()])
         await self.fleet.start(config, waiting=waiting)
         await self.enrolment.sync_all(known, disabled)
+        await self._introduce_items(trusted)
         self.from_store = tuple(known)
         lazy = plan.lazy if options.lazy is None else options.lazy
         self._startup.start(
@@ -295,6 +318,20 @@ class BootedBridge:
         for config in await find_started_before(self._store, servers):
             self.fleet.history.record_up(self.options.launch_config(config))
         return known, disabled
+
+    async def _introduce_items(self, servers: Sequence[ServerConfig]) -> None:
+        """Enrol what the store knows beside tools of servers that have not listed it yet."""
+        for kind in self.options.kinds:
+            known = await read_known_items(self._store, servers, kind)
+            disabled = await read_disabled_tools(self._store, servers, kind)
+            self.journal.set_known_listings(
+                {server: [item.ref.name for item in items] for server, items in known.items()}, disabled, kind
+            )
+            self._unlisted |= {config.id: None for config in servers if config.id not in known}
+            for server, items in known.items():
+                endpoint = self.fleet.endpoint(server)
+                if endpoint is not None and endpoint.known_items(kind) is None:
+                    self.enrolment.sync_tools(server, items, disabled.get(server, ()), kind=kind)
 
     async def _start(self, servers: Sequence[str]) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -347,6 +384,7 @@ class BootedBridge:
             await self.fleet.add(self.options.launch_config(config), waiting="asleep" if trusted else "untrusted")
             if server in known:
                 self.enrolment.sync_tools(server, known[server], disabled.get(server, ()))
+        await self._introduce_items(fresh)
         self.enrolment.set_configured_servers(plan.configured)
         to_start = [config.id for config in fresh if config.id not in known or config.id not in plan.lazy]
         return ServerChanges(removed, replaced, added, to_start, leased)
@@ -403,6 +441,21 @@ async def read_known_tools(
         known[server], remarks = await to_thread.run_sync(read_tools, [*rows], configs[server])
         notes.extend(remarks)
     return known, notes
+
+
+async def read_known_items(
+    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind
+) -> Mapping[str, Sequence[RemoteTool]]:
+    """Read the items of a kind of servers seen before from the store, in the form a listing gives them."""
+    configs = {config.id: config for config in servers}
+    known: dict[str, Sequence[RemoteTool]] = {}
+    for server, rows in (await read_definitions(store, configs.values(), kind)).items():
+        if kind == "instructions":
+            text = rows[0].get("instructions") if rows else None
+            known[server] = read_instructions(text if isinstance(text, str) else None, configs[server])
+        else:
+            known[server], _ = read_items(kind, [*rows], configs[server])
+    return known
 
 
 async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:

@@ -63,6 +63,12 @@ def bridge_identity_key(server: str, tool: str, parameters: JsonLike = None) -> 
     return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
 
 
+def bridge_item_key(ref: RemoteToolRef) -> BridgeKey:
+    """Build the key of an item that is no tool from its identity alone."""
+    identity: dict[str, JsonLike] = {"server": ref.server, "kind": ref.kind, "name": ref.name}
+    return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
+
+
 def bridge_ulid_key() -> BridgeKey:
     """Build a unique key; later keys sort later."""
     return BridgeKey(f"bk_{new_ulid()}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
 
 _READ_BY_MODELS = ("description", "title", "annotations", "inputSchema", "outputSchema")
 """The fields that decide when and how a model calls a tool, and what a person expects of it."""
@@ -61,13 +61,13 @@ class Drift:
     @property
     def summary(self) -> str:
         """The tool, the grade and the parts that differ, in one line."""
-        return f"{self.ref.server}/{self.ref.name}: {self.grade} ({', '.join(self.fields)})"
+        return f"{name_item(self.ref)}: {self.grade} ({', '.join(self.fields)})"
 
     def diff(self) -> str:
         """Format the change as a unified diff."""
         from difflib import unified_diff  # noqa: PLC0415 — used only to show a change
 
-        name = f"{self.ref.server}/{self.ref.name}"
+        name = name_item(self.ref)
         lines = unified_diff(pretty(self.before), pretty(self.after), f"{name} (approved)", f"{name} (now)", n=2)
         return "".join(lines)
 
@@ -111,12 +111,13 @@ class DisabledTool:
     @property
     def note(self) -> Note:
         """The reason and the remedy as a note."""
-        return Note(f"server {self.ref.server!r}, tool {self.ref.name!r}", self.reason, self.remedy)
+        return Note(f"server {self.ref.server!r}, {self.ref.kind} {self.ref.name!r}", self.reason, self.remedy)
 
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
         return {
             "server": self.ref.server,
+            "kind": self.ref.kind,
             "tool": self.ref.name,
             "name": self.name,
             "grade": str(self.grade),
@@ -126,14 +127,19 @@ class DisabledTool:
         }
 
 
+def name_item(ref: RemoteToolRef) -> str:
+    """Name an item for a person: server and tool, and the kind if it is no tool."""
+    return f"{ref.server}/{ref.name}" if ref.kind == "tool" else f"{ref.server}/{ref.name} ({ref.kind})"
+
+
 def command_line(*words: str) -> str:
     """Format a command for a shell: a hostile name stays one word and never becomes an option."""
     index = next((index for index, word in enumerate(words) if word.startswith("-")), None)
     return shlex.join(words if index is None else (*words[:index], "--", *words[index:]))
 
 
-def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGrade:
-    """Grade the change from one definition to another.
+def grade_drift(before: JsonObject | None, after: JsonObject | None, kind: ItemKind = "tool") -> DriftGrade:
+    """Grade the change from one definition to another of an item of a kind.
 
     A new tool is graded as routing, since a model may choose it. A `default` validates nothing
     (https://json-schema.org/draft/2020-12/json-schema-validation#section-9.2): another one is routing, and the same
@@ -143,6 +149,8 @@ def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGra
         return DriftGrade.BREAKING
     if before is None:
         return DriftGrade.ROUTING
+    if kind != "tool":
+        return _grade_item(before, after)
     if not _accepts_the_same(before.get("inputSchema"), after.get("inputSchema")):
         return DriftGrade.BREAKING
     results = (canonical_schema(raw.get("outputSchema"), Form.VALIDATION) for raw in (before, after))
@@ -154,10 +162,32 @@ def grade_drift(before: JsonObject | None, after: JsonObject | None) -> DriftGra
     return DriftGrade.COSMETIC
 
 
+def _grade_item(before: JsonObject, after: JsonObject) -> DriftGrade:
+    """Grade a change of a resource, template, prompt, instructions or content.
+
+    Breaking are the arguments of a prompt, the type of a resource, its content where that is pinned, and what an app
+    may load and do (`_meta.ui`: https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps).
+    """
+    if not same_json(*map(_list_requirements, (before, after))):
+        return DriftGrade.BREAKING
+    shown = (canonical_definition(raw, Form.READING) for raw in (before, after))
+    old, new = ([raw.get(key) for key in (*_READ_BY_MODELS, "name", "arguments", "instructions")] for raw in shown)
+    return DriftGrade.COSMETIC if same_json(old, new) else DriftGrade.ROUTING
+
+
+def _list_requirements(raw: JsonObject) -> JsonValue:
+    """List what a client of an item relies on."""
+    arguments, meta = raw.get("arguments"), raw.get("_meta")
+    rows = filter(is_json_object, arguments if isinstance(arguments, list) else ())
+    named: list[JsonValue] = [[row.get("name"), row.get("required") is True] for row in rows]
+    fields = [raw.get(key) for key in ("uri", "uriTemplate", "mimeType", "sha256")]
+    return [*fields, named, meta.get("ui") if is_json_object(meta) else None]
+
+
 def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonObject) -> Drift:
     """Compare a definition with every approved one; the mildest difference is the drift."""
     worst_first = [*DriftGrade]
-    drifts = [Drift(ref, grade_drift(before, raw), before, raw) for before in approved]
+    drifts = [Drift(ref, grade_drift(before, raw, ref.kind), before, raw) for before in approved]
     if not drifts:
         return Drift(ref, DriftGrade.ROUTING, None, raw)
     # The last of equals: people remember what they approved last.
@@ -182,7 +212,7 @@ def compare_definitions(
     for ref, raw in after.items():
         known = before.get(ref)
         if known is None or not is_same_definition(known, raw):
-            drifts.append(Drift(ref, grade_drift(known, raw), known, raw))
+            drifts.append(Drift(ref, grade_drift(known, raw, ref.kind), known, raw))
     removed = (ref for ref in before if ref not in after)
     drifts.extend(Drift(ref, DriftGrade.BREAKING, before[ref], None) for ref in removed)
     return tuple(drifts)

@@ -19,7 +19,14 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, NotJson
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
-from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, is_usable_phase
+from indusagi.interop.protocol_bridge.contract import (
+    LISTED_KINDS,
+    FleetStatus,
+    ItemKind,
+    RemoteTool,
+    RemoteToolRef,
+    is_usable_phase,
+)
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, ServerFleetImpl
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
@@ -30,6 +37,7 @@ JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
 MOST_SWITCHES = 3
 """How often a definition may switch in one run. After that a disabled tool stays disabled and harmless changes are
 ignored: a server that alternates must not make the list alternate."""
+_OTHER_KINDS: tuple[ItemKind, ...] = (*LISTED_KINDS, "instructions")
 LONGEST_LOG = 200
 """The number of events above which a ledger counts as long, if it is also more than two for each live tool."""
 
@@ -57,8 +65,10 @@ class EventSink(Protocol):
         """Record another event of a server."""
         ...
 
-    def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
-        """Record which tools of a server may be called, in its order; called after every listing."""
+    def record_listing(
+        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
+    ) -> None:
+        """Record which tools of a server may be called, in its order; called after every listing of a kind."""
         ...
 
 
@@ -93,7 +103,7 @@ class Enrolment:
         self._switches: Counter[RemoteToolRef] = Counter()
         self._recorded_drifts: set[tuple[RemoteToolRef, DriftGrade]] = set()
         self._former_keys: dict[RemoteToolRef, BridgeKey] = {}
-        self._listed: dict[str, Sequence[RemoteTool]] = {}
+        self._listed: dict[tuple[str, ItemKind], Sequence[RemoteTool]] = {}
         self._invalid: dict[RemoteToolRef, str] = {}
         self._mounted: set[RemoteToolRef] = set()
         """The tools that this fleet runs; the ledger may hold tools of a fleet that was torn down."""
@@ -124,16 +134,16 @@ class Enrolment:
         """Every listed definition that is not approved, including cosmetic changes."""
         return tuple(self._drifts.values())
 
-    def find_disabled(self, name: str) -> DisabledTool | None:
-        """Find a disabled tool by the name that a model would call it by."""
-        return next((tool for tool in self._disabled.values() if tool.name == name), None)
+    def find_disabled(self, name: str, kind: ItemKind = "tool") -> DisabledTool | None:
+        """Find a disabled tool, or item of another kind, by the name that a model would call it by."""
+        return next((tool for tool in self._disabled.values() if (tool.ref.kind, tool.name) == (kind, name)), None)
 
     @property
     def notes(self) -> Sequence[Note]:
         """The tools that are left out of the deck, with reasons and remedies."""
         disabled = [tool.note for tool in self._disabled.values()]
         invalid = [
-            Note(f"server {ref.server!r}, tool {ref.name!r}", f"left out: {reason}")
+            Note(f"server {ref.server!r}, {ref.kind} {ref.name!r}", f"left out: {reason}")
             for ref, reason in self._invalid.items()
         ]
         return (*disabled, *invalid)
@@ -173,9 +183,11 @@ class Enrolment:
                 self.sync_server(server)
 
     def _handle_event(self, event: FleetEvent) -> None:
-        if event.event == "tools":
+        if event.event in {"tools", "items"}:
             if not self._is_held:
-                self.sync_server(event.server)
+                # An event of the other lists does not say which of them has changed.
+                kinds = ("tool",) if event.event == "tools" else self._find_changed(event.server)
+                self.sync_server(event.server, kinds)
         elif self._sink is not None and event.event == "phase":
             phase, fault = event.status.phase, event.status.fault
             # While it connects, its fault is that of the attempt before.
@@ -186,25 +198,45 @@ class Enrolment:
             elif phase == "ready":
                 self._sink.record_event("ready", event.server, "", "")
 
-    def sync_server(self, server: str) -> None:
+    def sync_server(self, server: str, kinds: Iterable[ItemKind] = ("tool", *_OTHER_KINDS)) -> None:
         """Bring the ledger in step with what a server has listed."""
         endpoint = self.fleet.endpoint(server)
-        listed = None if endpoint is None else endpoint.known_tools
-        if listed is not None:
-            self.sync_tools(server, listed)
+        for kind in kinds:
+            listed = None if endpoint is None else endpoint.known_items(kind)
+            if listed is not None:
+                self.sync_tools(server, listed, kind=kind)
 
-    def sync_tools(self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()) -> None:
-        """Bring the ledger in step with a list of a server's tools.
+    def _find_changed(self, server: str) -> Sequence[ItemKind]:
+        endpoint = self.fleet.endpoint(server)
+        if endpoint is None:
+            return ()
+        return [kind for kind in _OTHER_KINDS if endpoint.known_items(kind) is not self._listed.get((server, kind))]
+
+    def sync_tools(
+        self,
+        server: str,
+        listed: Sequence[RemoteTool],
+        disabled: Sequence[DisabledTool] = (),
+        *,
+        kind: ItemKind = "tool",
+    ) -> None:
+        """Bring the ledger in step with a list of a server's tools, or items of another kind.
 
         `disabled` are tools outside the list that the store remembers from the run before.
         """
         before = self._ledger
         refs = {remote.ref for remote in listed}
-        self._invalid = {ref: reason for ref, reason in self._invalid.items() if ref.server != server}
-        for ref in [ref for ref in self._disabled if ref.server == server and ref not in refs]:
+
+        def is_gone(ref: RemoteToolRef) -> bool:
+            return (ref.server, ref.kind) == (server, kind) and ref not in refs
+
+        self._invalid = {
+            ref: reason for ref, reason in self._invalid.items() if (ref.server, ref.kind) != (server, kind)
+        }
+        for ref in [*filter(is_gone, self._disabled)]:
             del self._disabled[ref]
         self._disabled.update((tool.ref, tool) for tool in disabled if tool.ref not in refs)
-        for capability in before.live_capabilities_for_server(server):
+        for capability in before.live_capabilities_for_server(server, kind):
             if capability.ref not in refs:
                 self._retire(capability.ref, server)
         for remote in listed:
@@ -215,18 +247,28 @@ class Enrolment:
                 self._forget_drift(remote.ref)
                 self._retire(remote.ref, server)
         for known in (self._drifted, self._drifts, self._former_keys):
-            for ref in [ref for ref in known if ref.server == server and ref not in refs]:
+            for ref in [*filter(is_gone, known)]:
                 del known[ref]
         self._record_since(before)
-        self._listed[server] = listed
-        self._record_listing(server)
+        self._listed[server, kind] = listed
+        self._record_listing(server, kind)
 
-    def _record_listing(self, server: str) -> None:
-        if self._sink is not None:
+    def _record_listing(self, server: str, kind: ItemKind) -> None:
+        if self._sink is not None and (server, kind) in self._listed:
             left_out = self._drifted.keys() | self._invalid.keys()
-            usable = [tool for tool in self._listed[server] if tool.ref not in left_out]
-            disabled = [tool for tool in self._disabled.values() if tool.ref.server == server]
-            self._sink.record_listing(server, usable, disabled)
+            usable = [tool for tool in self._listed[server, kind] if tool.ref not in left_out]
+            disabled = [tool for tool in self._disabled.values() if (tool.ref.server, tool.ref.kind) == (server, kind)]
+            # A sink that is older than the other kinds takes no kind.
+            self._sink.record_listing(server, usable, disabled, *(() if kind == "tool" else (kind,)))
+
+    def check_content(self, content: RemoteTool) -> DisabledTool | None:
+        """Compare the content of a resource with its pin; the first one becomes the pin. None: it may be used."""
+        drift = None if self._pins is None else self._pins.check(content.ref, content.raw)
+        if drift is not None and drift.disables:
+            self._disable(content.ref.server, content, drift)
+            return self._disabled[content.ref]
+        self._forget_drift(content.ref)
+        return None
 
     def _sync_tool(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
@@ -243,7 +285,7 @@ class Enrolment:
             self._record_drift(drift)
         live = self._ledger.find(ref)
         if live is not None:
-            shares = spells_longer_server(ref, self._list_servers())
+            shares = spells_longer_server(ref, self.list_servers())
             name = self._name_tool(remote).descriptor.name
             if (live[1].name, live[1].shares_name) != (name, shares):
                 # The present configuration gives it another name.
@@ -271,7 +313,7 @@ class Enrolment:
             return True
         if self._pins is None or self._switches[ref] < MOST_SWITCHES:
             return False
-        return grade_drift(enrolled, raw) is not DriftGrade.BREAKING
+        return grade_drift(enrolled, raw, ref.kind) is not DriftGrade.BREAKING
 
     def _disable(self, server: str, remote: RemoteTool, drift: Drift) -> None:
         ref = remote.ref
@@ -306,12 +348,16 @@ class Enrolment:
 
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._name_tool(remote)
-        shares = spells_longer_server(remote.ref, self._list_servers())
+        shares = spells_longer_server(remote.ref, self.list_servers())
 
         # The check runs once the server is up: it may start because of this call, or have returned with other tools.
         mounted = MountedTool(self.fleet, named, None if self._pins is None else self._find_refusal)
         capability = BridgeCapability.from_definition(
-            named.descriptor, named.ref, named.raw, mounted.run, shares_name=shares
+            named.descriptor,
+            named.ref,
+            named.raw,
+            mounted.run if remote.ref.kind == "tool" else None,
+            shares_name=shares,
         )
         request = EnrollRequest(capability, server, supersedes=place)
         self._ledger = self._ledger.enroll(request, self._now())
@@ -332,17 +378,20 @@ class Enrolment:
     def set_configured_servers(self, servers: Iterable[str]) -> None:
         """Set the ids of the configured servers; tools are renamed where needed."""
         self._servers = tuple(servers)
-        for server, listed in [*self._listed.items()]:
-            disabled = [tool for tool in self._disabled.values() if tool.ref.server == server]
-            self.sync_tools(server, listed, disabled)
+        for (server, kind), listed in [*self._listed.items()]:
+            disabled = [tool for tool in self._disabled.values() if (tool.ref.server, tool.ref.kind) == (server, kind)]
+            self.sync_tools(server, listed, disabled, kind=kind)
 
-    def _list_servers(self) -> Sequence[str]:
+    def list_servers(self) -> Sequence[str]:
+        """List the ids of the configured servers in order, then those of the running ones."""
         running = [endpoint.config.id for endpoint in self.fleet.endpoints()]
         return tuple(dict.fromkeys((*self._servers, *running)))
 
     def _name_tool(self, remote: RemoteTool) -> RemoteTool:
-        """Return the tool under a name that no other tool of the ledger has."""
-        name = model_name(remote.ref, _NamesInUse(self._ledger, remote.ref), self._list_servers())
+        """Return the tool under a name that no other tool of the ledger has; URIs are distinct by themselves."""
+        if remote.ref.kind not in {"tool", "prompt"}:
+            return remote
+        name = model_name(remote.ref, _NamesInUse(self._ledger, remote.ref), self.list_servers())
         if name == remote.descriptor.name:
             return remote
         return replace(remote, descriptor=replace(remote.descriptor, name=name))
@@ -360,12 +409,13 @@ class Enrolment:
         self._forget_drift(ref)
         del self._switches[ref]
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0] != ref}
-        present = next((tool for tool in self._listed[ref.server] if tool.ref == ref), remote)
-        self._enroll(ref.server, present, self._former_keys.pop(ref, None))
+        present = next((tool for tool in self._listed.get((ref.server, ref.kind), ()) if tool.ref == ref), remote)
+        if ref.kind != "content":
+            self._enroll(ref.server, present, self._former_keys.pop(ref, None))
         if self._sink is not None:
             self._sink.record_event("approve", ref.server, ref.name, "")
         self._record_since(before)
-        self._record_listing(ref.server)
+        self._record_listing(ref.server, ref.kind)
         return True
 
     def withdraw(self, server: str) -> None:
@@ -377,7 +427,7 @@ class Enrolment:
     def remove_server(self, server: str) -> None:
         """Retire all tools of a server and drop its state: another server may take its id."""
         self.withdraw(server)
-        self._listed.pop(server, None)
+        self._listed = {key: listed for key, listed in self._listed.items() if key[0] != server}
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0].server != server}
         for known in (
             self._drifted, self._drifts, self._disabled, self._switches, self._former_keys,
@@ -414,7 +464,7 @@ def refuse_disabled(tool: DisabledTool) -> ToolResult:
     """Build the result of a call of a disabled tool: the reason, and what a person can do."""
     ref = tool.ref
     return ToolResult.error(
-        f"tool {ref.name!r} of server {ref.server!r} is {tool.reason}. A person can {tool.remedy}",
+        f"{ref.kind} {ref.name!r} of server {ref.server!r} is {tool.reason}. A person can {tool.remedy}",
         code="drift",
         server=ref.server,
         tool=ref.name,
@@ -431,5 +481,5 @@ class _NamesInUse:
         self._ref = ref
 
     def __contains__(self, name: object) -> bool:
-        holder = self._ledger.holder_of(name) if isinstance(name, str) else None
+        holder = self._ledger.holder_of(name, self._ref.kind) if isinstance(name, str) else None
         return holder is not None and holder != self._ref

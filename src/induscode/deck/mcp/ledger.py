@@ -16,13 +16,13 @@ from types import MappingProxyType
 
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef, qualify_tool_name
+from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef, qualify_tool_name
 from induscode.deck.contract import BridgeFault, parse_member
 from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
 from induscode.deck.mcp.capability import BridgeKey as BridgeKey
 from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities
 from induscode.deck.mcp.capability import bridge_content_key as bridge_content_key
-from induscode.deck.mcp.capability import bridge_identity_key
+from induscode.deck.mcp.capability import bridge_identity_key, bridge_item_key
 from induscode.deck.mcp.capability import bridge_ulid_key as bridge_ulid_key
 from induscode.deck.mcp.capability import project_outcome as project_outcome
 from induscode.deck.mcp.capability import qualify_bridge_name as qualify_bridge_name
@@ -62,12 +62,13 @@ class BridgeEntry:
 
 @record
 class LedgerSnapshot:
-    """The enrolled tools."""
+    """The enrolled tools and other items."""
 
     live: Mapping[BridgeKey, BridgeCapability] = field(
         default_factory=lambda: MappingProxyType(dict[BridgeKey, BridgeCapability]())
     )
     by_server: Mapping[str, int] = field(default_factory=lambda: MappingProxyType(dict[str, int]()))
+    """The number of tools of each server."""
     high_water: int = 0
     """The highest sequence number of the fold."""
 
@@ -95,7 +96,7 @@ class _Fold:
     def __init__(self) -> None:
         self.live: dict[BridgeKey, tuple[BridgeCapability, str]] = {}
         self.by_ref: dict[RemoteToolRef, BridgeKey] = {}
-        self.by_name: dict[str, BridgeKey] = {}
+        self.by_name: dict[tuple[ItemKind, str], BridgeKey] = {}
         self.high_water = 0
         # Also of retired keys: a tool that is approved again gets its place back.
         self._places: dict[BridgeKey, int] = {}
@@ -136,13 +137,14 @@ class _Fold:
             self._places[entry.key] = entry.seq if known is None else known
         self.live[entry.key] = (capability, entry.server)
         self.by_ref[capability.ref] = entry.key
-        self.by_name[capability.name] = entry.key
+        self.by_name[capability.ref.kind, capability.name] = entry.key
 
     def _forget_names(self, capability: BridgeCapability, key: BridgeKey) -> None:
         if self.by_ref.get(capability.ref) == key:
             del self.by_ref[capability.ref]
-        if self.by_name.get(capability.name) == key:
-            del self.by_name[capability.name]
+        name = capability.ref.kind, capability.name
+        if self.by_name.get(name) == key:
+            del self.by_name[name]
 
     def snapshot(self) -> LedgerSnapshot:
         live: dict[BridgeKey, BridgeCapability] = {}
@@ -150,7 +152,8 @@ class _Fold:
         for key in sorted(self.live, key=self._places.__getitem__):
             capability, server = self.live[key]
             live[key] = capability
-            by_server[server] = by_server.get(server, 0) + 1
+            if capability.ref.kind == "tool":
+                by_server[server] = by_server.get(server, 0) + 1
         return LedgerSnapshot(MappingProxyType(live), MappingProxyType(by_server), self.high_water)
 
     def keys_of(self, server: str) -> list[BridgeKey]:
@@ -273,11 +276,11 @@ class BridgeLedger:
             state = self._state()
             if request.key is None and key in state.live and state.live[key][0].ref != capability.ref:
                 key = _identity_key_of(capability)
-            holder = state.by_name.get(capability.name)
+            holder = state.by_name.get((capability.ref.kind, capability.name))
             if holder is not None and state.live[holder][0].ref != capability.ref:
                 other = state.live[holder][0].ref
                 raise BridgeFault(
-                    f"tool {capability.ref.name!r} of server {capability.ref.server!r} cannot be "
+                    f"{capability.ref.kind} {capability.ref.name!r} of server {capability.ref.server!r} cannot be "
                     f"called {capability.name!r}: {other.name!r} of {other.server!r} is"
                 )
             former = state.by_ref.get(capability.ref)
@@ -351,13 +354,18 @@ class BridgeLedger:
 
     def live_capabilities(self) -> Sequence[BridgeCapability]:
         """List the enrolled tools in the order of enrolment."""
-        return tuple(self.snapshot.live.values())
+        return self.live_items("tool")
 
-    def live_capabilities_for_server(self, server: str) -> Sequence[BridgeCapability]:
-        """List the enrolled tools of one server."""
+    def live_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
+        """List the enrolled items of a kind in the order of enrolment."""
+        return tuple(item for item in self.snapshot.live.values() if item.ref.kind == kind)
+
+    def live_capabilities_for_server(self, server: str, kind: ItemKind = "tool") -> Sequence[BridgeCapability]:
+        """List the enrolled tools, or items of another kind, of one server."""
         with self._chain.lock:
             state = self._state()
-            return tuple(state.live[key][0] for key in state.keys_of(server))
+            items = [state.live[key][0] for key in state.keys_of(server)]
+        return tuple(item for item in items if item.ref.kind == kind)
 
     def find(self, ref: RemoteToolRef) -> tuple[BridgeKey, BridgeCapability] | None:
         """Find a live tool by server and name."""
@@ -366,11 +374,11 @@ class BridgeLedger:
             key = state.by_ref.get(ref)
             return None if key is None else (key, state.live[key][0])
 
-    def holder_of(self, name: str) -> RemoteToolRef | None:
-        """Find the live tool that has a qualified name."""
+    def holder_of(self, name: str, kind: ItemKind = "tool") -> RemoteToolRef | None:
+        """Find the live tool, or item of another kind, that has a qualified name."""
         with self._chain.lock:
             state = self._state()
-            key = state.by_name.get(name)
+            key = state.by_name.get((kind, name))
             return None if key is None else state.live[key][0].ref
 
 
@@ -384,6 +392,8 @@ def content_key_of(capability: BridgeCapability) -> BridgeKey:
 
     A tool whose qualified name another tool has gets a key from both parts of its identity.
     """
+    if capability.ref.kind != "tool":
+        return bridge_item_key(capability.ref)
     name = qualify_tool_name(capability.ref)
     if capability.name != name and is_accepted_name(name):
         return _identity_key_of(capability)

@@ -14,7 +14,7 @@ from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import describe_error
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.drift import compare_definitions, is_same_definition
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 LOCK_NAME = os.path.join(".indusvx", "mcp.lock.json")
 _VERSION = 1
+_SECTIONS: dict[ItemKind, str] = {
+    "tool": "servers",
+    "resource": "resources",
+    "template": "templates",
+    "prompt": "prompts",
+    "instructions": "instructions",
+    "content": "contents",
+}
+"""The sections of the file, each by server; "servers" is older than the other kinds."""
 _LARGEST_BYTES = 64 * 1024 * 1024
 
 
@@ -36,17 +45,17 @@ def lock_text(
 ) -> str:
     """Format the lock of these tools; the same tools give the same text.
 
-    A tool that differs from `before` in order alone keeps its text.
+    A tool that differs from `before` in order alone keeps its text. Items of other kinds have sections of their own.
     """
-    servers: dict[str, JsonValue] = {}
+    sections: dict[ItemKind, dict[str, JsonValue]] = {"tool": {}}
     for capability in sorted(capabilities, key=lambda capability: (capability.ref.server, capability.ref.name)):
-        tools = servers.setdefault(capability.ref.server, {})
+        tools = sections.setdefault(capability.ref.kind, {}).setdefault(capability.ref.server, {})
         assert isinstance(tools, dict)
         known = (before or {}).get(capability.ref)
         kept = known is not None and is_same_definition(known, capability.raw)
         raw = known if known is not None and kept else capability.raw
         tools[capability.ref.name] = {"pin": definition_pin(raw), "definition": raw}
-    lock = {"version": _VERSION, "servers": servers}
+    lock = {"version": _VERSION, **{_SECTIONS[kind]: servers for kind, servers in sections.items()}}
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -84,18 +93,22 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     servers = lock.get("servers") if is_json_object(lock) else None
     if not is_json_object(lock) or lock.get("version") != _VERSION or not is_json_object(servers):
         raise BridgeFault(f"{path} is not a lock file of version {_VERSION}: write it again")
-    return dict(_definitions(path, servers))
+    definitions: dict[RemoteToolRef, JsonObject] = {}
+    for kind, section in _SECTIONS.items():
+        rows = lock.get(section)
+        definitions |= _definitions(path, kind, rows) if is_json_object(rows) else ()
+    return definitions
 
 
-def _definitions(path: str, servers: JsonObject) -> Iterable[tuple[RemoteToolRef, JsonObject]]:
+def _definitions(path: str, kind: ItemKind, servers: JsonObject) -> Iterable[tuple[RemoteToolRef, JsonObject]]:
     for server, tools in servers.items():
         for name, row in tools.items() if is_json_object(tools) else ():
             raw = row.get("definition") if is_json_object(row) else None
             if not is_json_object(row) or not is_json_object(raw):
-                raise BridgeFault(f"{path}: the tool {name!r} of {server!r} has no definition")
+                raise BridgeFault(f"{path}: the {kind} {name!r} of {server!r} has no definition")
             if row.get("pin") != definition_pin(raw):
-                raise BridgeFault(f"{path}: the tool {name!r} of {server!r} does not fit its pin")
-            yield RemoteToolRef(server, name), raw
+                raise BridgeFault(f"{path}: the {kind} {name!r} of {server!r} does not fit its pin")
+            yield RemoteToolRef(server, name, kind), raw
 
 
 def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[Drift]:

@@ -280,7 +280,7 @@ async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -
         leaky = capability("a", "x", description=f"Uses {TOKEN}.")
         ledger = BridgeLedger.empty().enroll(replace(request("a", "x"), capability=leaky), AT)
         journal.record_entries(ledger.log)
-        journal.record_pin("a", "x", leaky.pin, leaky.raw)
+        journal.record_pin(leaky.ref, leaky.pin, leaky.raw)
         journal.record_turn([READ, leaky.descriptor])
         assert await store.flush()
         assert await store.verify() == ()

@@ -258,8 +258,9 @@ async def test_removed_servers_of_a_changing_configuration_leave_no_state(tmp_pa
         enrolment, journal = enrolment_of(bridge), bridge.journal
         await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
         assert len(enrolment.ledger.live_capabilities()) == len(HONEST_TOOLS)
-        assert [*journal._configs] == [*journal._identities] == [*journal._listed] == ["h"]
-        assert {server for server, _ in bridge._pins._forms} == {"h"}
+        assert [*journal._configs] == [*journal._identities] == ["h"]
+        assert [*journal._listed] == [("h", "tool")]
+        assert {server for server, _, _ in bridge._pins._forms} == {"h"}
 
 
 def named(server: str, tools: Sequence[RemoteTool]) -> Sequence[RemoteTool]:

@@ -23,6 +23,7 @@ Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 HOPS = "indusagi/hops"
 """Key in the `_meta` of a call: how many gateways of ours it has passed."""
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 UNKNOWN_CALLER = -32000
 current_server: ContextVar[str | None] = ContextVar("current_server", default=None)
 """The id of the server whose request a handler answers."""
@@ -41,10 +42,20 @@ class Handlers:
     roots: Handler | None = None
     """Answers `roots/list`: https://modelcontextprotocol.io/specification/2025-06-18/client/roots."""
     on_notification: Callable[[str, JsonObject], None] | None = None
-    """Receives every notification that belongs to no request of ours (logging, changes, …)."""
+    """Receives every notification other than progress (logging, changes, …); `current_caller` is the client whose call
+    it belongs to, if that can be told."""
 
     def bind(self, server: str) -> Handlers:
         """Return the same handlers for one server: while one of them runs, `current_server` is its id."""
+        on_notification = self.on_notification
+
+        def notify(method: str, params: JsonObject) -> None:
+            token = current_server.set(server)
+            try:
+                if on_notification is not None:
+                    on_notification(method, params)
+            finally:
+                current_server.reset(token)
 
         def bind_handler(handler: Handler | None) -> Handler | None:
             if handler is None:
@@ -60,7 +71,11 @@ class Handlers:
             return handle
 
         return replace(
-            self, elicit=bind_handler(self.elicit), sample=bind_handler(self.sample), roots=bind_handler(self.roots)
+            self,
+            elicit=bind_handler(self.elicit),
+            sample=bind_handler(self.sample),
+            roots=bind_handler(self.roots),
+            on_notification=None if on_notification is None else notify,
         )
 
     def by_method(self) -> dict[str, Handler]:
@@ -78,6 +93,21 @@ class Handlers:
         if self.roots is not None:
             capabilities["roots"] = {"listChanged": True}
         return capabilities
+
+
+class InputExchange:
+    """The input of one request of a modern client, handed through to a modern server and back unchanged.
+
+    https://modelcontextprotocol.io/specification/2026-07-28/basic/patterns/mrtr
+    """
+
+    def __init__(self, params: JsonObject) -> None:
+        self.given: JsonObject = {key: params[key] for key in ("inputResponses", "requestState") if key in params}
+        """What the client's request brings: answers, and the state that they belong to."""
+        self.wanted: JsonObject | None = None
+        """The server's result that requests input."""
+        self.refusal: RpcError | None = None
+        """The server's error about the input, or about a capability that the client has not declared."""
 
 
 class Caller(Protocol):
@@ -98,6 +128,20 @@ class Caller(Protocol):
         """How many gateways the call has passed."""
         ...
 
+    @property
+    def log_level(self) -> str | None:
+        """The least severe log messages that it wants; `None`: none."""
+        ...
+
+    @property
+    def exchange(self) -> InputExchange | None:
+        """The input of its request, if a modern server may request it by itself."""
+        ...
+
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification that belongs to the call; dropped if the client does not read."""
+        ...
+
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send a request to the client.
 
@@ -114,12 +158,18 @@ current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default
 def forwarding_handlers() -> Handlers:
     """Build handlers that forward requests of servers to the client behind the call."""
     return Handlers(
-        elicit=partial(_forward, "elicitation/create", "elicitation"),
-        sample=partial(_forward, "sampling/createMessage", "sampling"),
+        elicit=partial(forward_request, "elicitation/create", "elicitation"),
+        sample=partial(forward_request, "sampling/createMessage", "sampling"),
+        roots=partial(forward_request, "roots/list", "roots"),
     )
 
 
-async def _forward(method: str, capability: str, params: JsonObject) -> JsonObject:
+async def forward_request(method: str, capability: str, params: JsonObject) -> JsonObject:
+    """Forward a request of a server to the client behind the present call.
+
+    Raises:
+        RpcError: There is no such client, it lacks the capability, or it refused.
+    """
     caller = current_caller.get()
     if caller is None:
         raise RpcError(UNKNOWN_CALLER, f"{method} was refused: it cannot be told which client it is meant for")

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import cut_text
@@ -27,11 +28,12 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     CAPABILITIES,
     HOPS,
+    LOG_LEVEL,
     Caller,
     Handlers,
     current_caller,
 )
-from indusagi.interop.protocol_bridge.contract import ServerConfig, ServerLimits
+from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -63,6 +65,13 @@ _MORE_NOTES = "there is more of this kind, which is not listed"
 _META = "io.modelcontextprotocol/"
 _ABANDONED_CALLS = 1_000
 _listen_ids = itertools.count(1)
+_LIST_CHANGES: dict[str, Sequence[ItemKind]] = {
+    "notifications/tools/list_changed": ("tool",),
+    "notifications/resources/list_changed": ("resource", "template"),
+    "notifications/prompts/list_changed": ("prompt",),
+}
+_MISSING_CAPABILITY = -32021
+"""`MissingRequiredClientCapabilityError` of the modern protocol."""
 
 
 @record
@@ -90,6 +99,12 @@ class ServerFacts:
         """The declared server capabilities."""
         capabilities = self.result.get("capabilities")
         return capabilities if isinstance(capabilities, dict) else {}
+
+    @property
+    def instructions(self) -> str | None:
+        """The server's text about how to use it."""
+        text = self.result.get("instructions")
+        return text if isinstance(text, str) and text.strip() else None
 
     def offers(self, subject: str, feature: str | None = None) -> bool:
         """Return whether the server declares a capability such as `tools`, or `tools` with `listChanged`."""
@@ -180,7 +195,9 @@ class ClientSession:
         on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
         self.facts: ServerFacts | None = None
-        self.on_tools_changed: Callable[[], None] = lambda: None
+        self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
+        self.ttl_ms: dict[str, int] = {}
+        """How long the last result of each list may be cached, by method; 0 without a hint."""
         self.notes: list[str] = []
         self.log: deque[str] = deque(maxlen=limits.stderr_lines)
         """The last log messages of the server, each in one line."""
@@ -308,6 +325,8 @@ class ClientSession:
                 if not isinstance(page, list):
                     raise InvalidResponseError(f"{method} answered without a list of {key}")
                 rows.extend(page)
+                ttl = result.get("ttlMs")
+                self.ttl_ms[method] = ttl if isinstance(ttl, int) and ttl > 0 else 0
                 cursor = result.get("nextCursor")
                 if not isinstance(cursor, str) or not cursor:
                     return rows
@@ -327,6 +346,9 @@ class ClientSession:
     async def call(self, method: str, params: JsonObject, on_progress: OnProgress | None = None) -> JsonObject:
         """Send a request that the server may answer with `input_required`, and provide the input it wants.
 
+        A caller of the modern protocol gets the server's own request for input as the result, and comes again with the
+        input (`InputExchange`).
+
         Raises:
             RpcError: The server refused, or requested an input that has no handler.
             InvalidResponseError: It requested input too often, or its result has an unknown type.
@@ -337,21 +359,24 @@ class ClientSession:
         if requests is not None:
             version = "" if self.facts is None else self.facts.version
             observed = requests.start_request(method, str(params.get("name") or ""), version)
-        meta: JsonObject = dict(current_trace.get() or ())
-        if call.caller is not None:
-            meta[HOPS] = call.caller.hops + 1
-            if self.facts is not None and self.facts.era == "modern":
-                offered, declared = self._handlers.capabilities(), call.caller.capabilities
-                meta[CAPABILITIES] = {key: value for key, value in declared.items() if key in offered}
-        if meta:
-            params = {**params, "_meta": meta}
+        exchange = None if call.caller is None else call.caller.exchange
         options = RequestOptions(limits.call_idle_s, limits.call_hard_s, on_progress, call.request_id)
         self._calls.add(call)
         acting = acting_subject.set(current_subject.get())
         try:
+            params = self._add_caller(params, call.caller)
             result = await self.connection.request(method, self._add_meta(params), options)
             if result.get("resultType") == "input_required":
+                # Names with invisible characters are translated on both ways, which only our own rounds do.
+                if exchange is not None and not clean_json(result.get("inputRequests"))[1]:
+                    exchange.wanted = result
+                    return result
                 result = await self._provide_input(method, params, result, call, options)
+        except RpcError as exc:
+            # An error about the input is for the client, not for its model.
+            if exchange is not None and (exc.code == _MISSING_CAPABILITY or exchange.given):
+                exchange.refusal = exc
+            raise
         except EncodeError as exc:
             raise RpcError(INVALID_PARAMS, f"it cannot be sent: {exc}") from exc
         except (asyncio.CancelledError, RequestTimeoutError):
@@ -366,6 +391,28 @@ class ClientSession:
         if kind != "complete":
             raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")
         return result
+
+    def _add_caller(self, params: JsonObject, caller: Caller | None) -> JsonObject:
+        """Add to the parameters of a request the trace, and what its caller contributes: hops, capabilities, input.
+
+        Raises:
+            RpcError: The caller brings input for a server that has not requested any.
+        """
+        meta: JsonObject = dict(current_trace.get() or ())
+        if caller is None:
+            return {**params, "_meta": meta} if meta else params
+        meta[HOPS] = caller.hops + 1
+        given: JsonObject = {} if caller.exchange is None else caller.exchange.given
+        if self.facts is None or self.facts.era == "legacy":
+            if "requestState" in given:
+                message = "no call waits under this requestState: it has ended, or waited for too long"
+                raise RpcError(INVALID_PARAMS, message)
+            return {**params, "_meta": meta}
+        offered = self._handlers.capabilities()
+        meta[CAPABILITIES] = {key: value for key, value in caller.capabilities.items() if key in offered}
+        if caller.log_level is not None:
+            meta[LOG_LEVEL] = caller.log_level
+        return {**params, **given, "_meta": meta}
 
     async def _provide_input(
         self, method: str, params: JsonObject, result: JsonObject, call: PendingCall, options: RequestOptions
@@ -413,12 +460,16 @@ class ClientSession:
         return await handler(params)
 
     def _handle_notification(self, method: str, params: JsonObject) -> None:
-        if method == "notifications/tools/list_changed":
-            self.on_tools_changed()
+        if (kinds := _LIST_CHANGES.get(method)) is not None:
+            self.on_list_changed(kinds)
         if method == "notifications/message":
             self._record_log_message(params)
         if self._handlers.on_notification is not None:
-            self._handlers.on_notification(method, params)
+            token = current_caller.set(self._calls.find_caller())
+            try:
+                self._handlers.on_notification(method, params)
+            finally:
+                current_caller.reset(token)
 
     def _record_log_message(self, params: JsonObject) -> None:
         # https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/logging

@@ -15,8 +15,10 @@ from typing import TypeAlias
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import ItemKind
 from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready
 from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
+from indusagi.interop.protocol_bridge.host.content import ContentSource
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
@@ -61,13 +63,15 @@ class ProviderHost(ServingHost):
         limits: HostLimits,
         ready: Ready | None = None,
         choose_box: ChooseBox | None = None,
+        content: ContentSource | None = None,
+        opened: Ready | None = None,
     ) -> None:
         super().__init__(limits)
         self.info = info
-        self.catalog = Catalog(box, info.as_json(), ready)
+        self.catalog = Catalog(box, info.as_json(), ready, content, opened)
         self._choose_box = choose_box
         self._catalogs: dict[Callable[[], ToolBox], Catalog] = {}
-        """The catalogs of clients with a tool box of their own."""
+        """The catalogs of clients with a tool box of their own: these have tools only."""
 
     def refresh_tools(self) -> bool:
         """Read the tools again, and notify every client if they differ from before; return whether they do."""
@@ -83,16 +87,25 @@ class ProviderHost(ServingHost):
             self._catalogs[box] = Catalog(box, self.catalog.server_info, self.catalog.ready)
         return self._catalogs[box]
 
-    def find_server(self, name: str) -> str | None:
-        """Find the server of a tool by its name in any catalog; None if it is unknown, or ambiguous."""
-        catalogs = [one for one in (self.catalog, *self._catalogs.values()) if one.may_call(name)]
-        servers = {catalog.find_server(name) for catalog in catalogs}
+    def find_server(self, method: str, params: JsonObject) -> str | None:
+        """Find the server that a request is for, by any catalog; None if it is unknown, or ambiguous."""
+        if method != "tools/call":
+            return self.catalog.find_server(method, params)
+        name = params.get("name")
+        catalogs = [
+            one for one in (self.catalog, *self._catalogs.values()) if isinstance(name, str) and one.may_call(name)
+        ]
+        servers = {catalog.find_server(method, params) for catalog in catalogs}
         return servers.pop() if len(servers) == 1 else None
 
     def find_schema(self, name: str) -> JsonObject | None:
         """Find the argument schema of a tool by its name in any catalog."""
         listings = (catalog.listing() for catalog in (self.catalog, *self._catalogs.values()))
         return next((listing.schemas[name] for listing in listings if name in listing.schemas), None)
+
+    def announce_change(self, kind: ItemKind) -> None:
+        """Notify every client that the list of a kind has changed; templates count as resources."""
+        self.catalog.announce("resource" if kind == "template" else kind)
 
     def new_session(self, suspended: SuspendedCalls | None = None, identity: ClientIdentity = ANONYMOUS) -> HostSession:
         """Create the session of one client; `suspended` outlives it where calls span several sessions."""
@@ -128,10 +141,14 @@ def create_provider_host(
     limits: HostLimits | None = None,
     ready: Ready | None = None,
     choose_box: ChooseBox | None = None,
+    content: ContentSource | None = None,
+    opened: Ready | None = None,
 ) -> ProviderHost:
     """Create a host over a tool box, or over a function that returns the present one.
 
     After a change of the tools call `ProviderHost.refresh_tools`. Handshakes are answered at once; requests for tools
-    wait until `ready` is set. `choose_box` gives some clients a tool box of their own.
+    wait until `ready` is set. `choose_box` gives some clients a tool box of their own, and tools only. Resources and
+    prompts of the others come from `content`; the handshake waits a moment until `opened` is set, since it carries the
+    instructions.
     """
-    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_box)
+    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_box, content, opened)

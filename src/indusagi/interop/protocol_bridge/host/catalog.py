@@ -8,6 +8,8 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import ItemKind
+from indusagi.interop.protocol_bridge.host.content import ContentSource
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ToolBox, ToolDescriptor
 
@@ -181,16 +183,36 @@ class NamesServers(Protocol):
         ...
 
 
-class Catalog:
-    """The tools of a host, and listeners for their changes."""
+@runtime_checkable
+class ForwardsInput(Protocol):
+    """A tool box with tools of other servers, which request input by themselves."""
 
-    def __init__(self, box: BoxSource, server_info: JsonObject, ready: Ready | None = None) -> None:
+    def forwards_input(self, name: str) -> bool:
+        """Tell whether a tool belongs to another server."""
+        ...
+
+
+class Catalog:
+    """The tools of a host and what it offers beside them, and listeners for changes of the lists."""
+
+    def __init__(
+        self,
+        box: BoxSource,
+        server_info: JsonObject,
+        ready: Ready | None = None,
+        content: ContentSource | None = None,
+        opened: Ready | None = None,
+    ) -> None:
         self.server_info = server_info
         self.ready = ready
         """Set once the box holds all tools; None if it does from the start."""
+        self.content = content
+        """None: the host has tools only."""
+        self.opened = opened
+        """Set once the instructions are known; None if they are from the start."""
         self._source = box
         self._listing: ToolListing | None = None
-        self._listeners: dict[object, Callable[[], None]] = {}
+        self._listeners: dict[object, tuple[ItemKind, Callable[[], None]]] = {}
 
     def box(self) -> ToolBox:
         """Return the present box."""
@@ -214,10 +236,17 @@ class Catalog:
         box = self.box()
         return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
 
-    def find_server(self, name: str) -> str | None:
-        """Find the server of a tool; None for a tool of this host."""
+    def find_server(self, method: str, params: JsonObject) -> str | None:
+        """Find the server that a request is for; None for a tool of this host, and if there is none."""
+        if method != "tools/call":
+            return None if self.content is None else self.content.find_server(method, params)
+        box, name = self.box(), params.get("name")
+        return box.find_server(name) if isinstance(box, NamesServers) and isinstance(name, str) else None
+
+    def forwards_input(self, name: str) -> bool:
+        """Tell whether a tool belongs to another server, which may request input by itself."""
         box = self.box()
-        return box.find_server(name) if isinstance(box, NamesServers) else None
+        return isinstance(box, ForwardsInput) and box.forwards_input(name)
 
     def refresh(self) -> bool:
         """Read the tools again, and call the listeners if they changed; return whether they did."""
@@ -225,14 +254,19 @@ class Catalog:
         self._listing = build_listing(self.box().descriptors(), self.server_info)
         if before is not None and before.modern.encoded == self._listing.modern.encoded:
             return False
-        for listener in [*self._listeners.values()]:
-            listener()
+        self.announce("tool")
         return True
 
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every change, until the returned function is called."""
+    def announce(self, kind: ItemKind) -> None:
+        """Call the listeners of a kind: its list has changed."""
+        for wanted, listener in [*self._listeners.values()]:
+            if wanted == kind:
+                listener()
+
+    def listen(self, listener: Callable[[], None], kind: ItemKind = "tool") -> Callable[[], None]:
+        """Call `listener` after every change of the list of a kind, until the returned function is called."""
         key = object()
-        self._listeners[key] = listener
+        self._listeners[key] = kind, listener
 
         def stop() -> None:
             self._listeners.pop(key, None)

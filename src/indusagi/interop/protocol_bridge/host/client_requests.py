@@ -20,7 +20,8 @@ from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.client.handlers import InputExchange
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
@@ -52,9 +53,22 @@ class SuspendedCall:
     client = None  # each call is its own client: the request that comes next
 
     def __init__(
-        self, name: str, capabilities: JsonObject, hops: int, new_sink: NewSink, owner: bytes = b"", principal: str = ""
+        self,
+        name: str,
+        capabilities: JsonObject,
+        hops: int,
+        new_sink: NewSink,
+        owner: bytes = b"",
+        principal: str = "",
+        *,
+        log_level: str | None = None,
+        exchange: InputExchange | None = None,
     ) -> None:
         self.name = name
+        self.log_level = log_level
+        self.exchange = exchange
+        self.request: HostRequest | None = None
+        """The client's request that is open at the moment."""
         self.owner = owner
         """The only client that may resume it."""
         self.capabilities = capabilities
@@ -87,6 +101,11 @@ class SuspendedCall:
         if self._sink is not None:
             self._sink(progress)
 
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification while a request of the client is open and it reads."""
+        if self.request is not None and self.request.channel.writable.is_set():
+            self.request.notify(method, params)
+
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Put a question into the response to the client's present request, and wait for the answer."""
         if not self._task.started:  # it runs within one request, whose client declared no capability
@@ -113,7 +132,7 @@ class SuspendedCall:
 
     async def wait_for_result(self, request: HostRequest) -> JsonObject | None:
         """Wait for the result on behalf of a request; None if there are questions first."""
-        self._sink = self._new_sink(request)
+        self._sink, self.request = self._new_sink(request), request
 
         def cancel() -> None:
             self.cancel.cancel(request.cancel.reason or "cancelled")
@@ -128,7 +147,7 @@ class SuspendedCall:
             raise
         finally:
             forget()
-            self._sink = None
+            self._sink = self.request = None
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
@@ -166,6 +185,10 @@ class SuspendedCalls:
         self._running.add(call)
         call.start(run_call, lambda: self._running.discard(call))
         return await self._next_round(request, call)
+
+    def holds(self, state: JsonValue) -> bool:
+        """Tell whether a call waits under a state."""
+        return isinstance(state, str) and state in self._waiting
 
     async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
         """Go on with the call for which a request of its owner brings the answers.

@@ -3,22 +3,35 @@
 Up to 2025-11-25 a client sends `initialize` once and is notified of changes unasked. From 2026-07-28 on each request
 carries in `_meta` what the handshake would have agreed on, and changes are reported on an open request
 (`subscriptions/listen`). Both kinds may come over one connection; `_meta` tells them apart.
+
+Everything beside tools comes from the catalog's `ContentSource`, if it has one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.text import clean_text
-from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, UNKNOWN_CALLER, current_caller
+from indusagi.interop.protocol_bridge.client.handlers import (
+    CAPABILITIES,
+    LOG_LEVEL,
+    UNKNOWN_CALLER,
+    InputExchange,
+    current_caller,
+)
+from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
+from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, cut_page
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -30,6 +43,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
+from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 from indusagi.runtime.calls import CallingClient, current_client, current_trace, read_trace
 from indusagi.runtime.contract import ToolCall, ToolResult
 
@@ -39,33 +53,67 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
+    from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready
+    from indusagi.interop.protocol_bridge.host.content import ContentSource
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     Method: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
+    RunRequest: TypeAlias = Callable[[Caller, CancelToken, ProgressSink | None], PendingResult]
 
 _log = logging.getLogger(__name__)
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
-TOOLS_CHANGED = "notifications/tools/list_changed"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 _NAME_CHARS = 100
 """Of the name and of the version that a client gives itself."""
-_NEED_TOOLS = frozenset({"tools/list", "tools/call"})
+_NEED_TOOLS = frozenset(
+    {
+        "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
+        "resources/subscribe", "prompts/list", "prompts/get", "completion/complete",
+    }
+)  # fmt: skip
+"""Requests that wait until the first servers have listed what they offer."""
+_OPENED_S = 1.0
+"""How long a handshake waits for the instructions of the servers."""
+UPDATED = "notifications/resources/updated"
+_ERA_FIELDS = ("resultType", "ttlMs", "cacheScope")
+"""Fields of a result that the older protocol does not have."""
+_OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
+"""Parameters that belong to our own request; those for the server are made by its client session."""
+_SUBSCRIPTIONS = 1_000
+"""Resources that one client may subscribe to."""
+_DEFAULT_LEVEL = "info"
+"""Log messages for a client of the older protocol that has set no level."""
 
 
 class LegacyCaller:
     """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
-    def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
+    exchange = None  # its client is asked while its request is open
+
+    def __init__(
+        self,
+        request: HostRequest,
+        client: RequestDispatcher,
+        capabilities: JsonObject,
+        hops: int,
+        log_level: str | None = None,
+    ) -> None:
         self.client = client
         self.capabilities = capabilities
         self.hops = hops
+        self.log_level = log_level
         self._request = request
+
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification that belongs to the call, unless the client does not read."""
+        if self._request.channel.writable.is_set():
+            self._request.notify(method, params)
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send a request to the client, and wait for the result."""
@@ -93,7 +141,7 @@ class HostSession:
         """The revision that the handshake has agreed on; None before it, and without one."""
         self.notification_channel: ResponseChannel | None = None
         """Carries notifications that belong to no request, while there is a way to send them."""
-        self.dispatcher = RequestDispatcher(self._serve, None, limits)
+        self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, limits)
         self.capabilities: JsonObject = {}
         """What the client declared in its handshake."""
         self._client = CallingClient(principal=self.principal)
@@ -103,11 +151,17 @@ class HostSession:
         self._find_catalog = find_catalog
         self._catalog = catalog if find_catalog is None else find_catalog(self._client)
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
-        self._stop_listening: Callable[[], None] | None = None
+        self.level_set: str | None = None
+        """The least severe log messages that the client has asked for."""
+        self._stops: list[Callable[[], None]] = []
+        """End what the handshake began."""
+        self._watched: dict[str, Callable[[], None]] = {}
+        """Resources that the client has subscribed to, each with the function that unsubscribes it."""
+        self._capabilities: JsonObject = {"tools": {"listChanged": True}}
         self._legacy_methods: dict[str, Method] = {
             "initialize": self._initialize,
             "ping": _return_nothing,
-            "logging/setLevel": _return_nothing,
+            "logging/setLevel": self._set_level,
             "tools/list": lambda _: self._catalog.listing().legacy,
             "tools/call": self._call,
         }
@@ -117,11 +171,36 @@ class HostSession:
             "tools/call": self._call,
             "subscriptions/listen": self._listen,
         }
+        if catalog.content is not None:
+            self._add_content(catalog.content)
+
+    def _add_content(self, content: ContentSource) -> None:
+        self._capabilities |= {
+            "resources": {"subscribe": True, "listChanged": True},
+            "prompts": {"listChanged": True},
+            "completions": {},
+            "logging": {},
+        }
+        kinds: tuple[ItemKind, ...] = ("resource", "template", "prompt")
+        both: dict[str, Method] = {ITEM_LISTS[kind].method: partial(self._list, content, kind) for kind in kinds}
+        for method in ("resources/read", "prompts/get", "completion/complete"):
+            both[method] = partial(self._forward, content)
+        self._modern_methods |= both
+        self._legacy_methods |= both | {
+            "resources/subscribe": partial(self._subscribe, content),
+            "resources/unsubscribe": self._unsubscribe,
+        }
+
+    @property
+    def log_level(self) -> str | None:
+        """The least severe log messages that the client wants outside of calls."""
+        return self.level_set or (None if self.version is None else _DEFAULT_LEVEL)
 
     async def close(self, reason: str) -> None:
         """Cancel the client's requests, and wait for their end."""
-        if self._stop_listening is not None:
-            self._stop_listening()
+        for stop in (*self._stops, *self._watched.values()):
+            stop()
+        self._stops, self._watched = [], {}
         await self.dispatcher.close(reason)
         if self._owns_suspended:
             await self._suspended.close()
@@ -159,7 +238,7 @@ class HostSession:
 
     # -- handshake and discovery ----------------------------------------------------------------
 
-    def _initialize(self, request: HostRequest) -> JsonObject:
+    def _initialize(self, request: HostRequest) -> JsonObject | PendingResult:
         # https://modelcontextprotocol.io/specification/2025-06-18/basic/lifecycle#version-negotiation
         wanted = request.params.get("protocolVersion")
         if not isinstance(wanted, str):
@@ -170,78 +249,233 @@ class HostSession:
         self._client = _read_client(request.params.get("clientInfo"), self.principal)
         if self._find_catalog is not None:
             self._catalog = self._find_catalog(self._client)
-        if self._stop_listening is None:
-            self._stop_listening = self._catalog.listen(self._announce_change)
-        return {
+        if not self._stops:
+            self._stops = [
+                self._catalog.listen(partial(self.notify, note), kind) for kind, (_, note) in self._changes()
+            ]
+            if self._catalog.content is not None:
+                self._stops.append(self._catalog.content.add_client(self))
+        greeting: JsonObject = {
             "protocolVersion": self.version,
-            "capabilities": {"tools": {"listChanged": True}},
+            "capabilities": self._capabilities,
             "serverInfo": self._catalog.server_info,
-            **self._instructions,
         }
+        return self._add_instructions(greeting)
 
-    def _announce_change(self) -> None:
+    def _changes(self) -> list[tuple[ItemKind, tuple[str, str]]]:
+        """List the kinds whose changes are reported."""
+        has_content = self._catalog.content is not None
+        return [(kind, names) for kind, names in LIST_CHANGES.items() if kind == "tool" or has_content]
+
+    def _add_instructions(self, greeting: JsonObject) -> JsonObject | PendingResult:
+        content, opened = self._catalog.content, self._catalog.opened
+        if content is None:
+            return {**greeting, **self._instructions}
+
+        def add() -> JsonObject:
+            texts = [text for text in (self._instructions.get("instructions"), content.instructions()) if text]
+            return {**greeting, "instructions": "\n\n".join(map(str, texts))} if texts else greeting
+
+        async def add_when_opened(opened: Ready) -> JsonObject:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_OPENED_S):
+                    await opened.wait()
+            return add()
+
+        return add() if opened is None or opened.is_set() else add_when_opened(opened)
+
+    def notify(self, method: str, params: JsonObject | None = None) -> None:
+        """Send the client a notification that belongs to no request, while there is a way to."""
         if self.notification_channel is not None:
-            self.notification_channel.send({"jsonrpc": "2.0", "method": TOOLS_CHANGED})
+            frame: JsonObject = {"jsonrpc": "2.0", "method": method}
+            self.notification_channel.send(frame if params is None else {**frame, "params": params})
 
-    def _discover(self, request: HostRequest) -> JsonObject:
-        return {
-            "supportedVersions": [*MODERN_VERSIONS],
-            "capabilities": {"tools": {"listChanged": True}},
-            **self._instructions,
-            "resultType": "complete",
-            "ttlMs": 0,
-            "cacheScope": "private",
-            "_meta": {SERVER_INFO: self._catalog.server_info},
-        }
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        """Send the client a request that belongs to none of its own.
+
+        Raises:
+            RpcError: It refused, did not answer, or cannot be asked.
+        """
+        if self.notification_channel is None:
+            raise RpcError(UNKNOWN_CALLER, "the client cannot be asked at the moment")
+        try:
+            channel = self.notification_channel
+            return await self.dispatcher.send_request(method, params, channel, within_s=ANSWER_S)
+        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
+            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
+
+    def _receive_notification(self, method: str, params: JsonObject) -> None:
+        content = self._catalog.content
+        if method == "notifications/roots/list_changed" and content is not None and self.version is not None:
+            content.change_client(self, method)
+
+    def _discover(self, request: HostRequest) -> JsonObject | PendingResult:
+        return self._add_instructions(
+            {
+                "supportedVersions": [*MODERN_VERSIONS],
+                "capabilities": self._capabilities,
+                "resultType": "complete",
+                "ttlMs": 0,
+                "cacheScope": "private",
+                "_meta": {SERVER_INFO: self._catalog.server_info},
+            }
+        )
 
     def _listen(self, request: HostRequest) -> PendingResult:
         wanted = request.params.get("notifications")
         if not isinstance(wanted, dict):
             raise RpcError(INVALID_PARAMS, "subscriptions/listen must name its notifications")
         request.is_subscription = True
-        return self._send_changes(request, wanted.get("toolsListChanged") is True)
+        return self._send_changes(request, wanted)
 
-    async def _send_changes(self, request: HostRequest, tools: bool) -> JsonObject:
+    async def _send_changes(self, request: HostRequest, wanted: JsonObject) -> JsonObject:
         meta: JsonObject = {SUBSCRIPTION: request.id}
-        honoured: JsonObject = {"toolsListChanged": True} if tools else {}
-        stop = self._catalog.listen(lambda: request.notify(TOOLS_CHANGED, {"_meta": meta})) if tools else None
+        honoured: JsonObject = {}
+        stops: list[Callable[[], None]] = []
         try:
+            for kind, (key, method) in self._changes():
+                if wanted.get(key) is True:
+                    honoured[key] = True
+                    stops.append(self._catalog.listen(partial(request.notify, method, {"_meta": meta}), kind))
+            uris, content = wanted.get("resourceSubscriptions"), self._catalog.content
+            if isinstance(uris, list) and content is not None:
+                watched: list[JsonValue] = []
+                for uri in filter(_is_text, uris[:_SUBSCRIPTIONS]):
+                    params: JsonObject = {"uri": uri, "_meta": meta}
+                    with suppress(RpcError), request.cancel.guard():  # what is refused is not acknowledged
+                        stops.append(await content.subscribe(str(uri), partial(request.notify, UPDATED, params)))
+                        watched.append(uri)
+                honoured["resourceSubscriptions"] = watched
             acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
             request.notify("notifications/subscriptions/acknowledged", acknowledged)
             await request.cancel.wait()
         finally:
-            if stop is not None:
+            for stop in stops:
                 stop()
         return {"resultType": "complete", "_meta": {**meta, SERVER_INFO: self._catalog.server_info}}
+
+    # -- content --------------------------------------------------------------------------------
+
+    async def _list(self, content: ContentSource, kind: ItemKind, request: HostRequest) -> JsonObject:
+        listing = await content.list_content(kind)
+        page = cut_page(ITEM_LISTS[kind].key, listing.rows, request.params.get("cursor"))
+        if VERSION in request.meta:
+            page |= {"resultType": "complete", "ttlMs": listing.ttl_ms, "cacheScope": "private"}
+            page["_meta"] = {SERVER_INFO: self._catalog.server_info}
+        return encode_object(page)
+
+    def _forward(self, content: ContentSource, request: HostRequest) -> PendingResult:
+        subject = "name" if request.method == "prompts/get" else "uri"
+        name = request.params.get(subject)
+        if request.method == "completion/complete":
+            name = ""
+        if not isinstance(name, str):
+            raise RpcError(INVALID_PARAMS, f"{request.method} must have a {subject}")
+        params = {key: value for key, value in request.params.items() if key not in _OWN_PARAMS}
+
+        async def run(caller: Caller, cancel: CancelToken, sink: ProgressSink | None) -> JsonObject:
+            current_caller.set(caller)
+            self._identify_call(request)
+            with cancel.guard():
+                result = await content.request(request.method, params, sink)
+                return encode_object(self._finish(request, result, caller))
+            return {}
+
+        return self._answer(request, f"{request.method} {name}", run, is_remote=True)
+
+    def _finish(self, request: HostRequest, result: JsonObject, caller: Caller) -> JsonObject:
+        """Give a result of another server what the era of the client requires, in our name."""
+        if caller.exchange is not None and caller.exchange.wanted is not None:
+            result = caller.exchange.wanted
+        meta = result.get("_meta")
+        own = {key: value for key, value in meta.items() if key != SERVER_INFO} if isinstance(meta, dict) else {}
+        rest = {key: value for key, value in result.items() if key not in _ERA_FIELDS}
+        if VERSION in request.meta:
+            hints: JsonObject = {"resultType": "complete"}
+            if request.method == "resources/read":
+                hints |= {"ttlMs": 0, "cacheScope": "private"}
+            own[SERVER_INFO] = self._catalog.server_info
+            rest = {**rest, **hints, **{key: result[key] for key in _ERA_FIELDS if key in result}}
+        return {**rest, "_meta": own} if own else rest
+
+    async def _subscribe(self, content: ContentSource, request: HostRequest) -> JsonObject:
+        uri = request.params.get("uri")
+        if not isinstance(uri, str):
+            raise RpcError(INVALID_PARAMS, "resources/subscribe must have a uri")
+        if len(self._watched) >= _SUBSCRIPTIONS:
+            raise RpcError(INVALID_PARAMS, f"{_SUBSCRIPTIONS:,} resources are subscribed to, and more are not allowed")
+        if uri not in self._watched:
+            with request.cancel.guard():
+                stop = await content.subscribe(uri, partial(self.notify, UPDATED, {"uri": uri}))
+                if uri in self._watched:
+                    stop()  # a second request for it was faster
+                else:
+                    self._watched[uri] = stop
+        return {}
+
+    def _unsubscribe(self, request: HostRequest) -> JsonObject:
+        uri = request.params.get("uri")
+        stop = self._watched.pop(uri, None) if isinstance(uri, str) else None
+        if stop is not None:
+            stop()
+        return {}
+
+    def _set_level(self, request: HostRequest) -> JsonObject:
+        level, content = request.params.get("level"), self._catalog.content
+        if content is not None:
+            if level not in LOG_LEVELS:
+                raise RpcError(INVALID_PARAMS, f"level must be one of: {', '.join(LOG_LEVELS)}")
+            self.level_set = str(level)
+            content.change_client(self, request.method)
+        return {}
 
     # -- calls ----------------------------------------------------------------------------------
 
     def _call(self, request: HostRequest) -> PendingResult:
-        params, meta = request.params, request.meta
-        name, arguments = params.get("name"), params.get("arguments")
+        name, arguments = request.params.get("name"), request.params.get("arguments")
         if not isinstance(name, str):
             raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
         if arguments is not None and not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
         if not self._catalog.may_call(name):
             raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
-        hops = read_hops(meta) if meta else 0
         call = ToolCall(str(request.id), name, arguments or {})
+        run = partial(self._run_tool, request, call)
+        is_remote = VERSION in request.meta and self._catalog.forwards_input(name)
+        return self._answer(request, name, run, is_remote=is_remote)
+
+    def _answer(self, request: HostRequest, subject: str, run: RunRequest, *, is_remote: bool) -> PendingResult:
+        """Run a request in the name of its client; it may take several rounds of the newer protocol.
+
+        A modern server behind us requests input by itself (`is_remote`); older ones and our own tools ask their caller,
+        and the call is suspended until the client comes again.
+        """
+        params, meta = request.params, request.meta
+        hops = read_hops(meta) if meta else 0
         if VERSION not in meta:
-            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops)
-            return self._run_tool(request, call, caller, request.cancel, _new_sink(request))
-        if "requestState" in params:
-            return self._stamp_questions(self._suspended.resume(request, name, self._owner))
-        capabilities = meta[CAPABILITIES]
-        declared = capabilities if isinstance(capabilities, dict) else {}
-        suspended = SuspendedCall(name, declared, hops, _new_sink, self._owner)
+            level = self.log_level if self._catalog.content is not None else None
+            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, level)
+            return run(caller, request.cancel, _new_sink(request))
+        if "requestState" in params and (self._suspended.holds(params["requestState"]) or not is_remote):
+            return self._stamp_questions(self._suspended.resume(request, subject, self._owner))
+        capabilities, level = meta[CAPABILITIES], meta.get(LOG_LEVEL)
+        suspended = SuspendedCall(
+            subject,
+            capabilities if isinstance(capabilities, dict) else {},
+            hops,
+            _new_sink,
+            self._owner,
+            log_level=level if isinstance(level, str) else None,
+            exchange=InputExchange(params) if is_remote else None,
+        )
         if not suspended.capabilities:
-            return self._run_tool(request, call, suspended, request.cancel, _new_sink(request))
-
-        def run(suspended: SuspendedCall) -> PendingResult:
-            return self._run_tool(request, call, suspended, suspended.cancel, suspended.report_progress)
-
-        return self._stamp_questions(self._suspended.begin(request, suspended, run))
+            suspended.request = request
+            return run(suspended, request.cancel, _new_sink(request))
+        return self._stamp_questions(
+            self._suspended.begin(
+                request, suspended, lambda suspended: run(suspended, suspended.cancel, suspended.report_progress)
+            )
+        )
 
     async def _stamp_questions(self, round_result: PendingResult) -> JsonObject:
         """Add to questions which server asks them."""
@@ -257,7 +491,14 @@ class HostSession:
         self._identify_call(request)
         try:
             outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
+            exchange = caller.exchange
+            if exchange is not None and exchange.refusal is not None:
+                raise exchange.refusal
+            if exchange is not None and exchange.wanted is not None:
+                return self._finish(request, exchange.wanted, caller)
             return self._build_result(request, outcome.result)
+        except RpcError:
+            raise
         except Exception as exc:  # noqa: BLE001 — boundary: a tool box of the embedding program
             _log.error("tool %r raised an exception", call.name, exc_info=exc)
             message = f"{call.name} failed inside of the host; its log says more."
@@ -320,6 +561,10 @@ def _new_sink(request: HostRequest) -> ProgressSink | None:
         request.notify("notifications/progress", params)
 
     return report
+
+
+def _is_text(value: JsonValue) -> bool:
+    return isinstance(value, str)
 
 
 def _return_nothing(_: HostRequest) -> JsonObject:

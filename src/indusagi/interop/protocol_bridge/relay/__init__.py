@@ -57,7 +57,9 @@ class RelayHost(ServingHost):
             return RelaySession(pool, self._backoff, self.limits, schemas, shared)
 
         try:
-            async with open_http(new_session, schemas.find, chosen, find_server=lambda _: pool.config.id) as serving:
+            async with open_http(
+                new_session, schemas.find, chosen, find_server=lambda method, params: pool.config.id
+            ) as serving:
                 yield serving
         finally:
             await shared.close()

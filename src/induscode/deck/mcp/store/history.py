@@ -10,7 +10,7 @@ import anyio.to_thread
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, RemoteToolRef
 from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability, BridgeKey
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp
@@ -115,7 +115,10 @@ class _EntryParser:
         try:
             capability = None
             if row.op == "enroll":
-                ref = RemoteToolRef(_get_text(facts, "of"), _get_text(facts, "tool"))
+                kind = facts.get("kind", "tool")
+                if kind not in ITEM_KINDS:
+                    raise ValueError(f"{kind!r} is no kind of item")
+                ref = RemoteToolRef(_get_text(facts, "of"), _get_text(facts, "tool"), kind)
                 descriptor = self._descriptors.get(facts["descriptor"])
                 if descriptor is None:
                     descriptor = parse_descriptor(self._get_document(facts, "descriptor"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.enrolment import JournalOp
@@ -68,7 +68,7 @@ class Journal:
         self._configs: dict[str, ServerConfig] = {}
         self._identities: dict[str, str] = {}
         self._encoded: dict[int, _EncodedDescriptor] = {}
-        self._listed: dict[str, tuple[Sequence[str], Sequence[DisabledTool]]] = {}
+        self._listed: dict[tuple[str, ItemKind], tuple[Sequence[str], Sequence[DisabledTool]]] = {}
         self.add_servers(servers)
         self._append("run", {"servers": [*self._identities]})
 
@@ -79,20 +79,27 @@ class Journal:
             self._configs[config.id] = config
             self._identities[config.id] = server_identity(config)
             # The former listing belongs to the former configuration.
-            self._listed.pop(config.id, None)
+            self._forget_listings(config.id)
 
     def remove_servers(self, servers: Iterable[str]) -> None:
         """Remove servers; their secrets stay redacted."""
         for server in servers:
-            for known in (self._configs, self._identities, self._listed):
+            self._forget_listings(server)
+            for known in (self._configs, self._identities):
                 known.pop(server, None)
 
+    def _forget_listings(self, server: str) -> None:
+        self._listed = {key: listing for key, listing in self._listed.items() if key[0] != server}
+
     def set_known_listings(
-        self, listings: Mapping[str, Sequence[str]], disabled: Mapping[str, Sequence[DisabledTool]] | None = None
+        self,
+        listings: Mapping[str, Sequence[str]],
+        disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
+        kind: ItemKind = "tool",
     ) -> None:
         """Set the listings that the store has already: only a different one is recorded."""
         for server, names in listings.items():
-            self._listed[server] = tuple(names), tuple((disabled or {}).get(server, ()))
+            self._listed[server, kind] = tuple(names), tuple((disabled or {}).get(server, ()))
 
     # -- from an enrolment ------------------------------------------------------------------
 
@@ -111,36 +118,40 @@ class Journal:
         else:
             self._append(op, facts)
 
-    def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
-        """Record which tools of a server are enrolled or disabled, if that has changed."""
+    def record_listing(
+        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
+    ) -> None:
+        """Record which tools or other items of a server are enrolled or disabled, if that has changed."""
         names = tuple(tool.ref.name for tool in tools)
         identity = self._identities.get(server)
         listing = names, tuple(disabled)
-        if identity is None or self._listed.get(server) == listing:
+        if identity is None or self._listed.get((server, kind)) == listing:
             return
-        self._listed[server] = listing
-        facts: JsonObject = {
-            "server": server,
-            "identity": identity,
-            "filter": build_tool_filter(self._configs[server]),
-            "tools": [*names],
-        }
+        self._listed[server, kind] = listing
+        facts: JsonObject = {"server": server, "identity": identity}
+        if kind == "tool":
+            facts |= {"filter": build_tool_filter(self._configs[server]), "tools": [*names]}
+        else:
+            facts |= {"kind": kind, "items": [*names]}
         if disabled:
             facts["disabled"] = [
                 {"tool": tool.ref.name, "name": tool.name, "grade": str(tool.grade), "fields": [*tool.fields]}
                 for tool in disabled
             ]
-        self._append("list", facts, build_subject(identity, server))
+        self._append("list", facts, build_subject(identity, server, *(() if kind == "tool" else (kind,))))
 
     def record_pin(
-        self, server: str, tool: str, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
+        self, ref: RemoteToolRef, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
     ) -> None:
-        """Record an approved definition of a tool; a `further` one is added to those approved before."""
-        identity = self._identities.get(server)
+        """Record an approved definition of an item; a `further` one is added to those approved before."""
+        identity = self._identities.get(ref.server)
         if identity is not None:
-            names = (identity, server, tool)
+            names = (identity, ref.server, ref.name)
+            facts: JsonObject = {"identity": identity, "server": ref.server, "tool": ref.name, "pin": pin}
+            if ref.kind != "tool":
+                # More names than a tool's subject ever has.
+                names, facts["kind"] = (*names, "kind", ref.kind), ref.kind
             subject = build_subject(*names, pin) if further else build_subject(*names)
-            facts: JsonObject = {"identity": identity, "server": server, "tool": tool, "pin": pin}
             if canonical is not None:
                 facts["canonical"] = canonical
             self.store.append(partial(self._build_pin, self._now(), subject, facts, raw))
@@ -186,6 +197,8 @@ class Journal:
             if capability is not None:
                 facts["of"], facts["tool"] = capability.ref.server, capability.ref.name
                 facts["name"] = capability.name
+                if capability.ref.kind != "tool":
+                    facts["kind"] = capability.ref.kind
                 facts["supersedes"] = entry.supersedes
                 try:
                     facts["definition"] = documents.add(compact_json(capability.raw))

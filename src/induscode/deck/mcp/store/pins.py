@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.journal import Journal
@@ -71,7 +71,8 @@ class StorePins:
     ) -> None:
         self._journal = journal
         """None: nothing is recorded, and a first definition is not pinned."""
-        self._forms: dict[tuple[str, str], list[ApprovedForm]] = {}
+        self._forms: dict[tuple[str, JsonValue, str], list[ApprovedForm]] = {}
+        """By server, kind and name."""
         self._locked: Mapping[RemoteToolRef, JsonObject] = {}
         self.learn(identities, rows, documents or {})
 
@@ -90,7 +91,7 @@ class StorePins:
                     canonical if isinstance(canonical, str) else None,
                     documents.get(address) if isinstance(address, str) else None,
                 )
-                self._forms.setdefault((server, tool), []).append(form)
+                self._forms.setdefault((server, facts.get("kind", "tool"), tool), []).append(form)
 
     def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
         """Compare first definitions with those of the project's lock file."""
@@ -99,19 +100,19 @@ class StorePins:
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
         """Compare a definition with the approved forms; a first one becomes one of them. None: approved.
 
-        A first definition of a server that the lock file names must match the lock file.
+        A first definition of a server must match the lock file if that has items of its server and kind.
 
         Raises:
             NotJson: It holds a value that JSON cannot carry.
         """
         pin = definition_pin(raw)
-        forms = self._forms.get((ref.server, ref.name))
+        forms = self._forms.get((ref.server, ref.kind, ref.name))
         if forms is None:
             drift = None
             locked = self._locked.get(ref)
             if locked is not None and canonical_digest(locked) != canonical_digest(raw):
                 drift = closest_drift(ref, [locked], raw)
-            elif locked is None and any(other.server == ref.server for other in self._locked):
+            elif locked is None and any((other.server, other.kind) == (ref.server, ref.kind) for other in self._locked):
                 drift = Drift(ref, DriftGrade.ROUTING, None, raw)
             if self._journal is not None and (drift is None or not drift.disables):
                 self._add_form(ref, pin, raw)
@@ -127,10 +128,10 @@ class StorePins:
         self._add_form(ref, definition_pin(raw), raw)
 
     def _add_form(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
-        forms = self._forms.setdefault((ref.server, ref.name), [])
+        forms = self._forms.setdefault((ref.server, ref.kind, ref.name), [])
         canonical = canonical_digest(raw)
         if self._journal is not None:
-            self._journal.record_pin(ref.server, ref.name, pin, raw, canonical, further=bool(forms))
+            self._journal.record_pin(ref, pin, raw, canonical, further=bool(forms))
         forms.append(ApprovedForm(pin, canonical, compact_json(raw)))
 
 
@@ -161,7 +162,9 @@ def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     return {config.id: server_identity(config) for config in servers}
 
 
-async def read_definitions(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[JsonObject]]:
+async def read_definitions(
+    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
+) -> Mapping[str, Sequence[JsonObject]]:
     """Read, for each server seen before, the definitions of its last listing: the pinned ones, in its order.
 
     A server with a missing or damaged definition is left out: an incomplete listing would look complete.
@@ -169,36 +172,38 @@ async def read_definitions(store: LedgerStore, servers: Iterable[ServerConfig]) 
     configs = {config.id: config for config in servers}
     identities = build_identities(configs.values())
     listings = {
-        server: filter_texts(row.facts.get("tools")) for server, row in await _read_listings(store, configs, identities)
+        server: filter_texts(row.facts.get("tools" if kind == "tool" else "items"))
+        for server, row in await _read_listings(store, configs, identities, kind)
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
         for row in await store.latest("pin")
-        if (server := _find_server(row, identities)) is not None
+        if (server := _find_server(row, identities)) is not None and row.facts.get("kind", "tool") == kind
     }
     documents = await store.documents(pins.values())
     definitions: dict[str, Sequence[JsonObject]] = {}
     for server, tools in listings.items():
         parsed = [_parse_definition(documents.get(pins.get((server, tool), ""))) for tool in tools]
-        if tools and None not in parsed:
+        # Beside tools most servers have nothing, which is worth knowing without a start.
+        if (tools or kind != "tool") and None not in parsed:
             definitions[server] = [definition for definition in parsed if definition is not None]
     return definitions
 
 
 async def read_disabled_tools(
-    store: LedgerStore, servers: Iterable[ServerConfig]
+    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
 ) -> Mapping[str, Sequence[DisabledTool]]:
-    """Read, for each server seen before, which of its tools were disabled then."""
+    """Read, for each server seen before, which of its tools, or items of another kind, were disabled then."""
     configs = {config.id: config for config in servers}
     grades = {str(grade): grade for grade in DriftGrade}
     disabled: dict[str, Sequence[DisabledTool]] = {}
-    for server, row in await _read_listings(store, configs, build_identities(configs.values())):
+    for server, row in await _read_listings(store, configs, build_identities(configs.values()), kind):
         rows = row.facts.get("disabled")
         tools: list[DisabledTool] = []
         for facts in filter(is_json_object, rows if isinstance(rows, list) else ()):
             tool, name = facts.get("tool"), facts.get("name")
             if isinstance(tool, str):
-                ref = RemoteToolRef(server, tool)
+                ref = RemoteToolRef(server, tool, kind)
                 shown = name if isinstance(name, str) else model_name(ref)
                 grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
                 tools.append(DisabledTool(ref, shown, grade, tuple(filter_texts(facts.get("fields")))))
@@ -207,14 +212,15 @@ async def read_disabled_tools(
 
 
 async def _read_listings(
-    store: LedgerStore, configs: Mapping[str, ServerConfig], identities: Mapping[str, str]
+    store: LedgerStore, configs: Mapping[str, ServerConfig], identities: Mapping[str, str], kind: ItemKind
 ) -> list[tuple[str, Row]]:
     """Read the last listing of each server that was made with its present configuration and filter."""
     return [
         (server, row)
         for row in await store.latest("list")
         if (server := _find_server(row, identities)) is not None
-        and row.facts.get("filter") == build_tool_filter(configs[server])
+        and row.facts.get("kind", "tool") == kind
+        and (kind != "tool" or row.facts.get("filter") == build_tool_filter(configs[server]))
     ]
 
 

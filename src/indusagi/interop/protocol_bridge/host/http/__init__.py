@@ -38,7 +38,7 @@ async def open_http(
     settings: HttpSettings | None = None,
     *,
     read: Reader = decode_frame_verbatim,
-    find_server: FindServer = lambda _: None,
+    find_server: FindServer = lambda method, params: None,
 ) -> AsyncGenerator[HttpHost]:
     """Listen until the block is left; running calls may then finish within the limits of `settings`.
 
@@ -47,7 +47,7 @@ async def open_http(
         find_schema: Finds the argument schema of a tool, for arguments that are repeated in headers.
         settings: Address, access and limits.
         read: Parses the body of a request; the default keeps the exact bytes of `params`.
-        find_server: Finds the server of a tool, for the scopes of access tokens.
+        find_server: Finds the server that a request is for, for the scopes of access tokens.
 
     Raises:
         ProtocolFault: It cannot be started (kind `transport`); the message says why.

@@ -146,8 +146,7 @@ class ResourceAccess:
             self._require_scope(request.identity, LIST_SCOPE)
             return
         if request.identity.find_missing_scope(CALL_SCOPE) is not None:
-            name = params.get("name") if method == "tools/call" and isinstance(params, dict) else None
-            server = find_server(name if isinstance(name, str) else "")
+            server = find_server(method, params if isinstance(params, dict) else {})
             self._require_scope(request.identity, CALL_SCOPE, server)
 
     def _require_scope(self, identity: ClientIdentity, scope: str, server: str | None = None) -> None:

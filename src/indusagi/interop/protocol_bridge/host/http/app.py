@@ -234,7 +234,7 @@ class HostApp:
         dropped: Mapping[str, int],
         start_task: Callable[[Callable[[], Coroutine[object, object, None]]], object],
         access: ResourceAccess | None = None,
-        find_server: FindServer = lambda _: None,
+        find_server: FindServer = lambda method, params: None,
     ) -> None:
         self.sessions = HttpSessions(new_session, settings)
         self._new_session = new_session

@@ -28,8 +28,8 @@ NewSession: TypeAlias = Callable[[ClientIdentity], ServerSession]
 """Creates the session of a client."""
 FindSchema: TypeAlias = Callable[[str], JsonObject | None]
 """Finds the argument schema of a tool by name."""
-FindServer: TypeAlias = Callable[[str], str | None]
-"""Finds the server of a tool by name, for scopes; None: a tool of this host."""
+FindServer: TypeAlias = Callable[[str, JsonObject], str | None]
+"""Finds the server that a request (method, parameters) is for, for scopes; None: this host itself."""
 
 HEALTH = "/health"
 METRICS = "/metrics"

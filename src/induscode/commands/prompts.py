@@ -1,0 +1,59 @@
+"""`indus prompts`: lists the prompts of servers, and gets their messages.
+
+Lists are read from the ledger. A server that the ledger does not know is started once.
+"""
+
+from __future__ import annotations
+
+import click
+
+from induscode.commands.resources import no_check
+from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server
+from induscode.commands.support.output import as_json
+from induscode.launch.options import flags
+
+_HERE = "induscode.commands.prompts"
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "list": LazyCommand("list the prompts of servers", _HERE, "list_"),
+        "get": LazyCommand("get the messages of a prompt", _HERE, "get"),
+    },
+    default="list",
+)
+def command() -> None:
+    """List the prompts of servers, and get their messages."""
+
+
+@flags("--mcp", "--cwd")
+@click.command("list")
+@click.argument("server", required=False, shell_complete=complete_server)
+@as_json
+@no_check
+@click.pass_context
+def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """List the prompts of SERVER, or of all servers, as `/server:prompt`."""
+    from induscode.commands.support.content import print_items  # noqa: PLC0415 — imports the bridge
+
+    return print_items(context, ("prompt",), as_json=as_json, no_check=no_check)
+
+
+@flags("--mcp", "--cwd")
+@click.command("get")
+@click.argument("prompt", metavar="/SERVER:PROMPT")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
+)
+@click.pass_context
+def get(context: click.Context, prompt: str, arguments: tuple[str, ...], *, output: str, **_: object) -> int:
+    """Get the messages of a prompt: the same as `indus call /SERVER:PROMPT KEY=VALUE`."""
+    from induscode.commands.call import call_content  # noqa: PLC0415 — imports the bridge
+
+    return call_content(context, prompt if prompt.startswith("/") else f"/{prompt}", arguments, {}, output, None)

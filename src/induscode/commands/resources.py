@@ -1,0 +1,60 @@
+"""`indus resources`: lists and reads the resources of servers.
+
+Lists are read from the ledger. A server that the ledger does not know is started once.
+"""
+
+from __future__ import annotations
+
+import click
+
+from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server
+from induscode.commands.support.output import as_json
+from induscode.launch.options import flags
+
+_HERE = "induscode.commands.resources"
+
+no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "list": LazyCommand("list the resources and templates of servers", _HERE, "list_"),
+        "read": LazyCommand("read a resource", _HERE, "read"),
+    },
+    default="list",
+)
+def command() -> None:
+    """List and read the resources of servers."""
+
+
+@flags("--mcp", "--cwd")
+@click.command("list")
+@click.argument("server", required=False, shell_complete=complete_server)
+@as_json
+@no_check
+@click.pass_context
+def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """List the resources and templates of SERVER, or of all servers, as `@server:uri`."""
+    from induscode.commands.support.content import print_items  # noqa: PLC0415 — imports the bridge
+
+    return print_items(context, ("resource", "template"), as_json=as_json, no_check=no_check)
+
+
+@flags("--mcp", "--cwd")
+@click.command("read")
+@click.argument("resource", metavar="@SERVER:URI")
+@click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
+)
+@click.option("--save", metavar="DIR", help="Write images and other data to new files in DIR.")
+@click.pass_context
+def read(context: click.Context, resource: str, *, output: str, save: str | None, **_: object) -> int:
+    """Read a resource: the same as `indus call @SERVER:URI`."""
+    from induscode.commands.call import call_content  # noqa: PLC0415 — imports the bridge
+
+    return call_content(context, resource if resource.startswith("@") else f"@{resource}", (), {}, output, save)

@@ -1,0 +1,364 @@
+"""What a gateway serves beside tools: resources, templates, prompts, completion, updates, log messages, roots.
+
+Clients see a resource under a URI with its server in it and a prompt under a name with its server in it; both are
+looked up, never taken apart (`indusagi.interop.protocol_bridge.uris`). Without prefixes each keeps its own name, and
+the first server of the configuration has a name that several use. Nothing of one client reaches another: an update goes
+to those who subscribed, a log message to the client of the call it belongs to, or is dropped where that cannot be told.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.invisible import clean_json
+from indusagi.core.json import is_json_object
+from indusagi.core.text import cut_text
+from indusagi.interop.protocol_bridge.client.handlers import (
+    UNKNOWN_CALLER,
+    current_caller,
+    current_server,
+    forward_request,
+)
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault
+from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.uris import UriMap, convert_meta, convert_result, normalize_uri
+from induscode.deck.mcp.content import ContentRefused, ServerContent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
+    from indusagi.interop.protocol_bridge.host.content import ContentClient
+    from indusagi.runtime.contract import ProgressSink
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.capability import BridgeCapability
+
+INSTRUCTIONS_CHARS = 16_000
+"""The limit of the composed instructions; each server has a quarter of it."""
+_UPDATED = "notifications/resources/updated"
+_MESSAGE = "notifications/message"
+_ROOTS_CHANGED = "notifications/roots/list_changed"
+_NOT_FOUND = -32002
+"""Of the older protocol: https://modelcontextprotocol.io/specification/2025-11-25/server/resources#error-handling."""
+_REFUSED = -32000
+_EXPRESSION = re.compile(r"\\\{[^{}]*\\\}")
+
+
+class GatewayContent:
+    """The content source of a gateway; it is empty until it is opened."""
+
+    def __init__(self, *, plain_names: bool = False, single_client: bool = False) -> None:
+        self.plain_names = plain_names
+        self._single_client = single_client
+        """Over stdio: everything is for the one client."""
+        self._bridge: BootedBridge | None = None
+        self._is_ourselves: Callable[[str], bool] = lambda _: False
+        self._content: ServerContent | None = None
+        self._tasks: TaskGroup | None = None
+        self._clients: list[ContentClient] = []
+        self._listeners: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        """By server and its own URI."""
+        self._rows: dict[ItemKind, tuple[Sequence[JsonObject], dict[str, RemoteToolRef]]] = {}
+        self._maps: dict[str, UriMap] = {}
+
+    def open(self, bridge: BootedBridge, content: ServerContent, is_ourselves: Callable[[str], bool]) -> None:
+        """Serve the servers of a bridge, without those that turn out to be this gateway."""
+        self._bridge, self._content, self._is_ourselves = bridge, content, is_ourselves
+        self.refresh()
+
+    def follow(self, tasks: TaskGroup) -> None:
+        """Run requests to servers that belong to no request of a client in `tasks`."""
+        self._tasks = tasks
+        for client in self._clients:
+            self.change_client(client, _ROOTS_CHANGED)
+
+    def handle_event(self, event: FleetEvent) -> None:
+        """Give a server that has come up again what the clients have set."""
+        if event.event == "phase" and event.status.phase is EndpointPhase.READY and self._tasks is not None:
+            watched = [uri for server, uri in self._listeners if server == event.server]
+            self._tasks.start_soon(self._restore, event.server, watched)
+
+    async def _restore(self, server: str, watched: Sequence[str]) -> None:
+        endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
+        if endpoint is None or endpoint.facts is None:
+            return
+        try:
+            for uri in watched:
+                await endpoint.watch_resource(uri)
+            levels = [LOG_LEVELS.index(one.level_set) for one in self._clients if one.level_set in LOG_LEVELS]
+            if levels and endpoint.facts.era == "legacy" and endpoint.facts.offers("logging"):
+                await endpoint.request("logging/setLevel", {"level": LOG_LEVELS[min(levels)]})
+        except ProtocolFault:
+            return  # the status has the fault
+
+    # -- lists ------------------------------------------------------------------------------
+
+    def refresh(self) -> Sequence[ItemKind]:
+        """Build the lists from the ledger, and return the kinds that have changed."""
+        before, self._rows = self._rows, {}
+        for kind in LISTED_KINDS:
+            self._rows[kind] = self._build_rows(kind)
+        return [kind for kind in LISTED_KINDS if kind not in before or before[kind][0] != self._rows[kind][0]]
+
+    def _build_rows(self, kind: ItemKind) -> tuple[Sequence[JsonObject], dict[str, RemoteToolRef]]:
+        rows: list[JsonObject] = []
+        refs: dict[str, RemoteToolRef] = {}
+        present: dict[RemoteToolRef, RemoteTool] = {}
+        for endpoint in () if self._bridge is None else self._bridge.fleet.endpoints():
+            present.update((item.ref, item) for item in endpoint.known_items(kind) or ())
+        for item in self._list_items(kind):
+            name = item.ref.name if self.plain_names and item.ref.name not in refs else item.name
+            if name in refs:
+                continue
+            # As it was listed last: sizes and dates change without being an event.
+            definition = present.get(item.ref, item).descriptor.definition
+            row = build_content_row(kind, name, definition or {})
+            if "_meta" in row:
+                row["_meta"] = convert_meta(row["_meta"], self.map_uris(item.ref.server))
+            rows.append(row)
+            refs[name] = item.ref
+        return rows, refs
+
+    def _list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
+        if self._content is None:
+            return ()
+        return [item for item in self._content.list_items(kind) if not self._is_ourselves(item.ref.server)]
+
+    async def list_content(self, kind: ItemKind) -> ContentListing:
+        """List the items of one kind, of all servers."""
+        rows, refs = self._rows.get(kind, ((), {}))
+        hints: list[int] = []
+        for server in {ref.server for ref in refs.values()}:
+            endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
+            hints.append(0 if endpoint is None else endpoint.ttl_ms(kind))
+        return ContentListing(rows, min(hints, default=0))
+
+    def instructions(self) -> str | None:
+        """Compose the instructions of all servers: each under its name, bounded, every line quoted.
+
+        A quoted line cannot pass for the heading of another server.
+        """
+        parts: list[str] = []
+        for item in self._list_items("instructions"):
+            text = cut_text(item.description, INSTRUCTIONS_CHARS // 4)
+            quoted = "\n".join(f"> {line}" for line in text.splitlines())
+            named = "" if self.plain_names else f" (names begin with {item.ref.server}__)"
+            parts.append(f"Instructions of the server {item.ref.server!r}{named}:\n{quoted}")
+        return cut_text("\n\n".join(parts), INSTRUCTIONS_CHARS) if parts else None
+
+    # -- names and URIs ---------------------------------------------------------------------
+
+    def map_uris(self, server: str) -> Callable[[str], str]:
+        """Return the function that turns URIs of a server into those that clients see."""
+        if server not in self._maps:
+            self._maps[server] = UriMap(server)
+        mapped = self._maps[server].to_host
+        if not self.plain_names:
+            return mapped
+        refs = self._rows.get("resource", ((), {}))[1]
+        return lambda uri: uri if refs.get(uri) is None or refs[uri].server == server else mapped(uri)
+
+    def _find_resource(self, uri: str) -> tuple[str, str]:
+        """Find the server of a URI, and the server's own URI.
+
+        Raises:
+            RpcError: No server has it.
+        """
+        refs = self._rows.get("resource", ((), {}))[1]
+        if (ref := refs.get(uri)) is not None:
+            return ref.server, ref.name
+        for server in () if self._bridge is None else self._bridge.fleet.status():
+            if (own := self._maps.setdefault(server, UriMap(server)).to_server(uri)) is not None:
+                listed = {normalize_uri(ref.name): ref.name for ref in refs.values() if ref.server == server}
+                return server, listed.get(normalize_uri(own), own)
+        if self.plain_names:
+            for template in self._rows.get("template", ((), {}))[1].values():
+                if re.fullmatch(_EXPRESSION.sub(".*", re.escape(template.name)), uri):
+                    return template.server, uri
+            offering = {ref.server for rows in self._rows.values() for ref in rows[1].values() if ref.kind != "prompt"}
+            if len(offering) == 1:
+                return offering.pop(), uri
+        caller = current_caller.get()
+        is_modern = caller is not None and caller.exchange is not None
+        raise RpcError(INVALID_PARAMS if is_modern else _NOT_FOUND, "no server has this resource", {"uri": uri})
+
+    def _find_prompt(self, name: JsonValue) -> RemoteToolRef:
+        ref = self._rows.get("prompt", ((), {}))[1].get(name) if isinstance(name, str) else None
+        if ref is None and isinstance(name, str) and self._bridge is not None:
+            disabled = self._bridge.enrolment.find_disabled(name, "prompt")
+            ref = None if disabled is None else disabled.ref  # refused with the reason
+        if ref is None:
+            raise RpcError(INVALID_PARAMS, f"there is no prompt named {name!r}")
+        return ref
+
+    def find_server(self, method: str, params: JsonObject) -> str | None:
+        """Find the server that a request is for; None if it is for none."""
+        try:
+            if method == "completion/complete":
+                return self._find_reference(params.get("ref"))[0]
+            if method == "prompts/get":
+                return self._find_prompt(params.get("name")).server
+            return self._find_resource(str(params.get("uri")))[0]
+        except RpcError:
+            return None
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
+        """Answer `resources/read`, `prompts/get` or `completion/complete` of the present caller.
+
+        Raises:
+            RpcError: It was refused, by us or by the server.
+        """
+        content = self._content
+        if content is None:
+            raise RpcError(_REFUSED, "the servers are not there yet")
+        server = ""
+        try:
+            if method == "resources/read":
+                server, own = self._find_resource(str(params.get("uri")))
+                result = await content.read_resource(server, own, on_progress=on_progress)
+            elif method == "prompts/get":
+                ref, arguments = self._find_prompt(params.get("name")), params.get("arguments")
+                server = ref.server
+                if arguments is not None and not is_json_object(arguments):
+                    raise RpcError(INVALID_PARAMS, "the arguments of a prompt must be an object")
+                result = await content.get_prompt(server, ref.name, arguments, on_progress=on_progress)
+            else:
+                server, own_ref = self._find_reference(params.get("ref"))
+                result = await content.complete(server, {**params, "ref": own_ref})
+        except ContentRefused as exc:
+            raise RpcError(_REFUSED, str(exc)) from exc
+        except ProtocolFault as fault:
+            raise self._convert_fault(fault, server) from fault
+        return convert_result(result, self.map_uris(server))
+
+    def _find_reference(self, value: JsonValue) -> tuple[str, JsonObject]:
+        """Find the prompt or template that a completion is for."""
+        ref = value if is_json_object(value) else {}
+        name, uri = ref.get("name"), ref.get("uri")
+        if ref.get("type") == "ref/prompt":
+            prompt = self._find_prompt(name)
+            return prompt.server, {**ref, "name": prompt.name}
+        if ref.get("type") == "ref/resource" and isinstance(uri, str):
+            template = self._rows.get("template", ((), {}))[1].get(uri)
+            server, own = (template.server, template.name) if template is not None else self._find_resource(uri)
+            return server, {**ref, "uri": own}
+        raise RpcError(INVALID_PARAMS, "completion/complete must have a ref to a prompt or to a resource")
+
+    def _convert_fault(self, fault: ProtocolFault, server: str) -> RpcError:
+        """Return the server's own error, under our URI; any other fault as an error that names the server."""
+        cause = fault.cause
+        if not isinstance(cause, RpcError) or cause.detail is not None:
+            return RpcError(_REFUSED, str(fault))
+        data = clean_json(cause.data)[0]
+        if is_json_object(data) and isinstance(uri := data.get("uri"), str):
+            data = {**data, "uri": self.map_uris(server)(uri)}
+        return RpcError(cause.code, str(clean_json(cause.message)[0]), data)
+
+    # -- updates ----------------------------------------------------------------------------
+
+    async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after every update of a resource, until the returned function is called.
+
+        Raises:
+            RpcError: No server has it, or its server refuses.
+        """
+        if self._content is None:
+            raise RpcError(_REFUSED, "the servers are not there yet")
+        server, own = key = self._find_resource(uri)
+        listeners = self._listeners.setdefault(key, [])
+        listeners.append(listener)
+
+        def stop() -> None:
+            if listener in listeners:
+                listeners.remove(listener)
+            if not listeners and self._listeners.get(key) is listeners:
+                del self._listeners[key]
+                if self._tasks is not None:
+                    self._tasks.start_soon(self._unwatch, server, own)
+
+        try:
+            endpoint = await self._content.wake(server)
+            if endpoint.facts is not None and not endpoint.facts.offers("resources", "subscribe"):
+                raise RpcError(METHOD_NOT_FOUND, f"server {server!r} does not report updates of resources")
+            await endpoint.watch_resource(own)
+        except ProtocolFault as fault:
+            stop()
+            raise self._convert_fault(fault, server) from fault
+        except BaseException:
+            stop()
+            raise
+        return stop
+
+    async def _unwatch(self, server: str, uri: str) -> None:
+        endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
+        if endpoint is None or (server, uri) in self._listeners:
+            return
+        try:
+            await endpoint.unwatch_resource(uri)
+        except ProtocolFault:
+            return  # it has ended, or never knew
+
+    def receive(self, method: str, params: JsonObject) -> None:
+        """Pass a notification of a server to the clients it is for."""
+        server = current_server.get()
+        if server is None:
+            return
+        uri = params.get("uri")
+        if method == _UPDATED and isinstance(uri, str):
+            for listener in [*self._listeners.get((server, uri), ())]:
+                listener()
+        elif method == _MESSAGE:
+            shown = cast("JsonObject", clean_json({key: params[key] for key in params if key != "_meta"})[0])
+            if not self.plain_names:
+                logger = shown.get("logger")
+                shown["logger"] = f"{server}/{logger}" if isinstance(logger, str) else server
+            caller = current_caller.get()
+            receivers = self._clients if caller is None and self._single_client else () if caller is None else (caller,)
+            for receiver in receivers:
+                if is_logged(params.get("level"), receiver.log_level):
+                    receiver.notify(_MESSAGE, shown)
+
+    # -- clients ----------------------------------------------------------------------------
+
+    def add_client(self, client: ContentClient) -> Callable[[], None]:
+        """Add a client with a handshake, until the returned function is called."""
+        self._clients.append(client)
+        self.change_client(client, _ROOTS_CHANGED)
+
+        def remove() -> None:
+            if client in self._clients:
+                self._clients.remove(client)
+
+        return remove
+
+    def change_client(self, client: ContentClient, method: str) -> None:
+        """Tell the servers that the log level or the roots of a client have changed."""
+        if self._tasks is None or self._bridge is None:
+            return
+        for endpoint in self._bridge.fleet.endpoints():
+            if endpoint.phase is EndpointPhase.READY and endpoint.facts is not None:
+                if method != _ROOTS_CHANGED:
+                    self._tasks.start_soon(self._restore, endpoint.config.id, ())
+                elif endpoint.facts.era == "legacy" and "roots" in client.capabilities:
+                    endpoint.notify(_ROOTS_CHANGED)
+
+    async def answer_roots(self, params: JsonObject) -> JsonObject:
+        """Answer `roots/list` of a server: from the client of the call, or from the only one that has roots.
+
+        Raises:
+            RpcError: It cannot be told which client is meant.
+        """
+        with_roots = [client for client in self._clients if "roots" in client.capabilities]
+        if current_caller.get() is not None:
+            return await forward_request("roots/list", "roots", params)
+        if len(with_roots) != 1:
+            raise RpcError(UNKNOWN_CALLER, "roots/list was refused: it cannot be told which client it is meant for")
+        return await with_roots[0].ask("roots/list", params)

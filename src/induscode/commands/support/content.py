@@ -1,0 +1,146 @@
+"""Resources and prompts of servers for commands: `@server:uri`, `/server:prompt`, lists, and results as blocks."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from indusagi.core.json import is_json_object
+from indusagi.core.text import cut_text
+from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome, ToolResult
+from induscode.boot.runners import attach_servers
+from induscode.commands.support.output import build_unknown_name, print_notes, print_table, write_json
+from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
+from induscode.deck.mcp.boot import BootOptions
+from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent
+from induscode.launch.options import read_invocation
+from induscode.terminal import print_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.interop.protocol_bridge.contract import ItemKind
+    from indusagi.runtime.contract import ToolContentBlock
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.capability import BridgeCapability
+
+MARKS = {"@": "resource", "/": "prompt"}
+"""What a name begins with that is not a tool's."""
+_LONGEST_ABOUT = 100
+
+
+def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
+    """Split `@server:uri` or `/server:prompt` by the ids of the configured servers.
+
+    Raises:
+        click.UsageError: It names no server.
+    """
+    servers = sorted((row.id for row in plan.rows), key=len, reverse=True)
+    for server in servers:
+        if text[1:].startswith(f"{server}:"):
+            return server, text[len(server) + 2 :]
+    named = text[1:].partition(":")[0]
+    what = "uri" if text.startswith("@") else "prompt"
+    message = f"there is no server {named!r}: write {text[0]}server:{what}"
+    raise build_unknown_name(message, named, servers, click.get_current_context(silent=True))
+
+
+@asynccontextmanager
+async def open_content(
+    plan: ServerPlan,
+    wrap: Callable[[Capability], Capability] | None = None,
+    context: ToolContext | None = None,
+    handlers: Handlers | None = None,
+) -> AsyncGenerator[tuple[BootedBridge, ServerContent]]:
+    """Attach the servers of a plan, known ones asleep, inside the block."""
+    options = BootOptions(lazy=tuple(plan.configs), kinds=CONTENT_KINDS, handlers=handlers)
+    async with opened_store() as store:
+        bridge = await attach_servers(plan, store, options)
+        try:
+            yield bridge, ServerContent(bridge, wrap, context)
+        finally:
+            await bridge.aclose()
+
+
+def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: bool, no_check: bool) -> int:
+    """Print the items of some kinds, of all servers or of one."""
+    plan = load_plan(read_invocation(context))
+    server = context.params.get("server")
+    if server is not None:
+        if server not in {row.id for row in plan.rows}:
+            raise build_unknown_name(f"there is no server {server!r}", server, [row.id for row in plan.rows], context)
+        plan = plan.narrow([server])
+    items: list[BridgeCapability] = []
+
+    async def work(_: CancelToken) -> int:
+        async with open_content(plan) as (bridge, content):
+            if not no_check:
+                await bridge.list_content()
+            items.extend(item for kind in kinds for item in content.list_items(kind))
+            faults = [(server, status.fault) for server, status in bridge.status().items()]
+            print_notes(build_fault_note(server, fault) for server, fault in faults if fault is not None)
+            print_notes(note for note in bridge.enrolment.notes if any(f", {kind} " in note.owner for kind in kinds))
+        return 0
+
+    code = run_until_signal(work)
+    if as_json:
+        rows: list[JsonObject] = [
+            {"server": item.ref.server, "kind": item.ref.kind, "name": item.name, "definition": item.raw}
+            for item in items
+        ]
+        write_json({f"{kinds[0]}s": rows})
+    elif items:
+        shown = [(describe_reference(item), item.descriptor.title or "", _shorten(item)) for item in items]
+        print_table(("name", "title", "about"), shown)
+    elif not code:
+        print_line(f"The servers have no {kinds[0]}s.")
+    return code
+
+
+def _shorten(item: BridgeCapability) -> str:
+    return cut_text(" ".join(item.description.split()), _LONGEST_ABOUT)
+
+
+def describe_reference(item: BridgeCapability) -> str:
+    """Write an item as it is named on a command line and in a session."""
+    mark = "/" if item.ref.kind == "prompt" else "@"
+    return f"{mark}{item.ref.server}:{item.ref.name}"
+
+
+async def fetch_content(
+    content: ServerContent, server: str, kind: str, name: str, arguments: JsonObject
+) -> ToolOutcome:
+    """Read a resource or get a prompt; a failure is an error outcome."""
+    try:
+        if kind == "resource":
+            result = await content.read_resource(server, name)
+        else:
+            result = await content.get_prompt(server, name, arguments)
+    except ContentRefused as exc:
+        return ToolOutcome("", ToolResult.error(str(exc), code="drift", server=server))
+    except ProtocolFault as fault:
+        rpc = fault.detail.rpc_code
+        code = "refused" if rpc is not None else fault.kind
+        return ToolOutcome("", ToolResult.error(str(fault), code=code, server=server, rpcCode=rpc))
+    return ToolOutcome("", ToolResult(to_content_blocks(result), structured=result))
+
+
+def to_content_blocks(result: JsonObject) -> list[ToolContentBlock]:
+    """Turn the contents of a resource or the messages of a prompt into content blocks."""
+    contents, messages = result.get("contents"), result.get("messages")
+    rows = filter(is_json_object, contents if isinstance(contents, list) else ())
+    blocks: list[ToolContentBlock] = [JsonContentBlock({"type": "resource", "resource": row}) for row in rows]
+    for message in filter(is_json_object, messages if isinstance(messages, list) else ()):
+        content = message.get("content")
+        for block in content if isinstance(content, list) else [content]:
+            text = block.get("text") if is_json_object(block) and block.get("type") == "text" else None
+            blocks.append(TextContentBlock(f"{message.get('role')}: {text}") if text else JsonContentBlock(block))
+    return blocks

@@ -1,0 +1,197 @@
+"""Resources and prompts of a run's servers: found by identity, gated by pins and permissions, and delivered.
+
+An item is addressed by its server and the server's own name or URI. A server that is asleep is started by the first
+request. What is disabled, because its definition has drifted, is refused with the remedy. The HTML of an MCP App
+(`ui://`) is pinned by digest when it is first read: https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from indusagi.capabilities.budget import UNLIMITED
+from indusagi.core.invisible import clean_json
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.interop.protocol_bridge.client.items import read_content
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
+from indusagi.runtime.contract import TextContentBlock, ToolDescriptor, ToolResult, project_content
+from induscode.deck.contract import BridgeFault
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.enrolment import refuse_disabled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.interop.protocol_bridge.contract import ItemKind
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+    from indusagi.runtime.contract import ProgressSink
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge
+
+    Wrap: TypeAlias = Callable[[Capability], Capability]
+
+CONTENT_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "instructions")
+"""What is listed and enrolled for a run that offers more than tools."""
+READ_RESOURCE = "read_resource"
+"""Stands for the tool in the name that permission rules see: `github__read_resource`."""
+_APP = "ui://"
+
+
+class ContentRefused(BridgeFault):
+    """A resource or prompt that may not be used, with the remedy."""
+
+
+class ServerContent:
+    """Resources and prompts of the servers of a bridge."""
+
+    def __init__(self, bridge: BootedBridge, wrap: Wrap | None = None, context: ToolContext | None = None) -> None:
+        """Use a bridge; `wrap` puts the permission check in front of each use, which runs in `context`."""
+        self._bridge = bridge
+        self._wrap = wrap
+        self._context = context
+
+    def list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
+        """List the enrolled items of a kind in the order of the configuration."""
+        rank = {server: index for index, server in enumerate(self._bridge.enrolment.list_servers())}
+        items = self._bridge.ledger.live_items(kind)
+        return sorted(items, key=lambda item: rank.get(item.ref.server, len(rank)))
+
+    async def read_resource(self, server: str, uri: str, *, on_progress: ProgressSink | None = None) -> JsonObject:
+        """Read a resource, listed or not, by the server's own URI.
+
+        Raises:
+            ContentRefused: It is disabled, its content differs from its pin, or a rule denies it.
+            ProtocolFault: The server is not there, or refused.
+        """
+        name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
+        self._refuse_disabled(RemoteToolRef(server, uri, "resource"))
+        result = await self._request(name, server, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
+        contents = result.get("contents")
+        if not uri.startswith(_APP):
+            return {**result, "contents": clean_json(contents)[0]} if contents else result
+        if contents is not None:
+            disabled = self._bridge.enrolment.check_content(read_content(server, uri, contents))
+            if disabled is not None:
+                raise ContentRefused(str(project_content(refuse_disabled(disabled).content)))
+        return result
+
+    async def get_prompt(
+        self, server: str, name: str, arguments: JsonObject | None = None, *, on_progress: ProgressSink | None = None
+    ) -> JsonObject:
+        """Get the messages of a prompt by the server's own name for it.
+
+        Raises:
+            ContentRefused: It is disabled, or a rule denies it.
+            ProtocolFault: The server is not there, or refused.
+        """
+        ref = RemoteToolRef(server, name, "prompt")
+        self._refuse_disabled(ref)
+        params: JsonObject = {"name": name} if arguments is None else {"name": name, "arguments": arguments}
+        result = await self._request(
+            qualify_tool_name(ref), server, "prompts/get", params, arguments or {}, on_progress
+        )
+        return cast("JsonObject", clean_json(result)[0])
+
+    async def complete(self, server: str, params: JsonObject) -> JsonObject:
+        """Ask a server how an argument of a prompt or a variable of a template may go on.
+
+        Raises:
+            ProtocolFault: The server is not there, or refused.
+        """
+        endpoint = await self.wake(server)
+        return cast("JsonObject", clean_json(await endpoint.request("completion/complete", params))[0])
+
+    async def read_apps(self) -> Sequence[BridgeCapability]:
+        """Read the HTML of every enrolled app, compare it with its pin, and return the descriptions of the contents."""
+        contents: list[BridgeCapability] = []
+        for item in self.list_items("resource"):
+            if item.ref.name.startswith(_APP):
+                with suppress(ProtocolFault):  # the status has the fault
+                    endpoint = await self.wake(item.ref.server)
+                    result = await endpoint.request("resources/read", {"uri": item.ref.name})
+                    content = read_content(item.ref.server, item.ref.name, result.get("contents"))
+                    self._bridge.enrolment.check_content(content)
+                    contents.append(BridgeCapability.from_definition(content.descriptor, content.ref, content.raw))
+        return contents
+
+    async def wake(self, server: str) -> ServerEndpointImpl:
+        """Start a server if it is asleep, and return its endpoint.
+
+        Raises:
+            ProtocolFault: It is not there, or could not be started.
+        """
+        fleet = self._bridge.fleet
+        endpoint = fleet.endpoint(server)
+        if endpoint is not None and endpoint.known_tools is None:
+            await fleet.wake(server)
+            endpoint = fleet.endpoint(server)
+        if endpoint is None:
+            message = f"server {server!r} is not there any more"
+            raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server, reason="not_found"))
+        return endpoint
+
+    def _refuse_disabled(self, ref: RemoteToolRef) -> None:
+        disabled = next((item for item in self._bridge.disabled if item.ref == ref), None)
+        if disabled is not None:
+            raise ContentRefused(str(project_content(refuse_disabled(disabled).content)))
+
+    async def _request(
+        self,
+        name: str,
+        server: str,
+        method: str,
+        params: JsonObject,
+        arguments: JsonObject,
+        on_progress: ProgressSink | None,
+    ) -> JsonObject:
+        """Send a request behind the permission check, which sees it as a call of a tool of the server."""
+        results: list[JsonObject] = []
+        faults: list[ProtocolFault] = []
+
+        async def run(_: JsonValue, ctx: ToolContext) -> ToolResult:
+            try:
+                endpoint = await self.wake(server)
+                results.append(await endpoint.request(method, params, on_progress=on_progress))
+            except ProtocolFault as fault:
+                faults.append(fault)
+                return ToolResult.error(str(fault), code=fault.kind)
+            return ToolResult((TextContentBlock(f"{method}: done"),))
+
+        if self._wrap is None or self._context is None:
+            endpoint = await self.wake(server)
+            return await endpoint.request(method, params, on_progress=on_progress)
+        descriptor = ToolDescriptor(name, f"{method} of server {server!r}", {"type": "object"})
+        card = BridgeCapability.from_definition(descriptor, RemoteToolRef(server, name), {}, run)
+        outcome = await self._wrap(card).run(arguments, replace(self._context, budget=UNLIMITED))
+        if faults:
+            raise faults[0]
+        if not results or outcome.is_error:
+            raise ContentRefused(str(project_content(outcome.content)))
+        return results[0]
+
+
+def find_text(result: JsonObject) -> str:
+    """Return the text of a resource or of the messages of a prompt, for a person or a model."""
+    contents, messages = result.get("contents"), result.get("messages")
+    rows = filter(is_json_object, contents if isinstance(contents, list) else ())
+    parts = [_describe_contents(row) for row in rows]
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if is_json_object(message) else None
+        for block in content if isinstance(content, list) else [content]:
+            if is_json_object(block):
+                resource = block.get("resource")
+                text = block.get("text")
+                own = text if isinstance(text, str) else f"({block.get('type')})"
+                parts.append(_describe_contents(resource) if is_json_object(resource) else own)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _describe_contents(row: JsonObject) -> str:
+    text, blob = row.get("text"), row.get("blob")
+    if isinstance(text, str):
+        return text
+    size = len(blob) * 3 // 4 if isinstance(blob, str) else 0
+    return f"({row.get('mimeType') or 'binary'}, about {size:,} bytes)"

@@ -1,0 +1,15 @@
+"""Two clients of one gateway: a few rounds of what `python -m bench.crossing` does ten thousand times."""
+
+from __future__ import annotations
+
+import pytest
+from bench.crossing import cross
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_nothing_of_one_client_reaches_the_other(era: str) -> None:
+    counts = await cross(20, era)
+    assert (counts["crossed"], counts["stray"]) == (0, 0)
+    assert (counts["answers"], counts["progress"], counts["updates"]) == (120, 80, 80)

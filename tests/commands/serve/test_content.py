@@ -1,0 +1,278 @@
+"""`indus serve` beside tools: resources, templates, prompts, completion, updates, log messages, roots, apps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from outside.differential import compare_server
+from tests.commands.helpers import PYTHON, configured, user_file
+from tests.commands.serving import Json, greeted, serving
+from tests.support.scripts import run
+from tests.support.servers import SERVERS
+
+from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
+
+if TYPE_CHECKING:
+    from tests.commands.serving import Gateway
+
+pytestmark = pytest.mark.process
+
+STAMP = "io.modelcontextprotocol/"
+NOTE, APP = "note:///today", "ui://shelf/app.html"
+UPDATED = "notifications/resources/updated"
+POLICY: Json = {"csp": {"connectDomains": ["https://api.example.org"]}, "permissions": {"camera": {}}}
+
+
+def library(name: str, *flags: object) -> Json:
+    script = str(SERVERS / "library.py")
+    return {"command": PYTHON[0], "args": [*PYTHON[1:], script, "--name", name, *map(str, flags)]}
+
+
+def two(era: str = "legacy", *flags: object) -> None:
+    configured(user_file(), {"one": library("one", "--era", era, *flags), "two": library("two", "--era", era)})
+
+
+def modern(**more: Any) -> Json:
+    stamped: Json = {f"{STAMP}protocolVersion": MODERN_VERSIONS[-1], f"{STAMP}clientCapabilities": {}}
+    return {"_meta": {**stamped, **more}}
+
+
+def rows(gateway: Gateway, method: str, key: str, **params: Any) -> list[Json]:
+    return gateway.ask(method, **params)["result"][key]
+
+
+def updates(gateway: Gateway) -> list[str]:
+    return [frame["params"]["uri"] for frame in gateway.heard if frame["method"] == UPDATED]
+
+
+# -- lists and requests -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_resources_and_prompts_of_all_servers_are_listed_and_delivered(era: str, tmp_path: Path) -> None:
+    two(era)
+    with serving("--profile", "none", cwd=tmp_path) as gateway:
+        said = gateway.greet()
+        assert said["capabilities"] == {
+            "tools": {"listChanged": True},
+            "resources": {"subscribe": True, "listChanged": True},
+            "prompts": {"listChanged": True},
+            "completions": {},
+            "logging": {},
+        }
+        listed = rows(gateway, "resources/list", "resources")
+        assert [row["uri"] for row in listed] == [
+            f"indus://one/{NOTE}", "ui://one/shelf/app.html", f"indus://two/{NOTE}", "ui://two/shelf/app.html",
+        ]  # fmt: skip
+        assert (listed[0]["title"], listed[0]["size"]) == ("Today", 12)
+        templates = rows(gateway, "resources/templates/list", "resourceTemplates")
+        assert [row["uriTemplate"] for row in templates] == [
+            "indus://one/book://{id}/text", "indus://two/book://{id}/text",
+        ]  # fmt: skip
+        prompts = rows(gateway, "prompts/list", "prompts")
+        assert [row["name"] for row in prompts] == ["one__greet", "two__greet"]
+        for server in ("one", "two"):
+            uri = f"indus://{server}/{NOTE}"
+            read = gateway.ask("resources/read", uri=uri)["result"]
+            assert read["contents"] == [{"uri": uri, "mimeType": "text/plain", "text": f"read by {server}"}]
+            book = f"indus://{server}/book://7/text"
+            assert gateway.ask("resources/read", uri=book)["result"]["contents"][0] == {
+                "uri": book,
+                "text": f"Book 7 of {server}.",
+            }
+            got = gateway.ask("prompts/get", name=f"{server}__greet", arguments={"who": "Ada"})["result"]
+            assert got["messages"][0]["content"]["text"] == f"{server} greets Ada"
+            assert got["messages"][1]["content"]["resource"]["uri"] == uri
+            ref = {"type": "ref/prompt", "name": f"{server}__greet"}
+            done = gateway.ask("completion/complete", ref=ref, argument={"name": "who", "value": "A"})["result"]
+            assert done["completion"]["values"] == ["greet:Aa", "greet:Ab"]
+        ref = {"type": "ref/resource", "uri": "indus://two/book://{id}/text"}
+        done = gateway.ask("completion/complete", ref=ref, argument={"name": "id", "value": ""})["result"]
+        assert done["completion"]["values"] == ["book://{id}/text:a", "book://{id}/text:b"]
+        # The same over the newer protocol, with its fields.
+        newer = gateway.ask("resources/read", uri=f"indus://two/{NOTE}", **modern())["result"]
+        assert (newer["resultType"], newer["ttlMs"], newer["cacheScope"]) == ("complete", 0, "private")
+        assert newer["_meta"][f"{STAMP}serverInfo"]["name"] == "indus"
+        assert [row["name"] for row in rows(gateway, "prompts/list", "prompts", **modern())] == [
+            "one__greet",
+            "two__greet",
+        ]
+
+
+def test_what_no_server_has_is_an_error_of_the_clients_era(tmp_path: Path) -> None:
+    two()
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        assert gateway.ask("resources/read", uri="x:y")["error"]["code"] == -32002
+        assert gateway.ask("resources/read", uri="x:y", **modern())["error"]["code"] == -32602
+        refused = gateway.ask("resources/read", uri="indus://one/x:y")["error"]
+        assert (refused["code"], refused["data"]) == (-32002, {"uri": "indus://one/x:y"})
+        assert gateway.ask("prompts/get", name="greet")["error"]["message"] == "there is no prompt named 'greet'"
+        assert gateway.ask("completion/complete", ref={"type": "x"}, argument={})["error"]["code"] == -32602
+        assert gateway.ask("logging/setLevel", level="loud")["error"]["code"] == -32602
+        assert gateway.ask("resources/list", cursor="7")["error"]["code"] == -32602
+
+
+def test_a_known_server_lists_everything_without_running(tmp_path: Path) -> None:
+    configured(user_file(), {"one": {**library("one"), "start": "lazy"}})
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        first = [gateway.ask(f"{subject}/list")["result"] for subject in ("resources", "prompts")]
+    with serving("--profile", "none", cwd=tmp_path) as gateway:
+        said = gateway.greet()
+        quoted = "> Ask one about books.\n> It knows many."
+        assert said["instructions"] == f"Instructions of the server 'one' (names begin with one__):\n{quoted}"
+        for result, subject in zip(first, ("resources", "prompts"), strict=True):
+            # Sizes come with a listing of the running server alone.
+            known = gateway.ask(f"{subject}/list")["result"][subject]
+            assert known == [{key: row[key] for key in row if key != "size"} for row in result[subject]]
+        assert "0 ready" in gateway.said()
+        assert (
+            gateway.ask("resources/read", uri=f"indus://one/{NOTE}")["result"]["contents"][0]["text"] == "read by one"
+        )
+
+
+def test_names_are_the_servers_own_where_they_are_unique(tmp_path: Path) -> None:
+    two()
+    with greeted("--profile", "none", "--names", "plain", cwd=tmp_path) as gateway:
+        assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["greet", "two__greet"]
+        listed = [row["uri"] for row in rows(gateway, "resources/list", "resources")]
+        assert listed == [NOTE, APP, f"indus://two/{NOTE}", "ui://two/shelf/app.html"]
+        for uri, server in ((NOTE, "one"), (f"indus://two/{NOTE}", "two")):
+            contents = gateway.ask("resources/read", uri=uri)["result"]["contents"]
+            assert contents == [{"uri": uri, "mimeType": "text/plain", "text": f"read by {server}"}]
+        assert gateway.ask("resources/read", uri="book://7/text")["result"]["contents"][0]["text"] == "Book 7 of one."
+        assert gateway.tools()[:2] == ["show", "touch"]
+        assert "two__show" in gateway.tools()
+        assert gateway.call("show")["content"][0]["uri"] == NOTE
+
+
+# -- apps ---------------------------------------------------------------------------------------
+
+
+def test_an_app_keeps_its_scheme_and_its_policy_and_is_pinned(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    two("legacy", "--state", state)
+    app = "ui://one/shelf/app.html"
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        tool = next(tool for tool in rows(gateway, "tools/list", "tools") if tool["name"] == "one__show")
+        assert tool["_meta"] == {"ui": {"resourceUri": app, "visibility": ["model"]}, "ui/resourceUri": app}
+        row = next(row for row in rows(gateway, "resources/list", "resources") if row["uri"] == app)
+        assert row["_meta"]["ui"] == POLICY
+        result = gateway.call("one__show")
+        link, inner = result["content"]
+        assert (link["uri"], inner["resource"]["uri"]) == (f"indus://one/{NOTE}", app)
+        assert result["_meta"] == {"ui": {"resourceUri": app}, "vendor/x": 1}
+        read = gateway.ask("resources/read", uri=app)["result"]["contents"][0]
+        assert (read["uri"], read["text"]) == (app, "<p>shelf</p>")
+        state.write_text(json.dumps({"app": "<script>evil()</script>"}), "utf-8")
+        refused = gateway.ask("resources/read", uri=app)["error"]["message"]
+        assert "indus mcp approve one ui://shelf/app.html" in refused
+        assert run("mcp", "approve", "one", APP, cwd=tmp_path).returncode == 0
+        gateway.until(lambda: "result" in gateway.ask("resources/read", uri=app))
+
+
+# -- changes, updates, log messages, roots --------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_changes_of_each_list_are_announced(era: str, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    two(era, "--state", state)
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        listen = gateway.send("subscriptions/listen", notifications={"resourcesListChanged": True}, **modern())
+        rows(gateway, "resources/list", "resources")
+        state.write_text(json.dumps({"extra": "x:new", "prompt": "Greet a reader kindly"}), "utf-8")
+        gateway.call("one__relist")
+
+        def count(method: str, *, subscribed: bool = False) -> int:
+            found = [frame for frame in gateway.heard if frame["method"] == f"notifications/{method}/list_changed"]
+            return sum("params" in frame for frame in found) if subscribed else len(found)
+
+        gateway.until(lambda: count("resources") == 2 and count("prompts") == 1)
+        assert count("resources", subscribed=True) == 1
+        stamped = next(frame for frame in gateway.heard if frame.get("params", {}).get("_meta"))
+        assert stamped["params"]["_meta"] == {f"{STAMP}subscriptionId": listen}
+        assert "indus://one/x:new" in [row["uri"] for row in rows(gateway, "resources/list", "resources")]
+        # Its description is read by models: it waits for approval.
+        assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["two__greet"]
+        refused = gateway.ask("prompts/get", name="one__greet", arguments={"who": "x"})["error"]["message"]
+        assert "indus mcp approve one greet" in refused
+        assert run("mcp", "approve", "one", cwd=tmp_path).returncode == 0
+        gateway.until(lambda: count("prompts") == 2)
+        assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["one__greet", "two__greet"]
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_updates_reach_those_who_subscribed(era: str, tmp_path: Path) -> None:
+    two(era)
+    uri = f"indus://one/{NOTE}"
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        assert gateway.ask("resources/subscribe", uri=uri)["result"] == {}
+        gateway.call("two__touch")
+        gateway.until(lambda: bool(gateway.call("one__touch")) and uri in updates(gateway))
+        assert {*updates(gateway)} == {uri}
+        assert gateway.ask("resources/unsubscribe", uri=uri)["result"] == {}
+        listen = gateway.send("subscriptions/listen", notifications={"resourceSubscriptions": [uri, "x:y"]}, **modern())
+        gateway.until(lambda: any(frame["method"].endswith("acknowledged") for frame in gateway.heard))
+        acknowledged = next(frame for frame in gateway.heard if frame["method"].endswith("acknowledged"))
+        assert acknowledged["params"]["notifications"] == {"resourceSubscriptions": [uri]}
+
+        def stamps() -> list[Any]:
+            found = [frame["params"].get("_meta") for frame in gateway.heard if frame["method"] == UPDATED]
+            return [meta[f"{STAMP}subscriptionId"] for meta in found if meta]
+
+        gateway.until(lambda: bool(gateway.call("one__touch")) and listen in stamps())
+
+
+def test_log_messages_reach_the_client_of_the_call_by_its_level(tmp_path: Path) -> None:
+    two("modern")
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+
+        def messages() -> list[Json]:
+            return [frame["params"] for frame in gateway.heard if frame["method"] == "notifications/message"]
+
+        gateway.call("one__log", text="first")
+        assert messages() == [{"level": "info", "logger": "one/shelf", "data": "first"}]
+        assert gateway.ask("logging/setLevel", level="warning")["result"] == {}
+        gateway.call("one__log", text="second")
+        gateway.ask("tools/call", name="one__log", arguments={"text": "third"}, **modern())
+        level = {f"{STAMP}logLevel": "debug"}
+        gateway.ask("tools/call", name="two__log", arguments={"text": "fourth"}, **modern(**level))
+        assert [said["data"] for said in messages()] == ["first", "fourth"]
+
+
+def test_rules_of_the_user_apply_to_resources_and_prompts(tmp_path: Path) -> None:
+    two()
+    assert run("settings", cwd=tmp_path).returncode == 0
+    folder = tmp_path / ".indusvx"
+    folder.mkdir()
+    (folder / "permissions.json").write_text(json.dumps({"deny": ["one__*"]}), "utf-8")
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        assert "error" in gateway.ask("resources/read", uri=f"indus://one/{NOTE}")
+        assert "error" in gateway.ask("prompts/get", name="one__greet", arguments={"who": "x"})
+        assert "result" in gateway.ask("resources/read", uri=f"indus://two/{NOTE}")
+
+
+# -- the relay as the oracle ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+@pytest.mark.parametrize(
+    ("server", "calls"),
+    cast(
+        "list[tuple[str, list[tuple[str, Json]]]]",
+        [
+            ("library", [("show", {}), ("log", {"text": "x"})]),
+            ("honest", [("echo", {"text": "a"}), ("fail", {}), ("add", {"a": 1, "b": 2})]),
+        ],
+    ),
+)
+async def test_the_gateway_delivers_what_the_relay_delivers(
+    server: str, calls: list[tuple[str, Json]], era: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-I", "-S", str(SERVERS / f"{server}.py"), "--era", era]
+    compared = await compare_server(server, command, tmp_path, calls)
+    assert (compared.differences, compared.compared > 10) == ([], True)

@@ -1,0 +1,36 @@
+"""`indus resources`, `indus prompts`, and `indus call` for both."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.commands.helpers import PYTHON, configured, told, user_file
+from tests.support.scripts import run
+from tests.support.servers import SERVERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+
+def test_resources_and_prompts_are_listed_read_and_got(tmp_path: Path) -> None:
+    row = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "library.py")]}
+    configured(user_file(), {"lib": row})
+    listed = run("resources", cwd=tmp_path)
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == [
+        "@lib:note:///today", "@lib:ui://shelf/app.html", "@lib:book://{id}/text",
+    ]  # fmt: skip
+    # From the ledger: the server is not started again.
+    prompts = told("prompts", "list", "lib", "--json", "--no-check", cwd=tmp_path)["prompts"]
+    assert [(row["server"], row["kind"], row["name"]) for row in prompts] == [("lib", "prompt", "lib__greet")]
+    read = run("call", "@lib:book://7/text", "--output", "raw", cwd=tmp_path)
+    assert (read.returncode, read.stdout.splitlines()[-1]) == (0, "Book 7 of library.")
+    asked = json.loads(run("prompts", "get", "/lib:greet", "who=Ada", "--output", "json", cwd=tmp_path).stdout)
+    assert asked["structured"]["messages"][0]["content"]["text"] == "library greets Ada"
+    missing = run("call", "@lib:none:x", cwd=tmp_path)
+    assert (missing.returncode, "Resource not found" in missing.stdout) == (1, True)
+    unknown = run("call", "@other:x", cwd=tmp_path)
+    assert (unknown.returncode, "there is no server 'other'" in unknown.stderr) == (2, True)
