@@ -180,7 +180,7 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
         refused = await ask(two, "other", "tools/call", name="git__push", arguments={})
         assert "there is no tool named 'git__push'" in refused["message"]
     assert box.called == ["git__log"]
-    assert host.find_server("log") == "git"
+    assert host.find_server("tools/call", {"name": "log"}) == "git"
 
 
 def write_views(**views: object) -> None:
