@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import FleetStatus, ServerConfig, ServerEndpoint
-    from indusagi.interop.protocol_bridge.contract import RemoteTool
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from induscode.deck.mcp.drift import DisabledTool, Drift
     from induscode.deck.mcp.enrolment import JournalOp, PinChecker
     from induscode.deck.mcp.ledger import BridgeEntry
@@ -79,7 +79,9 @@ class Sink:
     def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
 
-    def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
+    def record_listing(
+        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
+    ) -> None:
         self.disabled[server] = [one.ref.name for one in disabled]
         self.usable[server] = [tool.ref.name for tool in tools]
 
