@@ -18,7 +18,7 @@ from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.tools import ViewNote, is_accepted_name
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
-from indusagi.runtime.contract import JsonContentBlock, ToolOutcome
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
@@ -143,7 +143,10 @@ class GatewayBox:
             if is_refused and await self.gateway.sign_ins.sign_in(server) is None:
                 # The server has refused the request: nothing has run yet.
                 outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
-            return convert_outcome(outcome, self.gateway.content.map_uris(server))
+            result = outcome.result
+            if "_meta" in result.details or not all(isinstance(block, TextContentBlock) for block in result.content):
+                outcome = convert_outcome(outcome, self.gateway.content.map_uris(server))
+            return outcome
         if self.gateway.waits_for_sign_in():
             server = self.gateway.sign_ins.find_server(call.name)
             if server is not None:
