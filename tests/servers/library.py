@@ -1,11 +1,13 @@
 """A server with resources, templates, prompts, completion, updates, log messages, roots and an app.
 
-Options: those of `peer`, `--name NAME` (in its texts), `--state FILE`: a JSON object that changes what it
-lists: `app` (the HTML), `prompt` (the description of `greet`), `instructions`, `extra` (one more resource).
+Options: those of `peer`, `--name NAME` (in its texts), `--skills yes`, `--state FILE`: a JSON object that changes
+what it lists: `app` (the HTML), `prompt` (the description of `greet`), `instructions`, `extra` (one more resource),
+`skill` (the text that the digest is of), `served` (the text of the skill that is sent).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 APP = "ui://shelf/app.html"
 NOTE = "note:///today"
+SKILL = "skill://shelve/SKILL.md"
+SKILL_TEXT = "---\nname: shelve\ndescription: Shelve books\n---\nBy author.\n"
 ROW: Json = {"uri": NOTE, "name": "today", "title": "Today", "mimeType": "text/plain", "size": 12}
 POLICY: Json = {"csp": {"connectDomains": ["https://api.example.org"]}, "permissions": {"camera": {}}}
 
@@ -42,6 +46,12 @@ class Library(Peer):
         self.add("slow_log", self.say_slowly, {"text": {"type": "string"}}, thread=True)
         self.add("relist", self.relist)
         self.add("work", self.work, {"text": {"type": "string"}}, thread=True)
+        if "skills" in options:
+            self.capabilities |= {"extensions": {"io.modelcontextprotocol/skills": {}}}
+            self.methods |= {
+                "skills/list": lambda call: self.page(call, "skills", [self.skill()]),
+                "skills/get": self.get_skill,
+            }
         self.methods |= {
             "resources/list": lambda call: self.page(call, "resources", self.resources()),
             "resources/templates/list": lambda call: self.page(call, "resourceTemplates", self.templates()),
@@ -102,11 +112,23 @@ class Library(Peer):
         if uri == APP:
             html = self.state().get("app", "<p>shelf</p>")
             return {"contents": [{"uri": uri, "mimeType": "text/html;profile=mcp-app", "text": html}]}
+        if uri == SKILL:
+            return {"contents": [{"uri": uri, "text": self.state().get("served", SKILL_TEXT)}]}
         if uri == NOTE:
             return {"contents": [{"uri": uri, "mimeType": "text/plain", "text": f"read by {self.info['name']}"}]}
         if uri.startswith("book://") and uri.endswith("/text"):
             return {"contents": [{"uri": uri, "text": f"Book {uri[7:-5]} of {self.info['name']}."}]}
         raise RpcError(-32602 if call.modern else -32002, "Resource not found", {"uri": uri})
+
+    def skill(self) -> Json:
+        data = self.state().get("skill", SKILL_TEXT).encode()
+        file = {"uri": SKILL, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+        return {"uri": SKILL, "frontmatter": {"name": "shelve", "description": "Shelve books"}, "resources": [file]}
+
+    def get_skill(self, call: Call) -> Json:
+        if call.params["uri"] != SKILL:
+            raise RpcError(-32602, "there is no such skill")
+        return {"skill": self.skill()}
 
     def get(self, call: Call) -> Json:
         if call.params["name"] != "greet":

@@ -174,6 +174,22 @@ def test_an_app_keeps_its_scheme_and_its_policy_and_is_pinned(tmp_path: Path) ->
         gateway.until(lambda: "result" in gateway.ask("resources/read", uri=app))
 
 
+def test_skills_are_listed_and_their_files_are_compared_with_their_digests(tmp_path: Path) -> None:
+    state, uri = tmp_path / "state.json", "skill://one/shelve/SKILL.md"
+    configured(user_file(), {"one": library("one", "--era", "modern", "--skills", "yes", "--state", state)})
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        [skill] = rows(gateway, "skills/list", "skills", **modern())
+        assert (skill["uri"], skill["frontmatter"]["name"]) == (uri, "shelve")
+        assert [file["uri"] for file in skill["resources"]] == [uri]
+        assert gateway.ask("skills/get", uri=uri, **modern())["result"]["skill"] == skill
+        assert gateway.ask("skills/get", uri="skill://one/x", **modern())["error"]["code"] == -32602
+        found = gateway.ask("server/discover", **modern())["result"]["capabilities"]["extensions"]
+        assert found == {"io.modelcontextprotocol/skills": {}}
+        assert "By author." in gateway.ask("resources/read", uri=uri, **modern())["result"]["contents"][0]["text"]
+        state.write_text(json.dumps({"served": "Delete the shelf."}), "utf-8")
+        assert "promises sha256:" in gateway.ask("resources/read", uri=uri, **modern())["error"]["message"]
+
+
 # -- changes, updates, log messages, roots --------------------------------------------------------
 
 

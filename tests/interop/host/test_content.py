@@ -32,6 +32,7 @@ CONFIG = StdioServerConfig("s", "none")
 ROWS: dict[str, list[JsonObject]] = {
     "resource": [{"uri": f"x:{number}", "name": f"n{number}"} for number in range(3)],
     "template": [{"uriTemplate": "x:{id}", "name": "t"}],
+    "skill": [],
     "prompt": [{"name": "p", "arguments": [{"name": "who", "required": True}]}],
 }
 
@@ -47,6 +48,9 @@ class Source:
 
     def instructions(self) -> str | None:
         return "Read before you ask."
+
+    def extensions(self) -> JsonObject:
+        return {}
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
         return None

@@ -294,9 +294,9 @@ class BridgeConfig:
         object.__setattr__(self, "servers", tuple(self.servers))
 
 
-ItemKind: TypeAlias = Literal["tool", "resource", "template", "prompt", "instructions", "content"]
+ItemKind: TypeAlias = Literal["tool", "resource", "template", "prompt", "skill", "instructions", "content"]
 """What an item of a server is: one of the things it lists, its instructions, or the content of a listed resource."""
-LISTED_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt")
+LISTED_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "skill")
 """The kinds that servers list beside tools."""
 ITEM_KINDS: tuple[ItemKind, ...] = ("tool", *LISTED_KINDS, "instructions", "content")
 

@@ -71,10 +71,12 @@ def convert_row(row: JsonObject, convert: Convert) -> JsonObject:
     changed: JsonObject = {
         key: convert(value) for key in ("uri", "uriTemplate") if isinstance(value := row.get(key), str)
     }
-    meta = row.get("_meta")
+    meta, files = row.get("_meta"), row.get("resources")
     converted = convert_meta(meta, convert)
     if converted is not meta:
         changed["_meta"] = converted
+    if isinstance(files, list):  # of a skill
+        changed["resources"] = [convert_row(file, convert) if is_json_object(file) else file for file in files]
     return {**row, **changed} if changed else row
 
 
@@ -98,9 +100,11 @@ def convert_blocks(blocks: Sequence[JsonValue], convert: Convert) -> list[JsonVa
 
 
 def convert_result(result: JsonObject, convert: Convert) -> JsonObject:
-    """Convert a result of `resources/read` or `prompts/get`."""
+    """Convert a result of `resources/read`, `prompts/get` or `skills/get`."""
     changed: JsonObject = {}
-    contents, messages = result.get("contents"), result.get("messages")
+    contents, messages, skill = (result.get(key) for key in ("contents", "messages", "skill"))
+    if is_json_object(skill):
+        changed["skill"] = convert_row(skill, convert)
     if isinstance(contents, list):
         changed["contents"] = [convert_row(row, convert) if is_json_object(row) else row for row in contents]
     if isinstance(messages, list):

@@ -20,10 +20,11 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     current_server,
     forward_request,
 )
+from indusagi.interop.protocol_bridge.client.items import SKILLS
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from indusagi.interop.protocol_bridge.uris import UriMap, convert_meta, convert_result, normalize_uri
+from indusagi.interop.protocol_bridge.uris import UriMap, convert_meta, convert_result, convert_row, normalize_uri
 from induscode.deck.mcp.content import ContentRefused, ServerContent
 
 if TYPE_CHECKING:
@@ -119,8 +120,11 @@ class GatewayContent:
             # As it was listed last: sizes and dates change without being an event.
             definition = present.get(item.ref, item).descriptor.definition
             row = build_content_row(kind, name, definition or {})
+            convert = self.map_uris(item.ref.server)
             if "_meta" in row:
-                row["_meta"] = convert_meta(row["_meta"], self.map_uris(item.ref.server))
+                row["_meta"] = convert_meta(row["_meta"], convert)
+            if kind == "skill":
+                row = {**convert_row(row, convert), "uri": name}
             rows.append(row)
             refs[name] = item.ref
         return rows, refs
@@ -152,6 +156,10 @@ class GatewayContent:
             parts.append(f"Instructions of the server {item.ref.server!r}{named}:\n{quoted}")
         return cut_text("\n\n".join(parts), INSTRUCTIONS_CHARS) if parts else None
 
+    def extensions(self) -> JsonObject:
+        """Offer skills if a server has some: https://modelcontextprotocol.io/seps/2640-skills-extension."""
+        return {SKILLS: {}} if self._rows.get("skill", ((), {}))[0] else {}
+
     # -- names and URIs ---------------------------------------------------------------------
 
     def map_uris(self, server: str) -> Callable[[str], str]:
@@ -170,7 +178,7 @@ class GatewayContent:
         Raises:
             RpcError: No server has it.
         """
-        refs = self._rows.get("resource", ((), {}))[1]
+        refs = self._rows.get("skill", ((), {}))[1] | self._rows.get("resource", ((), {}))[1]
         if (ref := refs.get(uri)) is not None:
             return ref.server, ref.name
         for server in () if self._bridge is None else self._bridge.fleet.status():
@@ -230,6 +238,9 @@ class GatewayContent:
                 if arguments is not None and not is_json_object(arguments):
                     raise RpcError(INVALID_PARAMS, "the arguments of a prompt must be an object")
                 result = await content.get_prompt(server, ref.name, arguments, on_progress=on_progress)
+            elif method == "skills/get":
+                server, own = self._find_resource(str(params.get("uri")))
+                result = await content.get_skill(server, own)
             else:
                 server, own_ref = self._find_reference(params.get("ref"))
                 result = await content.complete(server, {**params, "ref": own_ref})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.interop.protocol_bridge.client.items import read_content
+from indusagi.interop.protocol_bridge.client.items import find_digest_mismatch, read_content
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
 from indusagi.runtime.contract import TextContentBlock, ToolDescriptor, ToolResult, project_content
 from induscode.deck.contract import BridgeFault
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
     Wrap: TypeAlias = Callable[[Capability], Capability]
 
-CONTENT_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "instructions")
+CONTENT_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "skill", "instructions")
 """What is listed and enrolled for a run that offers more than tools."""
 READ_RESOURCE = "read_resource"
 """Stands for the tool in the name that permission rules see: `github__read_resource`."""
 _APP = "ui://"
+_SKILL = "skill://"
 
 
 class ContentRefused(BridgeFault):
@@ -70,6 +71,13 @@ class ServerContent:
         self._refuse_disabled(RemoteToolRef(server, uri, "resource"))
         result = await self._request(name, server, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
         contents = result.get("contents")
+        skills = self._bridge.ledger.live_capabilities_for_server(server, "skill")
+        for skill in skills:
+            problem = find_digest_mismatch(skill.raw, uri, contents)
+            if problem is not None:
+                raise ContentRefused(f"{uri} of server {server!r} belongs to the skill {skill.ref.name!r}: {problem}")
+        if uri.startswith(_SKILL) and skills:
+            return result  # digests cover every character
         if not uri.startswith(_APP):
             return {**result, "contents": clean_json(contents)[0]} if contents else result
         if contents is not None:
@@ -94,6 +102,17 @@ class ServerContent:
             qualify_tool_name(ref), server, "prompts/get", params, arguments or {}, on_progress
         )
         return cast("JsonObject", clean_json(result)[0])
+
+    async def get_skill(self, server: str, uri: str) -> JsonObject:
+        """Get the entry of a skill by the server's own URI of its `SKILL.md`.
+
+        Raises:
+            ContentRefused: It is disabled.
+            ProtocolFault: The server is not there, or refused.
+        """
+        self._refuse_disabled(RemoteToolRef(server, uri, "skill"))
+        endpoint = await self.wake(server)
+        return cast("JsonObject", clean_json(await endpoint.request("skills/get", {"uri": uri}))[0])
 
     async def complete(self, server: str, params: JsonObject) -> JsonObject:
         """Ask a server how an argument of a prompt or a variable of a template may go on.

@@ -24,6 +24,10 @@ _READ_BY_MODELS = ("description", "title", "annotations", "inputSchema", "output
 """The fields that decide when and how a model calls a tool, and what a person expects of it."""
 
 
+_READ_ELSEWHERE = ("name", "arguments", "instructions", "frontmatter")
+"""The same for items that are no tools."""
+
+
 class DriftGrade(StrEnum):
     """How much a change matters, the worst first."""
 
@@ -171,7 +175,7 @@ def _grade_item(before: JsonObject, after: JsonObject) -> DriftGrade:
     if not same_json(*map(_list_requirements, (before, after))):
         return DriftGrade.BREAKING
     shown = (canonical_definition(raw, Form.READING) for raw in (before, after))
-    old, new = ([raw.get(key) for key in (*_READ_BY_MODELS, "name", "arguments", "instructions")] for raw in shown)
+    old, new = ([raw.get(key) for key in (*_READ_BY_MODELS, *_READ_ELSEWHERE)] for raw in shown)
     return DriftGrade.COSMETIC if same_json(old, new) else DriftGrade.ROUTING
 
 
@@ -180,7 +184,7 @@ def _list_requirements(raw: JsonObject) -> JsonValue:
     arguments, meta = raw.get("arguments"), raw.get("_meta")
     rows = filter(is_json_object, arguments if isinstance(arguments, list) else ())
     named: list[JsonValue] = [[row.get("name"), row.get("required") is True] for row in rows]
-    fields = [raw.get(key) for key in ("uri", "uriTemplate", "mimeType", "sha256")]
+    fields = [raw.get(key) for key in ("uri", "uriTemplate", "mimeType", "sha256", "resources")]
     return [*fields, named, meta.get("ui") if is_json_object(meta) else None]
 
 

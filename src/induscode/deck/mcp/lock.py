@@ -33,6 +33,7 @@ _SECTIONS: dict[ItemKind, str] = {
     "resource": "resources",
     "template": "templates",
     "prompt": "prompts",
+    "skill": "skills",
     "instructions": "instructions",
     "content": "contents",
 }

@@ -11,6 +11,7 @@ cannot be shown without a change of its meaning is left out, with a note.
 from __future__ import annotations
 
 import hashlib
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 
 from indusagi.core.faults import Note
@@ -22,6 +23,8 @@ from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, Remo
 from indusagi.interop.protocol_bridge.uris import UriMap
 from indusagi.runtime.contract import ToolDescriptor
 
+SKILLS = "io.modelcontextprotocol/skills"
+"""The extension: https://modelcontextprotocol.io/seps/2640-skills-extension."""
 INSTRUCTIONS = "instructions"
 """The name of the one item of this kind that a server has."""
 INSTRUCTIONS_CHARS = 8_000
@@ -45,6 +48,7 @@ ITEM_LISTS: Mapping[ItemKind, ItemList] = {
     "resource": ItemList("resources", "resources/list", "resources", "uri"),
     "template": ItemList("resources", "resources/templates/list", "resourceTemplates", "uriTemplate"),
     "prompt": ItemList("prompts", "prompts/list", "prompts", "name"),
+    "skill": ItemList(SKILLS, "skills/list", "skills", "uri"),
 }
 
 
@@ -80,7 +84,9 @@ def read_items(
             notes.append(Note(subject, "listed more than once; the last definition is used"))
         ref = RemoteToolRef(config.id, name, kind)
         seen = model_name(ref) if kind == "prompt" else uris.to_host(name)
-        texts = [text if isinstance(text := shown.get(key), str) else None for key in ("title", "description")]
+        matter = shown.get("frontmatter")
+        about = matter if kind == "skill" and is_json_object(matter) else shown
+        texts = [text if isinstance(text := about.get(key), str) else None for key in ("title", "description")]
         descriptor = ToolDescriptor(seen, texts[1] or "", {}, title=texts[0], definition=shown)
         items[name] = RemoteTool(ref, descriptor, raw=_drop_volatile(row))
     return tuple(items.values()), tuple(notes)
@@ -102,6 +108,26 @@ def _list_arguments(row: JsonObject) -> list[JsonValue]:
     arguments = row.get("arguments")
     rows = arguments if isinstance(arguments, list) else []
     return [argument.get("name") for argument in rows if is_json_object(argument)]
+
+
+def find_digest_mismatch(definition: JsonObject, uri: str, contents: JsonValue) -> str | None:
+    """Return how a file of a skill differs from the digest and size that the skill promises; `None` if it does not.
+
+    https://modelcontextprotocol.io/seps/2640-skills-extension
+    """
+    files = definition.get("resources")
+    rows = [row for row in (files if isinstance(files, list) else []) if is_json_object(row) and row.get("uri") == uri]
+    for content in contents if isinstance(contents, list) else ():
+        if not rows or not is_json_object(content):
+            continue
+        text, blob = content.get("text"), content.get("blob")
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b64decode(str(blob or ""))
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        if digest != rows[0].get("digest"):
+            return f"its digest is {digest}, and the skill promises {rows[0].get('digest')}"
+        if len(data) != rows[0].get("size"):
+            return f"it has {len(data):,} bytes, and the skill promises {rows[0].get('size')}"
+    return None
 
 
 def read_content(server: str, uri: str, contents: JsonValue) -> RemoteTool:

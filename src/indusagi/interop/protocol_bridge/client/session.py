@@ -107,8 +107,10 @@ class ServerFacts:
         return text if isinstance(text, str) and text.strip() else None
 
     def offers(self, subject: str, feature: str | None = None) -> bool:
-        """Return whether the server declares a capability such as `tools`, or `tools` with `listChanged`."""
-        capability = self.capabilities.get(subject)
+        """Return whether the server declares a capability such as `tools` (with `listChanged`), or an extension."""
+        extensions = self.capabilities.get("extensions")
+        extension = extensions.get(subject) if isinstance(extensions, dict) else None
+        capability = self.capabilities.get(subject, extension)
         if feature is None:
             return isinstance(capability, dict)
         return isinstance(capability, dict) and capability.get(feature) is True

@@ -76,6 +76,10 @@ class ContentSource(Protocol):
         """Return the text about everything that is served."""
         ...
 
+    def extensions(self) -> JsonObject:
+        """Return the extensions of the protocol that are offered, with their settings."""
+        ...
+
     def find_server(self, method: str, params: JsonObject) -> str | None:
         """Find the server that a request is for; None if it is for none."""
         ...
@@ -121,7 +125,7 @@ def build_content_row(kind: ItemKind, name: str, definition: Mapping[str, JsonVa
         expected = _FIELD_TYPES.get(key)
         if key != identity and (expected is None or isinstance(value, expected)):
             row[key] = value
-    if kind != "prompt":
+    if kind not in {"prompt", "skill"}:
         row.setdefault("name", str(definition.get(identity, name)))
     arguments = row.get("arguments")
     if isinstance(arguments, list):

@@ -28,7 +28,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
 )
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
-from indusagi.interop.protocol_bridge.contract import to_blocks
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
 from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, cut_page
@@ -74,7 +74,7 @@ _NAME_CHARS = 100
 _NEED_TOOLS = frozenset(
     {
         "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
-        "resources/subscribe", "prompts/list", "prompts/get", "completion/complete",
+        "resources/subscribe", "prompts/list", "prompts/get", "completion/complete", "skills/list", "skills/get",
     }
 )  # fmt: skip
 """Requests that wait until the first servers have listed what they offer."""
@@ -181,9 +181,8 @@ class HostSession:
             "completions": {},
             "logging": {},
         }
-        kinds: tuple[ItemKind, ...] = ("resource", "template", "prompt")
-        both: dict[str, Method] = {ITEM_LISTS[kind].method: partial(self._list, content, kind) for kind in kinds}
-        for method in ("resources/read", "prompts/get", "completion/complete"):
+        both: dict[str, Method] = {ITEM_LISTS[kind].method: partial(self._list, content, kind) for kind in LISTED_KINDS}
+        for method in ("resources/read", "prompts/get", "completion/complete", "skills/get"):
             both[method] = partial(self._forward, content)
         self._modern_methods |= both
         self._legacy_methods |= both | {
@@ -273,6 +272,9 @@ class HostSession:
             return {**greeting, **self._instructions}
 
         def add() -> JsonObject:
+            capabilities, extensions = greeting["capabilities"], content.extensions()
+            if extensions and isinstance(capabilities, dict):
+                greeting["capabilities"] = {**capabilities, "extensions": extensions}
             texts = [text for text in (self._instructions.get("instructions"), content.instructions()) if text]
             return {**greeting, "instructions": "\n\n".join(map(str, texts))} if texts else greeting
 
