@@ -148,6 +148,7 @@ async def open_gateway(era: str) -> AsyncGenerator[ProviderHost]:
         registry = ToolRegistry()
         registry.register_all(MountedTool(bridge.fleet, tool).tool for tool in endpoint.known_tools or ())
         content.open(bridge, ServerContent(bridge), lambda _: False)
+        content.listed.set()
         yield create_provider_host(registry.to_tool_box(make_inert_context()), content=content)
     finally:
         await bridge.aclose()

@@ -134,6 +134,14 @@ def test_a_known_server_lists_everything_without_running(tmp_path: Path) -> None
         )
 
 
+def test_prompts_of_a_server_whose_tools_alone_are_known_are_waited_for(tmp_path: Path) -> None:
+    configured(user_file(), {"one": library("one")})
+    assert run("call", "one__show", cwd=tmp_path).returncode == 0
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        got = gateway.ask("prompts/get", name="one__greet", arguments={"who": "Ada"})["result"]
+        assert got["messages"][0]["content"]["text"] == "one greets Ada"
+
+
 def test_names_are_the_servers_own_where_they_are_unique(tmp_path: Path) -> None:
     two()
     with greeted("--profile", "none", "--names", "plain", cwd=tmp_path) as gateway:

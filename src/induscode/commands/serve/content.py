@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, cast
 
+import anyio
+
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import is_json_object
 from indusagi.core.text import cut_text
@@ -58,6 +60,8 @@ class GatewayContent:
         self.plain_names = plain_names
         self._single_client = single_client
         """Over stdio: everything is for the one client."""
+        self.listed = anyio.Event()
+        """Set once every server has listed what it has, or was waited for long enough; requests wait for it."""
         self._bridge: BootedBridge | None = None
         self._is_ourselves: Callable[[str], bool] = lambda _: False
         self._content: ServerContent | None = None
@@ -136,6 +140,7 @@ class GatewayContent:
 
     async def list_content(self, kind: ItemKind) -> ContentListing:
         """List the items of one kind, of all servers."""
+        await self.listed.wait()
         rows, refs = self._rows.get(kind, ((), {}))
         hints: list[int] = []
         for server in {ref.server for ref in refs.values()}:
@@ -224,6 +229,7 @@ class GatewayContent:
         Raises:
             RpcError: It was refused, by us or by the server.
         """
+        await self.listed.wait()
         content = self._content
         if content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
@@ -281,6 +287,7 @@ class GatewayContent:
         Raises:
             RpcError: No server has it, or its server refuses.
         """
+        await self.listed.wait()
         if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
         server, own = key = self._find_resource(uri)

@@ -357,6 +357,7 @@ class Gateway:
         async with anyio.create_task_group() as tasks:
             unsubscribe = self._fleet.subscribe(lambda event: self._handle_event(event, tasks))
             self.content.follow(tasks)
+            tasks.start_soon(self._list_content)
             try:
                 for server in self._fleet.status():
                     self._close_if_ourselves(server, tasks)
@@ -378,6 +379,14 @@ class Gateway:
         with anyio.move_on_after(_LISTED_S):
             await self.listed.wait()
         await self._bridge.wake(self._bridge.eager_servers())
+
+    async def _list_content(self) -> None:
+        """Ask servers whose tools are known for what else they list, if no earlier run has seen that."""
+        with anyio.move_on_after(FIRST_S):
+            await self._bridge.list_content()
+        self.content.refresh()
+        self.content.listed.set()
+        self._changed.set()
 
     async def _poll_approvals(self) -> None:
         """Look for approvals of tools, and for changed connectors, that were given in another process."""
