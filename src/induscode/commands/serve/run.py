@@ -143,7 +143,9 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         choose_box = ViewedBoxes(box, views, tokens, options.view).choose
     opened = anyio.Event()
     content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
-    host = create_provider_host(box, context.info, ready=ready, choose_box=choose_box, content=content, opened=opened)
+    # Without servers (`--no-mcp`) there are tools only.
+    offered = content if plan.rows or context.watch is not None else None
+    host = create_provider_host(box, context.info, ready=ready, choose_box=choose_box, content=offered, opened=opened)
     settings = _report_auth(options.settings, clients.record)
     metrics = None
     if settings is not None:
