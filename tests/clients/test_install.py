@@ -283,8 +283,7 @@ def test_an_address_without_a_token_is_known_by_itself() -> None:
     [
         (("--install", "codex", "--uninstall", "codex"), "--install and --uninstall exclude"),
         (("--install", "codex", "--print-config", "codex"), "--print-config and --install exclude"),
-        (("--dry-run",), "--dry-run means nothing without --install"),
-        (("--dry-run", "--print-config", "codex"), "--dry-run means nothing"),
+        (("--dry-run", "--print-config", "codex"), "--dry-run and --print-config exclude each other"),
         (("--uninstall", "codex", "--profile", "all"), "--profile means nothing beside"),
         (("--uninstall", "codex", "--mcp", "x"), "--mcp means nothing beside"),
         (("--install", "codex", "--http", "0"), "--install needs a fixed port"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -33,7 +34,7 @@ def fetched(folder: Path, steps: int, **more: Any) -> dict[str, Any]:
     """Make the row of a server behind a package manager that unpacks for so many tenths of a s."""
     program = folder / "npx"
     script = SERVERS / "package_manager.py"
-    program.write_text(f'#!/bin/sh\nexec {" ".join(PYTHON)} {script} "$@"\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([*PYTHON, str(script)])} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     args = [str(folder / "cache"), str(steps), "clean-slowly", *PYTHON, str(SERVERS / "honest.py")]
     return {"command": str(program), "args": args, **more}

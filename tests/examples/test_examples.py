@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ def test_an_example_prints_what_its_last_comment_says(path: Path) -> None:
 
 
 def test_the_served_tools_are_called_through_indus() -> None:
-    command = f"{sys.executable} examples/serve_tools.py"
+    command = shlex.join([sys.executable, "examples/serve_tools.py"])
     done = run("call", "--stdio", command, "greet", "name=Ada", cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "hello Ada\n")
 

@@ -35,9 +35,12 @@ class _ForkServer:
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair()
         self.environ = dict(os.environ)
+        # Set by an import of this process or not: the server has to see its own imports set it.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDANTIC")}
         with theirs:
             subprocess.run(
                 [sys.executable, str(SERVER)],
+                env=environ,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

@@ -9,6 +9,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── UnknownCapability  no card has this id
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
+│   │   └── ContentRefused  a resource or prompt that may not be used
 │   └── BackendFault       a handle of the host that cannot be used
 ├── AuthFault              a sign-in that failed
 │   └── SignInRequired     only a person can go on

@@ -44,7 +44,8 @@ def token_file() -> Path:
 def listening(*words: str, cwd: Path, **variables: str) -> Generator[tuple[Gateway, str]]:
     """Run a gateway behind HTTP, and give where it listens."""
     with serving("--http", "127.0.0.1:0", *words, cwd=cwd, **variables) as gateway:
-        wait_for(lambda: "serving at" in gateway.said())
+        # The last line of the start: the address and the token are printed before.
+        wait_for(lambda: "native tools" in gateway.said())
         found = re.search(r"serving at (\S+)", gateway.said())
         assert found is not None
         yield gateway, found[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ def package_manager(
     program = folder / name
     script = SERVERS / "package_manager.py"
     command = [*PYTHON, str(SERVERS / "honest.py")]
-    program.write_text(f'#!/bin/sh\nexec {" ".join(PYTHON)} {script} "$@"\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([*PYTHON, str(script)])} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     args = [str(folder / "cache"), str(steps), on_signal, *command]
     return StdioServerConfig("fetched", str(program), args, limits=limits)

@@ -116,9 +116,9 @@ async def test_a_token_of_each_kind_of_key_is_accepted_once_the_issuer_publishes
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
-        ({"exp": now() - 30}, 200),
-        ({"nbf": now() + 30, "iat": now() + 30}, 200),
-        ({"exp": now() - 90}, 401),
+        ({"exp": -30}, 200),
+        ({"nbf": 30, "iat": 30}, 200),
+        ({"exp": -90}, 401),
         ({"header": {"kid": None}}, 200),
         ({"scope": None, "scp": ["indus:list", "x"]}, 200),
         ({"scope": None, "scp": "indus:list"}, 200),
@@ -128,8 +128,10 @@ async def test_a_token_of_each_kind_of_key_is_accepted_once_the_issuer_publishes
     ids=["within the leeway", "early within it", "past it", "no kid", "scp list", "scp text", "no scope", "long type"],
 )
 async def test_a_token_is_judged_by_its_claims(changes: dict[str, Any], status: int) -> None:
+    # Times count from the moment of the test, not from that of its collection.
+    present = {name: now() + value if name in {"exp", "nbf", "iat"} else value for name, value in changes.items()}
     async with protected() as resource:
-        assert (await resource.send(token=resource.mint(**changes))).status_code == status
+        assert (await resource.send(token=resource.mint(**present))).status_code == status
 
 
 async def test_a_plain_jwt_is_accepted_only_where_that_was_chosen() -> None:
