@@ -170,21 +170,23 @@ async def test_idle_package_manager_that_ignores_signals_is_killed() -> None:
     stubborn = (
         "import signal, time\n"
         "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
         "time.sleep(60)"
     )
-    argv = ["-c", f"exec {' '.join(PYTHON)} -c '{stubborn}' npx"]
-    config = StdioServerConfig("s", "npx", argv, limits=SOON)
-    child = ChildProcess(_Deaf())
-    await child.start(["sh", *argv], dict(os.environ), None, gentle=True)
-    await anyio.sleep(0.3)
+    output = _Output()
+    child = ChildProcess(output)
+    words = shlex.join([*PYTHON, "-c", stubborn, "npx"])
+    await child.start(["sh", "-c", f"exec {words}"], dict(os.environ), None, gentle=True)
+    await until(lambda: output.is_ready)
     await child.end(0.2, gentle=True)
     assert child.exit_code == -9
-    assert config.kind == "stdio"
 
 
-class _Deaf:
+class _Output:
+    is_ready = False
+
     def stdout_received(self, data: bytes) -> None:
-        return
+        self.is_ready = True
 
     def stderr_received(self, data: bytes) -> None:
         return
