@@ -42,6 +42,12 @@ def test_records_are_read_as_they_were_written_in_a_private_file(path: Path) -> 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("count", [1, 15, 17, 256, 300, 1_000])
+def test_a_batch_of_any_length_is_stored_in_its_order(path: Path, count: int) -> None:
+    store(path, *(make_record(tool=f"t{number}") for number in range(count)))
+    assert [one.tool for one in read_calls(path)] == [f"t{number}" for number in range(count)]
+
+
 def test_filters_choose_by_name_outcome_and_time(path: Path) -> None:
     store(
         path,

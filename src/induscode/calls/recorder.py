@@ -38,15 +38,17 @@ if TYPE_CHECKING:
     from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRow
 
-MOST_QUEUED = 4_096
-"""Calls that wait for the thread; further ones are dropped."""
+MOST_QUEUED = 16_384
+"""Calls that wait for the thread, some seconds of a busy gateway; further ones are dropped."""
 GATHER_S = 1.0
 """How long the thread gathers calls after the first one of a batch."""
 _HURRY_AT = 1_024
 """Calls with which the thread gathers no longer."""
+_MOST_WRITTEN = 2_048
+"""Records of one transaction: calls go on while it is gathered, and it may not grow with them."""
 CLOSE_S = 5.0
 """The longest wait for the last batch at the end of a run."""
-_SLICE = 32
+_SLICE = 128
 """Records that are computed before the thread lets the event loop run."""
 _PRUNE_EVERY = 5_000
 _MOST_FAILED = 1_024
@@ -319,7 +321,7 @@ class CallRecorder:
             rows: list[CallRow] = []
             payloads: dict[int, Payload] = {}
             epoch_ns = now_ms() * 1_000_000 - perf_counter_ns()
-            while self._queue:
+            while self._queue and len(rows) < _MOST_WRITTEN:
                 call = self._queue.popleft()
                 if call.payload is not None:
                     payloads[len(rows)] = call.payload
@@ -336,7 +338,10 @@ class CallRecorder:
             if since_prune >= _PRUNE_EVERY:
                 since_prune = 0
                 database.prune(self.settings.keep_days)
-            if is_last and not self._queue:
+            if self._queue:  # more than one batch
+                self._wake.set()
+                self._hurry.set()
+            elif is_last:
                 return
 
     def _fail(self, failure: Exception) -> None:
