@@ -87,7 +87,7 @@ def _parse_view(name: str, fields: JsonValue) -> View:
         if not is_valid(value):
             raise ValueError(f"takes {what} for {key!r} of the view {name!r}")
         given[key] = tuple(value) if isinstance(value, list) else value
-    return View(name=name, **given)  # type: ignore[arg-type]
+    return View(name=name, **given)  # type: ignore[arg-type] — `_FIELDS` has checked each value
 
 
 def _is_text(value: JsonValue) -> bool:

@@ -136,8 +136,8 @@ def find_named_view(context: click.Context, name: str | None, views: Mapping[str
     """
     if name is None or name in views:
         return None if name is None else views[name]
-    known = ", ".join(views) or "the setting serve.views has none"
-    raise click.UsageError(f"--view {name!r}: there is no such view; there are: {known}", context)
+    known = f"there are: {', '.join(views)}" if views else "the setting serve.views has none"
+    raise click.UsageError(f"--view {name!r}: there is no such view; {known}", context)
 
 
 def is_given_at_any_level(context: click.Context, key: str) -> bool:
