@@ -1,0 +1,1 @@
+"""Search of tools, prompts, resources and connector actions by what they do."""

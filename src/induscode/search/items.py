@@ -1,0 +1,179 @@
+"""What can be found: one tool, prompt, resource or connector action with its identity, its texts and its digest.
+
+Items are built from descriptors and from the cards of the ledger; no server is started. The caller gives an index only
+the items that a client may use: what is quarantined, disabled or denied is never an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from indusagi.core.json import content_hash
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from indusagi.core.json import JsonLike
+    from indusagi.runtime.contract import JsonSchema, ToolDescriptor
+
+SearchKind: TypeAlias = Literal["tool", "prompt", "resource", "template", "skill", "action"]
+"""The kinds of items; `action` is an operation of a connector."""
+SEARCH_KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource", "template", "skill", "action")
+_MOST_PARAMETERS = 64
+"""Parameters of one item that are indexed."""
+
+
+@record
+class SearchParameter:
+    """One parameter of an item, as far as search and signatures need it."""
+
+    name: str
+    type: str
+    """As a reader of Python writes it: `str`, `list[int]`, `"open"|"closed"`."""
+    description: str
+    required: bool
+
+
+@record(kw_only=True)
+class SearchItem:
+    """One thing that can be found."""
+
+    server: str
+    """The server's id, or the name of a connector; empty for a native tool."""
+    name: str
+    """Its own name at the server, or its URI."""
+    kind: SearchKind = "tool"
+    qualified_name: str
+    """The name that a model calls it by; unique among the items of one kind."""
+    title: str = ""
+    description: str = ""
+    keywords: str = ""
+    """Other words that describe it: tags, a path."""
+    parameters: Sequence[SearchParameter] = ()
+    digest: str = ""
+    """Digest of the definition: an item with the same digest has the same texts."""
+    schema: JsonSchema | None = field(default=None, compare=False, repr=False)
+    """The schema of the arguments as a model gets it."""
+
+
+def build_tool_item(descriptor: ToolDescriptor, server: str = "", name: str | None = None) -> SearchItem:
+    """Build the item of a tool from its descriptor; `server` and `name` are its identity at a server."""
+    return build_item(
+        "tool",
+        server,
+        name or descriptor.name,
+        descriptor.name,
+        title=descriptor.title or "",
+        description=descriptor.description,
+        schema=descriptor.parameters,
+    )
+
+
+def build_content_item(
+    kind: SearchKind, server: str, qualified_name: str, definition: Mapping[str, JsonLike]
+) -> SearchItem:
+    """Build the item of a prompt, resource, template or skill from the definition that its server has listed."""
+    texts = {key: value for key, value in definition.items() if isinstance(value, str)}
+    address = texts.get("uri") or texts.get("uriTemplate", "")
+    arguments = definition.get("arguments")
+    properties: dict[str, JsonLike] = {}
+    required: list[str] = []
+    for argument in map(_to_mapping, _to_list(arguments)):
+        name = str(argument.get("name", ""))
+        properties[name] = {"type": "string", "description": argument.get("description", "")}
+        if argument.get("required") is True:
+            required.append(name)
+    name = texts.get("name", "")
+    # The own name of a resource is its URI, and the label that its server gives it is a title.
+    title = " ".join(dict.fromkeys(text for text in (texts.get("title", ""), name if address else "") if text))
+    return build_item(
+        kind,
+        server,
+        address or name,
+        qualified_name,
+        title=title,
+        description=texts.get("description", ""),
+        schema={"type": "object", "properties": properties, "required": required} if properties else None,
+    )
+
+
+def build_item(
+    kind: SearchKind,
+    server: str,
+    name: str,
+    qualified_name: str,
+    *,
+    title: str = "",
+    description: str = "",
+    keywords: str = "",
+    schema: JsonSchema | None = None,
+) -> SearchItem:
+    """Build an item of any kind, with the digest of everything that describes it."""
+    definition: list[JsonLike] = [kind, server, name, qualified_name, title, description, keywords, schema]
+    return SearchItem(
+        server=server,
+        name=name,
+        kind=kind,
+        qualified_name=qualified_name,
+        title=title,
+        description=description,
+        keywords=keywords,
+        parameters=tuple(_list_parameters(schema or {})),
+        digest=content_hash(definition),
+        schema=schema,
+    )
+
+
+def _list_parameters(schema: JsonSchema) -> Iterator[SearchParameter]:
+    """List the parameters of a schema, the required ones first, each group in the order of the schema."""
+    required = {name for name in _to_list(schema.get("required")) if isinstance(name, str)}
+    rows = sorted(_to_mapping(schema.get("properties")).items(), key=lambda row: row[0] not in required)
+    for name, value in rows[:_MOST_PARAMETERS]:
+        part = _to_mapping(value)
+        description = part.get("description")
+        text = description if isinstance(description, str) else ""
+        yield SearchParameter(name, _name_type(part), text, name in required)
+
+
+_TYPES = {
+    "string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "dict", "array": "list",
+    "null": "None",
+}  # fmt: skip
+_MOST_CHOICES = 4
+_LONGEST_CHOICE = 24
+_DEEPEST = 2
+"""A type within a type is enough for a signature."""
+
+
+def _name_type(schema: JsonSchema, depth: int = 0) -> str:
+    """Name the type of a value as Python writes it; a type that has no short name is `any`."""
+    choices = _to_list(schema.get("enum"))
+    if choices and all(isinstance(choice, str) for choice in choices):
+        shown = [f'"{choice}"' for choice in choices[:_MOST_CHOICES] if len(str(choice)) <= _LONGEST_CHOICE]
+        return _join_types([*shown, *(["…"] if len(shown) < len(choices) else [])])
+    variants = _to_list(schema.get("anyOf")) or _to_list(schema.get("oneOf"))
+    if variants and depth < _DEEPEST:
+        return _join_types(_name_type(_to_mapping(variant), depth + 1) for variant in variants)
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        items = _to_mapping(schema.get("items"))
+        if kind == "array" and items and depth < _DEEPEST:
+            return f"list[{_name_type(items, depth + 1)}]"
+        return _TYPES.get(kind, "any")
+    return _join_types(_TYPES.get(str(name), "any") for name in _to_list(kind)) or "any"
+
+
+def _join_types(names: Iterable[str]) -> str:
+    return "|".join(dict.fromkeys(names))
+
+
+def _to_mapping(value: JsonLike) -> JsonSchema:
+    """Take a part of a foreign schema as an object; anything else is an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _to_list(value: JsonLike) -> Sequence[JsonLike]:
+    return value if isinstance(value, (list, tuple)) else ()

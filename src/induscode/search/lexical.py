@@ -1,0 +1,89 @@
+"""Lexical half of the search: SQLite FTS5 in memory, with a weight for each field.
+
+An item matches if one word of the query is in one of its fields. The score is that of `bm25()`
+(https://www.sqlite.org/fts5.html#the_bm25_function); words are reduced to their stems by the Porter tokenizer.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Final
+
+from indusagi.core.faults import CoreError
+from induscode.search.words import list_query_words, split_humps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from induscode.search.items import SearchItem
+
+FIELDS: Final = {
+    "name": 3.0,
+    "server": 1.0,
+    "title": 3.0,
+    "description": 1.5,
+    "parameters": 1.0,
+    "parameter_texts": 0.5,
+    "keywords": 1.0,
+}
+"""The indexed fields and their weights; docs/search.md says what they were chosen on."""
+_LONGEST_FIELD: Final = 4_000
+_CREATE: Final = f"CREATE VIRTUAL TABLE items USING fts5({', '.join(FIELDS)}, tokenize = 'porter unicode61')"
+_INSERT: Final = f"INSERT INTO items (rowid, {', '.join(FIELDS)}) VALUES ({', '.join('?' * (len(FIELDS) + 1))})"
+
+
+class SearchUnavailableError(CoreError):
+    """This Python has no full text search."""
+
+
+class LexicalIndex:
+    """Full text index of items, which are known by numbers.
+
+    Raises:
+        SearchUnavailableError: SQLite was built without FTS5.
+    """
+
+    def __init__(self, weights: Mapping[str, float] = FIELDS) -> None:
+        # The owner of the index makes sure that one thread uses it at a time.
+        self._database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        try:
+            self._database.execute(_CREATE)
+        except sqlite3.OperationalError as exc:
+            self._database.close()
+            message = f"SQLite {sqlite3.sqlite_version} of this Python has no FTS5 ({exc}): use a Python that has it"
+            raise SearchUnavailableError(message) from exc
+        ranked = ", ".join(str(weights[field]) for field in FIELDS)
+        self._select = f"SELECT rowid, -bm25(items, {ranked}) FROM items WHERE items MATCH ?"
+
+    def add(self, rows: Iterable[tuple[int, SearchItem]]) -> None:
+        """Add items under new numbers."""
+        self._database.execute("BEGIN")
+        self._database.executemany(_INSERT, ((number, *_list_fields(item)) for number, item in rows))
+        self._database.execute("COMMIT")
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove items."""
+        self._database.execute("BEGIN")
+        self._database.executemany("DELETE FROM items WHERE rowid = ?", ((number,) for number in numbers))
+        self._database.execute("COMMIT")
+
+    def score(self, query: str) -> dict[int, float]:
+        """Return the scores of all items that have a word of the query; all are positive."""
+        words = list_query_words(query)
+        if not words:
+            return {}
+        # In quotes a word is never an operator: https://www.sqlite.org/fts5.html#fts5_strings.
+        match = " OR ".join(f'"{word}"' for word in words)
+        return dict(self._database.execute(self._select, (match,)))
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._database.close()
+
+
+def _list_fields(item: SearchItem) -> tuple[str, ...]:
+    """List the texts of an item in the order of `FIELDS`."""
+    names = " ".join(parameter.name for parameter in item.parameters)
+    about = " ".join(parameter.description for parameter in item.parameters)
+    texts = (item.name, item.server, item.title, item.description, names, about, item.keywords)
+    return tuple(split_humps(text[:_LONGEST_FIELD]) for text in texts)

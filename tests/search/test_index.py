@@ -1,0 +1,185 @@
+"""The index of tools, prompts, resources and actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indusagi.runtime.contract import ToolDescriptor
+from induscode.search.index import ToolIndex
+from induscode.search.items import build_content_item, build_item, build_tool_item
+from induscode.search.lexical import LexicalIndex, SearchUnavailableError
+from induscode.search.words import list_query_words, normalize_name, split_humps
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from induscode.search.index import SearchAnswer
+    from induscode.search.items import SearchItem
+
+
+def make_tool(server: str, name: str, description: str = "", **properties: str) -> SearchItem:
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "string", "description": text} for key, text in properties.items()},
+    }
+    return build_tool_item(ToolDescriptor(f"{server}__{name}", description, schema), server, name)
+
+
+GITHUB = make_tool("github", "create_issue", "Open a new issue in a repository.", title="Its headline")
+LIST = make_tool("github", "list_issues", "List the issues of a repository.")
+MAIL = make_tool("mail", "sendMessage", "Send an email to recipients.", to="Addresses of the recipients")
+FILES = make_tool("files", "read_file", "Read the whole content of a file.", path="Where the file is")
+PROMPT = build_content_item(
+    "prompt",
+    "github",
+    "/github:triage",
+    {"name": "triage", "description": "Sort new issues.", "arguments": [{"name": "label", "required": True}]},
+)
+MANUAL = build_content_item(
+    "resource",
+    "files",
+    "@files:file:///manual.md",
+    {"uri": "file:///manual.md", "name": "manual", "title": "User manual", "description": "How to begin."},
+)
+ITEMS = (GITHUB, LIST, MAIL, FILES, PROMPT, MANUAL)
+
+
+def list_names(answer: SearchAnswer) -> Sequence[str]:
+    return [hit.item.qualified_name for hit in answer.hits]
+
+
+def test_items_are_found_by_words_of_every_field() -> None:
+    index = ToolIndex(ITEMS)
+    for query, name in (
+        ("open issues", "github__create_issue"),
+        ("messages", "mail__sendMessage"),
+        ("emailing", "mail__sendMessage"),
+        ("recipient addresses", "mail__sendMessage"),
+        ("sort", "/github:triage"),
+        ("user manual", "@files:file:///manual.md"),
+    ):
+        assert list_names(index.search([query]))[0] == name, query
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "list_issues",
+        "LIST-ISSUES",
+        "listIssues",
+        "list issues",
+        "github__list_issues",
+        "github list issues",
+        "github/list_issues",
+    ],
+)
+def test_an_item_with_the_name_of_the_query_comes_first(query: str) -> None:
+    # Its text says nothing, and that of another tool everything.
+    plain = make_tool("github", "list_issues")
+    loud = make_tool("other", "everything", "list issues github list issues list_issues github__list_issues")
+    answer = ToolIndex([loud, plain]).search([query])
+    assert answer.hits[0].item is plain
+    assert answer.hits[0].score == 1.0
+
+
+def test_a_resource_comes_first_by_its_uri() -> None:
+    assert list_names(ToolIndex(ITEMS).search(["file:///manual.md"]))[0] == "@files:file:///manual.md"
+
+
+def test_two_servers_with_one_tool_name_are_both_first() -> None:
+    one, two = make_tool("one", "search"), make_tool("two", "search")
+    noise = make_tool("three", "search_pages", "search search search")
+    assert {hit.item.server for hit in ToolIndex([noise, two, one]).search(["Search"]).hits[:2]} == {"one", "two"}
+
+
+def test_several_queries_take_turns() -> None:
+    index = ToolIndex(ITEMS)
+    names = list_names(index.search(["open an issue in a repository", "send email", "send email"]))
+    assert names[:2] == ["github__create_issue", "mail__sendMessage"]
+    assert len(names) == len(set(names))
+
+
+def test_an_answer_says_how_many_were_left_out() -> None:
+    answer = ToolIndex(ITEMS).search(["issue"], limit=1)
+    assert (len(answer.hits), answer.matched, answer.left_out, answer.searched) == (1, 3, 2, len(ITEMS))
+    nothing = ToolIndex(ITEMS).search(["zebra"])
+    assert (nothing.hits, nothing.matched, nothing.left_out) == ([], 0, 0)
+    assert ToolIndex(ITEMS).search([]).hits == ToolIndex(ITEMS).search(["", "?!"]).hits == []
+
+
+def test_a_search_is_limited_to_a_server_and_to_kinds() -> None:
+    index = ToolIndex(ITEMS)
+    assert {hit.item.server for hit in index.search(["file issue email"], server="mail").hits} == {"mail"}
+    answer = index.search(["triage issues"], kinds=("prompt",))
+    assert (list_names(answer), answer.searched) == (["/github:triage"], 1)
+    assert index.search(["list_issues"], server="mail").hits == []
+
+
+def test_only_changed_items_are_indexed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ToolIndex(ITEMS)
+    assert index.update(ITEMS) == 0
+    changed = make_tool("github", "list_issues", "Enumerate tickets.")
+    added: list[int] = []
+    add = LexicalIndex.add
+
+    def count(self: LexicalIndex, rows: Collection[tuple[int, SearchItem]]) -> None:
+        added.append(len(rows))
+        add(self, rows)
+
+    monkeypatch.setattr(LexicalIndex, "add", count)
+    assert index.update([item for item in ITEMS if item not in {LIST, MAIL}] + [changed]) == 1
+    assert added == [1]
+    assert list_names(index.search(["tickets"])) == ["github__list_issues"]
+    assert index.search(["email"]).hits == []
+    assert index.search(["sendMessage"]).hits == []
+    assert len(index.items) == len(ITEMS) - 1
+
+
+@given(st.permutations(ITEMS), st.lists(st.sampled_from(ITEMS)))
+def test_the_order_depends_on_the_items_alone(items: list[SearchItem], earlier: list[SearchItem]) -> None:
+    queries = ["new issue of a repository", "content"]
+    index = ToolIndex(earlier)
+    index.update(items)
+    assert index.search(queries) == ToolIndex(ITEMS).search(queries)
+
+
+@given(st.text())
+def test_any_text_is_a_query(query: str) -> None:
+    answer = INDEX.search([query, f'{query}" OR name:*'])
+    assert all(0 <= hit.score <= 1 for hit in answer.hits)
+
+
+INDEX = ToolIndex(ITEMS)
+
+
+def test_a_python_without_fts5_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("induscode.search.lexical._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
+    with pytest.raises(SearchUnavailableError, match="no FTS5"):
+        ToolIndex()
+
+
+def test_words_with_humps_are_searched_whole_and_in_parts() -> None:
+    assert split_humps("GitHub createIssue XMLParser plain") == (
+        "GitHub createIssue XMLParser plain Git Hub create Issue XML Parser"
+    )
+    assert list_query_words("How do I create the Issue?") == ["create", "issue"]
+    assert list_query_words("what is it") == ["what", "is", "it"]
+    assert normalize_name("Create-Issue_V2 ") == "createissuev2"
+
+
+def test_the_digest_changes_with_every_part_of_a_definition() -> None:
+    base = build_item("tool", "s", "n", "s__n", title="t", description="d", keywords="k", schema={"type": "object"})
+    items = [
+        base,
+        build_item("action", "s", "n", "s__n", title="t", description="d", keywords="k", schema={"type": "object"}),
+        build_item("tool", "s", "m", "s__n", title="t", description="d", keywords="k", schema={"type": "object"}),
+        build_item("tool", "s", "n", "s__n", title="x", description="d", keywords="k", schema={"type": "object"}),
+        build_item("tool", "s", "n", "s__n", title="t", description="x", keywords="k", schema={"type": "object"}),
+        build_item("tool", "s", "n", "s__n", title="t", description="d", keywords="x", schema={"type": "object"}),
+        build_item("tool", "s", "n", "s__n", title="t", description="d", keywords="k", schema={}),
+    ]
+    assert len({item.digest for item in items}) == len(items)
