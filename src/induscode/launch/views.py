@@ -1,14 +1,16 @@
-"""Views of a gateway: which tools a client sees, under which names and descriptions (the setting `serve.views`).
+"""Views of a gateway: what a client sees, under which names and descriptions (the setting `serve.views`).
 
-A view only takes away and renames: what a client may call is still decided by consent, pins and rules. The view of a
-token or of a principal is a limit. The view of a client's name is a convenience, since a client names itself.
+A view selects tools, prompts and resources in one way: by server, and by the names or URIs that clients use. It only
+takes away and renames: what a client may use is still decided by consent, pins and rules. The view of a token or of a
+principal is a limit. The view of a client's name is a convenience, since a client names itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
-from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonValue, is_json_object
@@ -31,25 +33,41 @@ class View:
     token_env: str = ""
     """The variable with a token of its own for `indus serve --http`."""
     servers: tuple[str, ...] = ("*",)
-    """Servers whose tools are shown; `native` for tools without a server."""
-    tools: tuple[str, ...] = ("*",)
+    """Servers of which something is shown; `native` for tools without a server."""
+    tools: tuple[str, ...] | None = None
     """Tools that are shown, by the names that clients call."""
+    prompts: tuple[str, ...] | None = None
+    """Prompts that are shown, by the names that clients use."""
+    resources: tuple[str, ...] | None = None
+    """Resources, templates and skills that are shown, by the URIs that clients use."""
     read_only: bool = False
     """Whether only tools are shown that change nothing; of a server's tool its own annotation says so."""
     rename: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
     describe: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
     schemas: Schemas | None = None
 
-    def shows(self, tool: str, server: str, *, reads_only: bool) -> bool:
-        """Tell whether a tool is shown."""
-        return (
-            matches(server or NATIVE, self.servers) and matches(tool, self.tools) and (reads_only or not self.read_only)
-        )
+    def shows(self, name: str, server: str, *, kind: str = "tool", reads_only: bool = True) -> bool:
+        """Tell whether an item is shown. A view that names no tools, prompts or resources shows all of its servers."""
+        named = {"tool": self.tools, "prompt": self.prompts}.get(kind, self.resources)
+        if named is None:
+            named = ("*",) if self.tools is self.prompts is self.resources is None else ()
+        return matches(server or NATIVE, self.servers) and matches(name, named) and (reads_only or not self.read_only)
+
+    def choose_name(self, name: str, taken: Collection[str]) -> str:
+        """Choose the name under which an item is shown: the new one, unless another item has it."""
+        wanted = self.rename.get(name, name)
+        return name if wanted in taken else wanted
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Tell whether a name matches one of several patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """Tell whether a name matches one of several patterns, in which `*` stands for any text."""
+    return any(_compile_pattern(pattern).fullmatch(name) for pattern in patterns)
+
+
+@lru_cache(maxsize=1_000)
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
+    # No other character is special: `?` and `[` are part of URIs.
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
 def find_view(views: Mapping[str, View], *, token: str = "", principal: str = "", client: str = "") -> View | None:
@@ -112,6 +130,8 @@ _FIELDS: Mapping[str, tuple[str, Callable[[JsonValue], bool]]] = {
     "token_env": ("the name of a variable", _is_text),
     "servers": ("a list of names", _is_list),
     "tools": ("a list of names", _is_list),
+    "prompts": ("a list of names", _is_list),
+    "resources": ("a list of URIs", _is_list),
     "read_only": ("true or false", lambda value: isinstance(value, bool)),
     "rename": ("an object of different names", _is_renaming),
     "describe": ("an object of texts", _is_map),

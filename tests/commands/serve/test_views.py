@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import CallingClient
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode import program
-from induscode.commands.serve.view_box import ViewBox, ViewedBoxes, read_view_tokens
+from induscode.commands.serve.view_box import GatewayViews, ViewBox, read_view_tokens
 from induscode.launch.views import View, find_view, parse_views
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def names(view: View) -> list[str]:
         ({}, ["read", "git__log", "git__push", "web__get"]),
         ({"servers": ["git"]}, ["git__log", "git__push"]),
         ({"servers": ["native", "w*"]}, ["read", "web__get"]),
-        ({"tools": ["*__[lg]*", "read"]}, ["read", "git__log", "web__get"]),
+        ({"tools": ["*__l*", "w*t", "read"]}, ["read", "git__log", "web__get"]),
+        ({"tools": ["git__lo?", "git__[l]og"]}, []),
+        ({"prompts": ["*"]}, []),
         ({"read_only": True}, ["read", "git__log", "web__get"]),
         ({"servers": []}, []),
         ({"rename": {"git__log": "history"}}, ["read", "history", "git__push", "web__get"]),
@@ -127,14 +129,16 @@ def test_tokens_are_read_from_variables_and_an_unset_one_is_said(capsys: pytest.
 def test_a_box_is_built_again_only_after_a_change() -> None:
     boxes: list[Any] = [Box()]
     views = parse_views({"v": {}})
-    viewed = ViewedBoxes(lambda: boxes[-1], views, forced=views["v"])
-    source = viewed.choose(ClientIdentity(), CallingClient("anything"))
-    assert source is not None
+    viewed = GatewayViews(lambda: boxes[-1], views, forced=views["v"])
+    served = viewed.choose(ClientIdentity(), CallingClient("anything"))
+    assert served is not None
+    assert served.content is None
+    source: Any = served.box
     first = source()
     assert source() is first
     boxes.append(Box())
     assert source() is not first
-    assert ViewedBoxes(lambda: boxes[-1], views).choose(ClientIdentity(), CallingClient()) is None
+    assert GatewayViews(lambda: boxes[-1], views).choose(ClientIdentity(), CallingClient()) is None
 
 
 async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
@@ -143,8 +147,8 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
         {"phone": {"token_env": "T", "servers": ["web"]}, "editor": {"clients": ["ed"], "rename": {"git__log": "log"}}}
     )
     typed: ToolBox = box
-    viewed = ViewedBoxes(lambda: typed, views, {two.encode(): "phone"})
-    host = create_provider_host(lambda: typed, choose_box=viewed.choose)
+    viewed = GatewayViews(lambda: typed, views, {two.encode(): "phone"})
+    host = create_provider_host(lambda: typed, choose_view=viewed.choose)
     async with (
         host.serve_http(HttpSettings(tokens=(one,), more_tokens=(two,))) as serving,
         httpx2.AsyncClient() as http,

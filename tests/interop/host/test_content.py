@@ -14,6 +14,7 @@ from tests.support.waiting import until
 from indusagi.interop import ProtocolFault, StdioServerConfig, create_provider_host, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.items import read_items
+from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.interop.protocol_bridge.host.content import ContentListing, build_content_row, cut_page, is_logged
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import linked_pair
@@ -45,6 +46,7 @@ class Source:
         self.listeners: dict[str, list[Callable[[], None]]] = {}
         self.clients: list[ContentClient] = []
         self.changes: list[str] = []
+        self.changed: list[ItemKind] = []
 
     def instructions(self) -> str | None:
         return "Read before you ask."
@@ -54,6 +56,9 @@ class Source:
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
         return None
+
+    def refresh(self) -> list[ItemKind]:
+        return self.changed
 
     async def list_content(self, kind: ItemKind) -> ContentListing:
         return ContentListing(self.rows[kind], 5)
@@ -115,6 +120,18 @@ async def test_the_clients_of_the_sdk_list_read_and_get(way: str) -> None:
         assert client.instructions == "Read before you ask."
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_client_whose_view_has_tools_only_reaches_no_content(way: str) -> None:
+    view = ServedView(Bench().box())
+    host = create_provider_host(Bench().box(), content=Source(), choose_view=lambda identity, client: view)
+    async with client_of(host, way) as client:
+        assert client.server_capabilities.resources is None
+        for request in (client.list_resources(), client.read_resource("x:1"), client.get_prompt("p", {"who": "Ada"})):
+            with pytest.raises(Exception, match="is not supported"):
+                await request
+    host.refresh_content()
+
+
 async def test_our_own_endpoint_lists_what_the_host_offers_and_keeps_it_until_it_changes() -> None:
     source = Source()
     async with endpoint_of(source) as endpoint:
@@ -170,7 +187,8 @@ async def test_a_client_with_a_handshake_subscribes_sets_its_level_and_leaves() 
     assert "error" in await ask("logging/setLevel", level="loud")
     await ask("resources/unsubscribe", uri="x:1")
     assert source.listeners["x:1"] == []
-    host.announce_change("template")
+    source.changed = ["template"]
+    host.refresh_content()
     await until(lambda: frames[-1] == {"jsonrpc": "2.0", "method": "notifications/resources/list_changed"})
     ours.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"})
     await until(lambda: source.changes[-1] == "notifications/roots/list_changed")

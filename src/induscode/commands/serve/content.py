@@ -9,12 +9,15 @@ to those who subscribed, a log message to the client of the call it belongs to, 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, cast
 
 import anyio
 
 from indusagi.core.invisible import clean_json
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
 from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     UNKNOWN_CALLER,
@@ -23,19 +26,20 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     forward_request,
 )
 from indusagi.interop.protocol_bridge.client.items import SKILLS
-from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.uris import UriMap, convert_meta, convert_result, convert_row, normalize_uri
 from induscode.deck.mcp.content import ContentRefused, ServerContent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterable
 
     from anyio.abc import TaskGroup
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef
+    from indusagi.core.json import JsonValue
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host.content import ContentClient
     from indusagi.runtime.contract import ProgressSink
@@ -53,6 +57,18 @@ _REFUSED = -32000
 _EXPRESSION = re.compile(r"\\\{[^{}]*\\\}")
 
 
+@record
+class KnownItems:
+    """The items of one kind, as clients see them."""
+
+    rows: Sequence[JsonObject] = ()
+    refs: Mapping[str, RemoteToolRef] = field(default_factory=dict[str, RemoteToolRef])
+    """By the name or URI that clients use."""
+
+
+NO_ITEMS = KnownItems()
+
+
 class GatewayContent:
     """The content source of a gateway; it is empty until it is opened."""
 
@@ -66,10 +82,11 @@ class GatewayContent:
         self._is_ourselves: Callable[[str], bool] = lambda _: False
         self._content: ServerContent | None = None
         self._tasks: TaskGroup | None = None
-        self._clients: list[ContentClient] = []
+        self._clients: dict[ContentClient, Callable[[str], bool]] = {}
+        """Each with a function that tells whether it sees anything of a server."""
         self._listeners: dict[tuple[str, str], list[Callable[[], None]]] = {}
         """By server and its own URI."""
-        self._rows: dict[ItemKind, tuple[Sequence[JsonObject], dict[str, RemoteToolRef]]] = {}
+        self._items: dict[ItemKind, KnownItems] = {}
         self._maps: dict[str, UriMap] = {}
 
     def open(self, bridge: BootedBridge, content: ServerContent, is_ourselves: Callable[[str], bool]) -> None:
@@ -106,12 +123,16 @@ class GatewayContent:
 
     def refresh(self) -> Sequence[ItemKind]:
         """Build the lists from the ledger, and return the kinds that have changed."""
-        before, self._rows = self._rows, {}
+        before, self._items = self._items, {}
         for kind in LISTED_KINDS:
-            self._rows[kind] = self._build_rows(kind)
-        return [kind for kind in LISTED_KINDS if kind not in before or before[kind][0] != self._rows[kind][0]]
+            self._items[kind] = self._build_items(kind)
+        return [kind for kind in LISTED_KINDS if kind not in before or before[kind].rows != self._items[kind].rows]
 
-    def _build_rows(self, kind: ItemKind) -> tuple[Sequence[JsonObject], dict[str, RemoteToolRef]]:
+    def known_items(self, kind: ItemKind) -> KnownItems:
+        """Return the present items of a kind; the same object until a refresh."""
+        return self._items.get(kind, NO_ITEMS)
+
+    def _build_items(self, kind: ItemKind) -> KnownItems:
         rows: list[JsonObject] = []
         refs: dict[str, RemoteToolRef] = {}
         present: dict[RemoteToolRef, RemoteTool] = {}
@@ -131,7 +152,7 @@ class GatewayContent:
                 row = {**convert_row(row, convert), "uri": name}
             rows.append(row)
             refs[name] = item.ref
-        return rows, refs
+        return KnownItems(rows, refs)
 
     def _list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
         if self._content is None:
@@ -141,20 +162,20 @@ class GatewayContent:
     async def list_content(self, kind: ItemKind) -> ContentListing:
         """List the items of one kind, of all servers."""
         await self.listed.wait()
-        rows, refs = self._rows.get(kind, ((), {}))
+        items = self.known_items(kind)
         hints: list[int] = []
-        for server in {ref.server for ref in refs.values()}:
+        for server in {ref.server for ref in items.refs.values()}:
             endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
             hints.append(0 if endpoint is None else endpoint.ttl_ms(kind))
-        return ContentListing(rows, min(hints, default=0))
+        return ContentListing(items.rows, min(hints, default=0))
 
-    def instructions(self) -> str | None:
-        """Compose the instructions of all servers: each under its name, bounded, every line quoted.
+    def instructions(self, shows_server: Callable[[str], bool] = lambda _: True) -> str | None:
+        """Compose the instructions of all servers, or of some: each under its name, bounded, every line quoted.
 
         A quoted line cannot pass for the heading of another server.
         """
         parts: list[str] = []
-        for item in self._list_items("instructions"):
+        for item in filter(lambda item: shows_server(item.ref.server), self._list_items("instructions")):
             text = cut_text(item.description, INSTRUCTIONS_CHARS // 4)
             quoted = "\n".join(f"> {line}" for line in text.splitlines())
             named = "" if self.plain_names else f" (names begin with {item.ref.server}__)"
@@ -163,7 +184,7 @@ class GatewayContent:
 
     def extensions(self) -> JsonObject:
         """Offer skills if a server has some: https://modelcontextprotocol.io/seps/2640-skills-extension."""
-        return {SKILLS: {}} if self._rows.get("skill", ((), {}))[0] else {}
+        return {SKILLS: {}} if self.known_items("skill").rows else {}
 
     # -- names and URIs ---------------------------------------------------------------------
 
@@ -174,7 +195,7 @@ class GatewayContent:
         mapped = self._maps[server].to_host
         if not self.plain_names:
             return mapped
-        refs = self._rows.get("resource", ((), {}))[1]
+        refs = self.known_items("resource").refs
         return lambda uri: uri if refs.get(uri) is None or refs[uri].server == server else mapped(uri)
 
     def _find_resource(self, uri: str) -> tuple[str, str]:
@@ -183,7 +204,7 @@ class GatewayContent:
         Raises:
             RpcError: No server has it.
         """
-        refs = self._rows.get("skill", ((), {}))[1] | self._rows.get("resource", ((), {}))[1]
+        refs = {**self.known_items("skill").refs, **self.known_items("resource").refs}
         if (ref := refs.get(uri)) is not None:
             return ref.server, ref.name
         for server in () if self._bridge is None else self._bridge.fleet.status():
@@ -191,18 +212,27 @@ class GatewayContent:
                 listed = {normalize_uri(ref.name): ref.name for ref in refs.values() if ref.server == server}
                 return server, listed.get(normalize_uri(own), own)
         if self.plain_names:
-            for template in self._rows.get("template", ((), {}))[1].values():
+            for template in self.known_items("template").refs.values():
                 if re.fullmatch(_EXPRESSION.sub(".*", re.escape(template.name)), uri):
                     return template.server, uri
-            offering = {ref.server for rows in self._rows.values() for ref in rows[1].values() if ref.kind != "prompt"}
+            offering = {
+                ref.server for items in self._items.values() for ref in items.refs.values() if ref.kind != "prompt"
+            }
             if len(offering) == 1:
                 return offering.pop(), uri
-        caller = current_caller.get()
-        is_modern = caller is not None and caller.exchange is not None
-        raise RpcError(INVALID_PARAMS if is_modern else _NOT_FOUND, "no server has this resource", {"uri": uri})
+        raise build_not_found(uri)
+
+    def find_resource(self, uri: str) -> tuple[str, str]:
+        """Find the server of a URI, and the URI under which clients see the resource.
+
+        Raises:
+            RpcError: No server has it.
+        """
+        server, own = self._find_resource(uri)
+        return server, self.map_uris(server)(own)
 
     def _find_prompt(self, name: JsonValue) -> RemoteToolRef:
-        ref = self._rows.get("prompt", ((), {}))[1].get(name) if isinstance(name, str) else None
+        ref = self.known_items("prompt").refs.get(name) if isinstance(name, str) else None
         if ref is None and isinstance(name, str) and self._bridge is not None:
             disabled = self._bridge.enrolment.find_disabled(name, "prompt")
             ref = None if disabled is None else disabled.ref  # refused with the reason
@@ -264,7 +294,7 @@ class GatewayContent:
             prompt = self._find_prompt(name)
             return prompt.server, {**ref, "name": prompt.name}
         if ref.get("type") == "ref/resource" and isinstance(uri, str):
-            template = self._rows.get("template", ((), {}))[1].get(uri)
+            template = self.known_items("template").refs.get(uri)
             server, own = (template.server, template.name) if template is not None else self._find_resource(uri)
             return server, {**ref, "uri": own}
         raise RpcError(INVALID_PARAMS, "completion/complete must have a ref to a prompt or to a resource")
@@ -339,21 +369,22 @@ class GatewayContent:
                 logger = shown.get("logger")
                 shown["logger"] = f"{server}/{logger}" if isinstance(logger, str) else server
             caller = current_caller.get()
-            receivers = self._clients if caller is None and self._single_client else () if caller is None else (caller,)
-            for receiver in receivers:
+            outside = [client for client, shows in self._clients.items() if self._single_client and shows(server)]
+            for receiver in outside if caller is None else (caller,):
                 if is_logged(params.get("level"), receiver.log_level):
                     receiver.notify(_MESSAGE, shown)
 
     # -- clients ----------------------------------------------------------------------------
 
-    def add_client(self, client: ContentClient) -> Callable[[], None]:
-        """Add a client with a handshake, until the returned function is called."""
-        self._clients.append(client)
+    def add_client(
+        self, client: ContentClient, shows_server: Callable[[str], bool] = lambda _: True
+    ) -> Callable[[], None]:
+        """Add a client with a handshake, which sees some servers, until the returned function is called."""
+        self._clients[client] = shows_server
         self.change_client(client, _ROOTS_CHANGED)
 
         def remove() -> None:
-            if client in self._clients:
-                self._clients.remove(client)
+            self._clients.pop(client, None)
 
         return remove
 
@@ -365,7 +396,7 @@ class GatewayContent:
             if endpoint.phase is EndpointPhase.READY and endpoint.facts is not None:
                 if method != _ROOTS_CHANGED:
                     self._tasks.start_soon(self._restore, endpoint.config.id, ())
-                elif endpoint.facts.era == "legacy" and "roots" in client.capabilities:
+                elif endpoint.facts.era == "legacy" and client in self._with_roots(endpoint.config.id):
                     endpoint.notify(_ROOTS_CHANGED)
 
     async def answer_roots(self, params: JsonObject) -> JsonObject:
@@ -374,9 +405,32 @@ class GatewayContent:
         Raises:
             RpcError: It cannot be told which client is meant.
         """
-        with_roots = [client for client in self._clients if "roots" in client.capabilities]
+        with_roots = self._with_roots(current_server.get() or "")
         if current_caller.get() is not None:
             return await forward_request("roots/list", "roots", params)
         if len(with_roots) != 1:
             raise RpcError(UNKNOWN_CALLER, "roots/list was refused: it cannot be told which client it is meant for")
         return await with_roots[0].ask("roots/list", params)
+
+    def _with_roots(self, server: str) -> Sequence[ContentClient]:
+        """List the clients with roots that see a server."""
+        return [client for client, shows in self._clients.items() if "roots" in client.capabilities and shows(server)]
+
+
+def choose_plain_names(tools: Iterable[tuple[str, str]], taken: Container[str]) -> dict[str, str]:
+    """Choose the tools that keep their own names, and return their qualified names by these.
+
+    The first of equal names keeps it; names of native tools are taken.
+    """
+    qualified: dict[str, str] = {}
+    for own, name in tools:
+        if own not in taken and is_accepted_name(own):
+            qualified.setdefault(own, name)
+    return qualified
+
+
+def build_not_found(uri: str) -> RpcError:
+    """Build the error about an unknown resource, in the era of the present caller."""
+    caller = current_caller.get()
+    is_modern = caller is not None and caller.exchange is not None
+    return RpcError(INVALID_PARAMS if is_modern else _NOT_FOUND, "no server has this resource", {"uri": uri})

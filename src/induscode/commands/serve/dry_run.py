@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 from indusagi.core.text import format_count
+from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
+from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.view_box import is_reading, select_tools
+from induscode.commands.serve.view_content import select_rows
 from induscode.commands.support.catalog import NATIVE, list_tools
+from induscode.commands.support.content import open_content
 from induscode.commands.support.output import print_notes, print_table
 from induscode.commands.support.runner import run_until_signal
 from induscode.deck.contract import Profile
@@ -17,7 +24,7 @@ from induscode.launch.views import View
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolOutcome
@@ -27,17 +34,23 @@ if TYPE_CHECKING:
 
 
 def show_views(invocation: Invocation, options: ServeOptions) -> int:
-    """Print the tools of every view, or of the one that all clients get; return the exit code."""
+    """Print what every view shows, or the one that all clients get; return the exit code."""
 
     async def show(_: CancelToken) -> int:
         listing = await list_tools(invocation, check=False)
         print_notes(listing.notes)
-        box = _ListedBox([tool for tool in listing.tools if _is_in_profile(tool, options.profile)])
+        is_plain = options.names == "plain"
+        box = _ListedBox([tool for tool in listing.tools if _is_in_profile(tool, options.profile)], is_plain=is_plain)
         views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
-        for view in views:
-            _print_view(box, view)
         if options.view is None:
-            _print_view(box, View(name=""))
+            views.append(View(name=""))
+        content = GatewayContent(plain_names=is_plain)
+        async with AsyncExitStack() as stack:
+            if listing.plan.rows:
+                bridge, known = await stack.enter_async_context(open_content(listing.plan))
+                content.open(bridge, known, lambda _: False)
+            for view in views:
+                _print_view(box, content, view)
         return 0
 
     return run_until_signal(show)
@@ -48,31 +61,56 @@ def _is_in_profile(tool: ListedTool, profile: str) -> bool:
     return tool.source != NATIVE or (value is not None and str(Profile(value)) in tool.profiles and not tool.missing)
 
 
-def _print_view(box: _ListedBox, view: View) -> None:
-    selected = select_tools(box, view)
+def _print_view(box: _ListedBox, content: GatewayContent, view: View) -> None:
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
     print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
+    selected = select_tools(box, view)
+    names = {name: shown.name for name, shown in selected}
     rows = [
         (
             shown.name,
             box.find_server(name) or NATIVE,
             name if name != shown.name else "",
             "reads" if is_reading(shown) else "",
-            shown.description.partition("\n")[0][:80],
+            _cut_line(shown.description),
         )
         for name, shown in selected
     ]
     print_table(("NAME", "SERVER", "RENAMED FROM", "ONLY", "DESCRIPTION"), rows)
-    print_line(format_count(len(rows), "tool"))
+    counts = [format_count(len(rows), "tool")]
+    for kind in LISTED_KINDS:
+        items, identity = content.known_items(kind), ITEM_LISTS[kind].identity
+        shown_rows = select_rows(kind, items, view)
+        # A renamed resource keeps its URI.
+        names |= {name: str(row["name" if name in view.rename else identity]) for name, row in shown_rows}
+        counts += [format_count(len(shown_rows), kind)] if items.rows else []
+        if shown_rows:
+            print_line("")
+            print_table(
+                (kind.upper(), "SERVER", "NAME" if identity != "name" else "RENAMED FROM", "DESCRIPTION"),
+                [
+                    (
+                        str(row[identity]),
+                        items.refs[name].server,
+                        str(row.get("name", "")) if identity != "name" else name if name != row["name"] else "",
+                        _cut_line(str(row.get("description", ""))),
+                    )
+                    for name, row in shown_rows
+                ],
+            )
+    print_line(", ".join(counts))
     print_line("")
-    names = {name: shown.name for name, shown in selected}
     for name in {**view.rename, **view.describe}:
         wanted = view.rename.get(name, name)
         if name not in names:
             print_status(f"view {view.name!r}: it changes {name!r}, which it does not show")
         elif names[name] != wanted:
-            print_status(f"view {view.name!r}: {name!r} keeps its name: another tool is called {wanted!r}")
+            print_status(f"view {view.name!r}: {name!r} keeps its name: another one is called {wanted!r}")
+
+
+def _cut_line(text: str) -> str:
+    return text.partition("\n")[0][:80]
 
 
 @record
@@ -80,9 +118,19 @@ class _ListedBox:
     """The tools of a list, which cannot be called."""
 
     tools: Sequence[ListedTool]
+    is_plain: bool = False
+
+    @property
+    def _named(self) -> Mapping[str, ListedTool]:
+        """The tools by the names that clients call."""
+        native = {tool.name: tool for tool in self.tools if tool.source == NATIVE}
+        remote = [tool for tool in self.tools if tool.source != NATIVE]
+        pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if self.is_plain else []
+        own = {qualified: name for name, qualified in choose_plain_names(pairs, native).items()}
+        return native | {own.get(tool.name, tool.name): tool for tool in remote}
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        return [tool.descriptor for tool in self.tools]
+        return [replace(tool.descriptor, name=name) for name, tool in self._named.items()]
 
     async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
         raise NotImplementedError(call.name)
@@ -91,4 +139,5 @@ class _ListedBox:
         return False
 
     def find_server(self, name: str) -> str | None:
-        return next((tool.source for tool in self.tools if tool.name == name and tool.source != NATIVE), None)
+        tool = self._named.get(name)
+        return None if tool is None or tool.source == NATIVE else tool.source

@@ -15,14 +15,14 @@ from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.client.tools import ViewNote, is_accepted_name
+from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
-from induscode.commands.serve.content import GatewayContent
+from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
@@ -281,11 +281,8 @@ class Gateway:
         servers = {tool.name: tool.ref.server for tool in reversed(live)}
         qualified: dict[str, str] = {}
         if self.content.plain_names:
-            # The first of equal names keeps it, and names of native tools are taken.
             taken = {card.name for card in native.tools()}
-            for tool in live:
-                if tool.ref.name not in taken and is_accepted_name(tool.ref.name):
-                    qualified.setdefault(tool.ref.name, tool.name)
+            qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in live], taken)
         self._box = GatewayBox(
             native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
         )
@@ -430,9 +427,7 @@ class Gateway:
             await anyio.sleep(_TOGETHER_S)
             self._changed = anyio.Event()
             host.refresh_tools()
-            for kind in self.content.refresh():
-                if kind != "template":  # announced with the resources
-                    host.announce_change(kind)
+            host.refresh_content()
             self._print_notes(self._enrolment.notes)
             self._print_remarks()
 

@@ -37,7 +37,7 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
-from induscode.commands.serve.view_box import ViewedBoxes, read_view_tokens
+from induscode.commands.serve.view_box import GatewayViews, read_view_tokens
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
@@ -137,15 +137,15 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
 
     clients = ClientRecorder()
     views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
-    choose_box = None
-    if views:
-        tokens = read_view_tokens(views, os.environ)
-        choose_box = ViewedBoxes(box, views, tokens, options.view).choose
     opened = anyio.Event()
     content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
     # Without servers (`--no-mcp`) there are tools only.
     offered = content if plan.rows or context.watch is not None else None
-    host = create_provider_host(box, context.info, ready=ready, choose_box=choose_box, content=offered, opened=opened)
+    choose_view = None
+    if views:
+        tokens = read_view_tokens(views, os.environ)
+        choose_view = GatewayViews(box, views, tokens, options.view, offered).choose
+    host = create_provider_host(box, context.info, ready=ready, choose_view=choose_view, content=offered, opened=opened)
     settings = _report_auth(options.settings, clients.record)
     metrics = None
     if settings is not None:

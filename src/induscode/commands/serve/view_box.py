@@ -9,17 +9,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.runtime.contract import ToolOutcome, ToolResult
+from induscode.commands.serve.view_content import ViewContent
 from induscode.launch.views import find_view
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.calls import CallingClient
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor
+    from induscode.commands.serve.content import GatewayContent
     from induscode.launch.views import View
 
 
@@ -54,6 +57,8 @@ class ViewBox:
         selected = select_tools(box, view)
         self._descriptors = tuple(descriptor for _, descriptor in selected)
         self._originals = {descriptor.name: original for original, descriptor in selected}
+        self.servers = {server for original in self._originals.values() if (server := box.find_server(original))}
+        """The servers of the shown tools."""
 
     @property
     def runner(self) -> ViewBox:
@@ -76,7 +81,7 @@ class ViewBox:
     def answers_unlisted(self, name: str) -> bool:
         """Tell whether there is a disabled tool of this name that the view would show."""
         server = self.box.find_server(name) or ""
-        return self.box.answers_unlisted(name) and self._view.shows(name, server, reads_only=True)
+        return self.box.answers_unlisted(name) and self._view.shows(name, server)
 
     def find_server(self, name: str) -> str | None:
         """Find the server of a tool, by the name that the view gives it."""
@@ -95,14 +100,15 @@ def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> d
     return tokens
 
 
-class ViewedBoxes:
-    """The toolboxes of all views of a gateway, each built when the gateway's own has changed.
+class GatewayViews:
+    """The views of a gateway, each with a toolbox that is built again when the gateway's own has changed.
 
     Args:
         source: Returns the present toolbox of the gateway.
         views: By name.
         tokens: Names of views by the token that selects them.
         forced: The view of every client, if there is one.
+        content: What the gateway serves beside tools, if it does.
     """
 
     def __init__(
@@ -111,19 +117,26 @@ class ViewedBoxes:
         views: Mapping[str, View],
         tokens: Mapping[bytes, str] | None = None,
         forced: View | None = None,
+        content: GatewayContent | None = None,
     ) -> None:
         self._source, self._views, self._tokens, self._forced = source, views, tokens or {}, forced
         self._built: dict[str, tuple[ToolBox, ViewBox]] = {}
-        self._sources = {name: partial(self._build, view) for name, view in views.items()}
+        self._served = {
+            name: ServedView(
+                partial(self._build_box, view),
+                None if content is None else ViewContent(content, view, partial(self._find_servers, view)),
+            )
+            for name, view in views.items()
+        }
 
-    def choose(self, identity: ClientIdentity, client: CallingClient) -> Callable[[], ToolBox] | None:
-        """Choose the toolbox of a client; None if it has no view."""
+    def choose(self, identity: ClientIdentity, client: CallingClient) -> ServedView | None:
+        """Choose what a client is served; None if it has no view."""
         view = self._forced or find_view(
             self._views, token=self._tokens.get(identity.owner, ""), principal=identity.principal, client=client.name
         )
-        return None if view is None else self._sources[view.name]
+        return None if view is None else self._served[view.name]
 
-    def _build(self, view: View) -> ToolBox:
+    def _build_box(self, view: View) -> ToolBox:
         box, known = self._source(), self._built.get(view.name)
         if known is not None and known[0] is box:
             return known[1]
@@ -132,6 +145,10 @@ class ViewedBoxes:
         built = ViewBox(cast("ServedBox", box), view)
         self._built[view.name] = (box, built)
         return built
+
+    def _find_servers(self, view: View) -> Collection[str]:
+        box = self._build_box(view)
+        return box.servers if isinstance(box, ViewBox) else ()
 
 
 def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
@@ -148,9 +165,8 @@ def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]
     taken = {descriptor.name for descriptor in every}
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
-        name = view.rename.get(descriptor.name, descriptor.name)
         text, definition = view.describe.get(descriptor.name), descriptor.definition
-        changed = descriptor if name in taken else replace(descriptor, name=name)
+        changed = replace(descriptor, name=view.choose_name(descriptor.name, taken))
         if definition is not None and view.schemas == "model":
             changed = replace(changed, definition=None)
         elif definition is not None and text is not None:

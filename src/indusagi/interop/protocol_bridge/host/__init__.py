@@ -15,8 +15,7 @@ from typing import TypeAlias
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import ItemKind
-from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready
+from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready, ServedView
 from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
 from indusagi.interop.protocol_bridge.host.content import ContentSource
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
@@ -28,11 +27,9 @@ from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
 from indusagi.runtime.calls import CallingClient
-from indusagi.runtime.contract import ToolBox
 
-ChooseBox: TypeAlias = Callable[[ClientIdentity, CallingClient], Callable[[], ToolBox] | None]
-"""Chooses the tool box of a client by who it is and how it names itself; None: that of the host. It returns the same
-function for the same box."""
+ChooseView: TypeAlias = Callable[[ClientIdentity, CallingClient], ServedView | None]
+"""Chooses the view of a client by who it is and how it names itself; None: everything that the host serves."""
 
 
 @record
@@ -62,16 +59,16 @@ class ProviderHost(ServingHost):
         info: ProviderHostInfo,
         limits: HostLimits,
         ready: Ready | None = None,
-        choose_box: ChooseBox | None = None,
+        choose_view: ChooseView | None = None,
         content: ContentSource | None = None,
         opened: Ready | None = None,
     ) -> None:
         super().__init__(limits)
         self.info = info
         self.catalog = Catalog(box, info.as_json(), ready, content, opened)
-        self._choose_box = choose_box
-        self._catalogs: dict[Callable[[], ToolBox], Catalog] = {}
-        """The catalogs of clients with a tool box of their own: these have tools only."""
+        self._choose_view = choose_view
+        self._catalogs: dict[ServedView, Catalog] = {}
+        """The catalogs of clients with a view."""
 
     def refresh_tools(self) -> bool:
         """Read the tools again, and notify every client if they differ from before; return whether they do."""
@@ -79,23 +76,23 @@ class ProviderHost(ServingHost):
         return any(changes)
 
     def find_catalog(self, identity: ClientIdentity, client: CallingClient) -> Catalog:
-        """Find the catalog of a client: that of its own tool box, or the host's."""
-        box = None if self._choose_box is None else self._choose_box(identity, client)
-        if box is None:
+        """Find the catalog of a client: that of its view, or the host's."""
+        view = None if self._choose_view is None else self._choose_view(identity, client)
+        if view is None:
             return self.catalog
-        if box not in self._catalogs:
-            self._catalogs[box] = Catalog(box, self.catalog.server_info, self.catalog.ready)
-        return self._catalogs[box]
+        if view not in self._catalogs:
+            host = self.catalog
+            self._catalogs[view] = Catalog(view.box, host.server_info, host.ready, view.content, host.opened)
+        return self._catalogs[view]
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
         """Find the server that a request is for, by any catalog; None if it is unknown, or ambiguous."""
-        if method != "tools/call":
-            return self.catalog.find_server(method, params)
-        name = params.get("name")
-        catalogs = [
-            one for one in (self.catalog, *self._catalogs.values()) if isinstance(name, str) and one.may_call(name)
-        ]
+        catalogs, name = [self.catalog, *self._catalogs.values()], params.get("name")
+        if method == "tools/call":
+            catalogs = [one for one in catalogs if isinstance(name, str) and one.may_call(name)]
         servers = {catalog.find_server(method, params) for catalog in catalogs}
+        if method != "tools/call":
+            servers.discard(None)  # what one view hides, another one may show
         return servers.pop() if len(servers) == 1 else None
 
     def find_schema(self, name: str) -> JsonObject | None:
@@ -103,13 +100,14 @@ class ProviderHost(ServingHost):
         listings = (catalog.listing() for catalog in (self.catalog, *self._catalogs.values()))
         return next((listing.schemas[name] for listing in listings if name in listing.schemas), None)
 
-    def announce_change(self, kind: ItemKind) -> None:
-        """Notify every client that the list of a kind has changed; templates count as resources."""
-        self.catalog.announce("resource" if kind == "template" else kind)
+    def refresh_content(self) -> None:
+        """Read everything beside tools again, and notify every client of the lists that differ from before."""
+        for catalog in (self.catalog, *self._catalogs.values()):
+            catalog.refresh_content()
 
     def new_session(self, suspended: SuspendedCalls | None = None, identity: ClientIdentity = ANONYMOUS) -> HostSession:
         """Create the session of one client; `suspended` outlives it where calls span several sessions."""
-        find_catalog = None if self._choose_box is None else partial(self.find_catalog, identity)
+        find_catalog = None if self._choose_view is None else partial(self.find_catalog, identity)
         return HostSession(self.catalog, self.limits, self.info.instructions, suspended, identity, find_catalog)
 
     @asynccontextmanager
@@ -127,7 +125,7 @@ class ProviderHost(ServingHost):
                 self.find_schema,
                 settings,
                 read=decode_frame,
-                find_server=self.catalog.find_server if self._choose_box is None else self.find_server,
+                find_server=self.catalog.find_server if self._choose_view is None else self.find_server,
             ) as serving:
                 yield serving
         finally:
@@ -140,15 +138,14 @@ def create_provider_host(
     *,
     limits: HostLimits | None = None,
     ready: Ready | None = None,
-    choose_box: ChooseBox | None = None,
+    choose_view: ChooseView | None = None,
     content: ContentSource | None = None,
     opened: Ready | None = None,
 ) -> ProviderHost:
     """Create a host over a tool box, or over a function that returns the present one.
 
     After a change of the tools call `ProviderHost.refresh_tools`. Handshakes are answered at once; requests for tools
-    wait until `ready` is set. `choose_box` gives some clients a tool box of their own, and tools only. Resources and
-    prompts of the others come from `content`; the handshake waits a moment until `opened` is set, since it carries the
-    instructions.
+    wait until `ready` is set. Resources and prompts come from `content`; the handshake waits a moment until `opened` is
+    set, since it carries the instructions. `choose_view` gives some clients a tool box and content of their own.
     """
-    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_box, content, opened)
+    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_view, content, opened)

@@ -192,6 +192,14 @@ class ForwardsInput(Protocol):
         ...
 
 
+class ServedView:
+    """What some clients of a host are served: a tool box, and the content beside it. One object is one view."""
+
+    def __init__(self, box: BoxSource, content: ContentSource | None = None) -> None:
+        self.box = box
+        self.content = content
+
+
 class Catalog:
     """The tools of a host and what it offers beside them, and listeners for changes of the lists."""
 
@@ -256,6 +264,14 @@ class Catalog:
             return False
         self.announce("tool")
         return True
+
+    def refresh_content(self) -> None:
+        """Read everything beside tools again, and call the listeners of the kinds that changed."""
+        changed: set[ItemKind] = {*(() if self.content is None else self.content.refresh())}
+        if "template" in changed:  # announced with the resources
+            changed.add("resource")
+        for kind in changed:
+            self.announce(kind)
 
     def announce(self, kind: ItemKind) -> None:
         """Call the listeners of a kind: its list has changed."""

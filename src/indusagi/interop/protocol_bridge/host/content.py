@@ -84,6 +84,10 @@ class ContentSource(Protocol):
         """Find the server that a request is for; None if it is for none."""
         ...
 
+    def refresh(self) -> Sequence[ItemKind]:
+        """Read the lists again, and return the kinds that have changed."""
+        ...
+
     async def list_content(self, kind: ItemKind) -> ContentListing:
         """List the items of one kind."""
         ...

@@ -157,7 +157,6 @@ class HostSession:
         """End what the handshake began."""
         self._watched: dict[str, Callable[[], None]] = {}
         """Resources that the client has subscribed to, each with the function that unsubscribes it."""
-        self._capabilities: JsonObject = {"tools": {"listChanged": True}}
         self._legacy_methods: dict[str, Method] = {
             "initialize": self._initialize,
             "ping": _return_nothing,
@@ -171,24 +170,37 @@ class HostSession:
             "tools/call": self._call,
             "subscriptions/listen": self._listen,
         }
-        if catalog.content is not None:
-            self._add_content(catalog.content)
+        both = {ITEM_LISTS[kind].method: self._with_content(partial(self._list, kind)) for kind in LISTED_KINDS}
+        for method in ("resources/read", "prompts/get", "completion/complete", "skills/get"):
+            both[method] = self._with_content(self._forward)
+        self._modern_methods |= both
+        self._legacy_methods |= both | {
+            "resources/subscribe": self._with_content(self._subscribe),
+            "resources/unsubscribe": self._with_content(self._unsubscribe),
+        }
 
-    def _add_content(self, content: ContentSource) -> None:
-        self._capabilities |= {
+    @property
+    def _capabilities(self) -> JsonObject:
+        """What the client is offered."""
+        if self._catalog.content is None:
+            return {"tools": {"listChanged": True}}
+        return {
+            "tools": {"listChanged": True},
             "resources": {"subscribe": True, "listChanged": True},
             "prompts": {"listChanged": True},
             "completions": {},
             "logging": {},
         }
-        both: dict[str, Method] = {ITEM_LISTS[kind].method: partial(self._list, content, kind) for kind in LISTED_KINDS}
-        for method in ("resources/read", "prompts/get", "completion/complete", "skills/get"):
-            both[method] = partial(self._forward, content)
-        self._modern_methods |= both
-        self._legacy_methods |= both | {
-            "resources/subscribe": partial(self._subscribe, content),
-            "resources/unsubscribe": self._unsubscribe,
-        }
+
+    def _with_content(self, answer: Callable[[ContentSource, HostRequest], JsonObject | PendingResult]) -> Method:
+        """Return a method that answers from the content of the client's catalog, and is unknown without any."""
+
+        def method(request: HostRequest) -> JsonObject | PendingResult:
+            if self._catalog.content is None:
+                raise RpcError(METHOD_NOT_FOUND, f"{request.method} is not supported")
+            return answer(self._catalog.content, request)
+
+        return method
 
     @property
     def log_level(self) -> str | None:
@@ -358,7 +370,7 @@ class HostSession:
 
     # -- content --------------------------------------------------------------------------------
 
-    async def _list(self, content: ContentSource, kind: ItemKind, request: HostRequest) -> JsonObject:
+    async def _list(self, kind: ItemKind, content: ContentSource, request: HostRequest) -> JsonObject:
         listing = await content.list_content(kind)
         page = cut_page(ITEM_LISTS[kind].key, listing.rows, request.params.get("cursor"))
         if VERSION in request.meta:
@@ -415,7 +427,7 @@ class HostSession:
                     self._watched[uri] = stop
         return {}
 
-    def _unsubscribe(self, request: HostRequest) -> JsonObject:
+    def _unsubscribe(self, _: ContentSource, request: HostRequest) -> JsonObject:
         uri = request.params.get("uri")
         stop = self._watched.pop(uri, None) if isinstance(uri, str) else None
         if stop is not None:
