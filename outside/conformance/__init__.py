@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from outside.conformance.servers import judge_servers, table
-from outside.conformance.suite import EXTENSION, REVISIONS, Suite, Verdict
+from outside.conformance.suite import EXTENSION, REVISIONS, Suite, Verdict, is_judged_in
 from outside.install import HOME, ROOT, CannotInstall
 from outside.say import aligned, complain, markdown, say, write_between
 
@@ -78,7 +78,7 @@ def _clients(suite: Suite, results: Path, options: _Options) -> list[Verdict]:
         # One at a time: the suite would start them all at once, more than a small machine carries.
         for scenario in suite.scenarios("client", revision):
             signs_in = scenario.startswith(_SIGNING_IN)
-            is_judged = signs_in if options.of == "sign-in" else signs_in or revision in REVISIONS
+            is_judged = signs_in if options.of == "sign-in" else signs_in or is_judged_in(revision, scenario)
             if not is_judged or options.only not in {None, scenario}:
                 continue
             folder = results / revision / scenario

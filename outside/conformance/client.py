@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.interop import ProtocolFault, ServerLimits, StreamableHttpServerConfig, create_server_endpoint
+from outside.conformance import skills
 from outside.conformance.signing_in import sign_in_for
 from outside.host import agreeable, fill_command
 from outside.say import complain
@@ -30,6 +31,9 @@ _SIGN_IN_S = 50.0
 
 async def main(url: str, scenario: str, context: JsonValue) -> int:
     """Go through a scenario and return the exit code."""
+    if scenario.startswith(skills.SCENARIOS):
+        await skills.load_skills(url, scenario)
+        return 0
     auth = sign_in_for(scenario, context) if scenario.startswith("auth/") else None
     # A person signs in while the connection is made.
     limits = ServerLimits() if auth is None else ServerLimits(connect_s=_SIGN_IN_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outside.conformance.subjects import Subject, subjects
-from outside.conformance.suite import REVISIONS, Suite, Verdict, end_of, read_results
+from outside.conformance.suite import EXTENSION, REVISIONS, Suite, Verdict, end_of, is_judged_in, read_results
 from outside.install import ROOT
 from outside.leftovers import Watch
 from outside.remote import NotListening, listening
@@ -86,8 +86,12 @@ def judge_servers(suite: Suite, results: Path, scenario: str | None = None, subj
 async def _all(suite: Suite, results: Path, scratch: Path, only: tuple[str | None, str | None]) -> list[Judged]:
     scenario, wanted = only
     scenarios = {
-        revision: [one for one in suite.scenarios("server", revision) if scenario in {None, one}]
-        for revision in REVISIONS
+        revision: [
+            one
+            for one in suite.scenarios("server", revision)
+            if scenario in {None, one} and is_judged_in(revision, one)
+        ]
+        for revision in (*REVISIONS, EXTENSION)
     }
     return [
         await _Judging(suite, subject, results / subject.name, scratch).all(scenarios)
@@ -163,7 +167,7 @@ def table(judged: Sequence[Judged]) -> list[str]:
     columns = [{(one.revision, one.scenario): one for one in each.verdicts} for each in judged]
     keys = list(dict.fromkeys(key for column in columns for key in column))
     rows = [(*key, *(each.cell(column.get(key)) for each, column in zip(judged, columns, strict=True))) for key in keys]
-    sums = [row for revision in REVISIONS for row in _sums(judged, revision)]
+    sums = [row for revision in dict.fromkeys(revision for revision, _ in keys) for row in _sums(judged, revision)]
     head = ("revision", "scenario", *(each.subject.name for each in judged))
     return [*markdown(head, [*rows, *sums]), "", *left_out(judged)]
 

@@ -46,6 +46,9 @@ _BOX_LEFT_OUT: dict[str, str] = {
     "input-required-result-basic-elicitation": _OWN_KEYS,
     "input-required-result-non-tool-request": _NO_PROMPTS,
     "input-required-result-ignore-extra-params": _NO_STATE,
+    "sep-2640-skills-directory": _NO_RESOURCES,
+    "sep-2640-skills-enumeration": _NO_RESOURCES,
+    "sep-2640-skills-manifest": _NO_RESOURCES,
 }
 _BOX_MAY_FAIL: dict[str, str] = {
     "sep-2549-prompts-list-caching-hints": _NO_PROMPTS,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 REVISIONS = ("2025-11-25", "2026-07-28")
 EXTENSION = "extension"
 """Instead of a revision: scenarios that belong to none."""
+JUDGED_EXTENSIONS = ("sep-2640-",)
+"""How the scenarios of the extensions begin that are judged: skills."""
 _SUITE = "@modelcontextprotocol/conformance/dist/index.js"
 _SCENARIO_MS = 60_000
 _RUN_S = 300
@@ -85,11 +87,20 @@ class Suite:
 
         If they are all there are, they can be run together: the suite is started once.
         """
-        what = ("--url", url, "--spec-version", revision, "--timeout", str(_SCENARIO_MS))
+        # An extension belongs to no revision: the suite speaks the newest one.
+        version = (REVISIONS[-1], "--force") if revision == EXTENSION else (revision,)
+        what = ("--url", url, "--spec-version", *version, "--timeout", str(_SCENARIO_MS))
         command = (*self._command, "server", *what, "--output-dir", str(folder))
-        runs = [("--suite", "all")] if together else [("--scenario", one) for one in scenarios]
+        runs = (
+            [("--suite", "all")] if together and revision != EXTENSION else [("--scenario", one) for one in scenarios]
+        )
         done = [_run([*command, *run]) for run in runs]
         return end_of("".join(f"{one.stdout}\n{one.stderr}\n" for one in done))
+
+
+def is_judged_in(revision: str, scenario: str) -> bool:
+    """Tell whether a scenario counts: those of a revision, and those of the extensions that we have."""
+    return revision in REVISIONS or scenario.startswith(JUDGED_EXTENSIONS)
 
 
 def read_results(

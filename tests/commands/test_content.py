@@ -32,5 +32,7 @@ def test_resources_and_prompts_are_listed_read_and_got(tmp_path: Path) -> None:
     assert asked["structured"]["messages"][0]["content"]["text"] == "library greets Ada"
     missing = run("call", "@lib:none:x", cwd=tmp_path)
     assert (missing.returncode, "Resource not found" in missing.stdout) == (1, True)
+    unlisted = run("prompts", "get", "/lib:secret", cwd=tmp_path)
+    assert (unlisted.returncode, "server 'lib' lists no prompt 'secret'" in unlisted.stdout) == (1, True)
     unknown = run("call", "@other:x", cwd=tmp_path)
     assert (unknown.returncode, "there is no server 'other'" in unknown.stderr) == (2, True)

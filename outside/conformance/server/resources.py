@@ -23,6 +23,7 @@ from mcp_types import (
     UnsubscribeRequestParams,
 )
 
+from outside.conformance.server import skills
 from outside.conformance.server.samples import PNG
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def list_resources(ctx: Asked, params: PaginatedRequestParams | None) -> L
     """List all but what the template makes."""
     texts = [Resource(uri=uri, name=uri, description="A text", mime_type="text/plain") for uri in _TEXTS]
     image = Resource(uri=_BINARY, name=_BINARY, description="An image", mime_type="image/png")
-    return ListResourcesResult(resources=[*texts, image])
+    return ListResourcesResult(resources=[*texts, image, *skills.listed()])
 
 
 async def list_templates(ctx: Asked, params: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
@@ -61,6 +62,8 @@ async def read(ctx: Asked, params: ReadResourceRequestParams) -> ReadResourceRes
     uri = params.uri
     if uri in _TEXTS:
         return _text(uri, "text/plain", _TEXTS[uri])
+    if (skill := skills.find_text(uri)) is not None:
+        return _text(uri, "text/markdown", skill)
     if uri == _BINARY:
         blob = BlobResourceContents(uri=uri, mime_type="image/png", blob=PNG)
         return ReadResourceResult(contents=[blob])

@@ -11,17 +11,24 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, PromptsListChanged, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, EmptyResult, ListPromptsResult, ListToolsResult, SetLevelRequestParams
+from mcp_types import (
+    INVALID_PARAMS,
+    EmptyResult,
+    ListPromptsResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    SetLevelRequestParams,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from outside.conformance.server import prompts, resources, schemas
+from outside.conformance.server import prompts, resources, schemas, skills
 from outside.conformance.server.content import said
 from outside.conformance.server.events import Events
 from outside.conformance.server.tools import Act, acts
 
 if TYPE_CHECKING:
     from mcp.server.caching import CacheableMethod
-    from mcp_types import CallToolRequestParams, PaginatedRequestParams
+    from mcp_types import CallToolRequestParams
 
     from outside.conformance.server.asking import Asked
     from outside.conformance.server.tools import Result
@@ -71,6 +78,10 @@ class Subject:
             on_completion=prompts.complete,
         )
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, _set_level)
+        server.add_request_handler("skills/list", PaginatedRequestParams, skills.list_skills)
+        server.add_request_handler("skills/get", skills.SkillParams, skills.get_skill)
+        server.add_request_handler("resources/directory/read", skills.SkillParams, skills.read_directory)
+        server.extensions[skills.EXTENSION] = skills.SETTINGS
         # A state that comes back is the one that was handed out, for the same call.
         security = RequestStateSecurity.ephemeral()
         server.middleware.append(RequestStateBoundary(security, default_audience=_NAME))

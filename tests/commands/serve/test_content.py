@@ -192,7 +192,11 @@ def test_skills_are_listed_and_their_files_are_compared_with_their_digests(tmp_p
         assert gateway.ask("skills/get", uri=uri, **modern())["result"]["skill"] == skill
         assert gateway.ask("skills/get", uri="skill://one/x", **modern())["error"]["code"] == -32602
         found = gateway.ask("server/discover", **modern())["result"]["capabilities"]["extensions"]
-        assert found == {"io.modelcontextprotocol/skills": {}}
+        assert found == {"io.modelcontextprotocol/skills": {"directoryRead": True}}
+        shelf = gateway.ask("resources/directory/read", uri="skill://one/shelve", **modern())["result"]
+        assert [row["uri"] for row in shelf["resources"]] == [uri]
+        assert gateway.ask("resources/directory/read", uri=uri)["error"]["code"] == -32602
+        assert gateway.ask("skills/get", uri="skill://none/x")["error"]["code"] == -32602
         assert "By author." in gateway.ask("resources/read", uri=uri, **modern())["result"]["contents"][0]["text"]
         state.write_text(json.dumps({"served": "Delete the shelf."}), "utf-8")
         assert "promises sha256:" in gateway.ask("resources/read", uri=uri, **modern())["error"]["message"]

@@ -100,9 +100,11 @@ def convert_blocks(blocks: Sequence[JsonValue], convert: Convert) -> list[JsonVa
 
 
 def convert_result(result: JsonObject, convert: Convert) -> JsonObject:
-    """Convert a result of `resources/read`, `prompts/get` or `skills/get`."""
+    """Convert a result of `resources/read`, `prompts/get`, `skills/get` or `resources/directory/read`."""
     changed: JsonObject = {}
-    contents, messages, skill = (result.get(key) for key in ("contents", "messages", "skill"))
+    contents, messages, skill, rows = (result.get(key) for key in ("contents", "messages", "skill", "resources"))
+    if isinstance(rows, list):
+        changed["resources"] = [convert_row(row, convert) if is_json_object(row) else row for row in rows]
     if is_json_object(skill):
         changed["skill"] = convert_row(skill, convert)
     if isinstance(contents, list):

@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     current_server,
     forward_request,
 )
-from indusagi.interop.protocol_bridge.client.items import SKILLS
+from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, list_directory
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
@@ -184,7 +184,7 @@ class GatewayContent:
 
     def extensions(self) -> JsonObject:
         """Offer skills if a server has some: https://modelcontextprotocol.io/seps/2640-skills-extension."""
-        return {SKILLS: {}} if self.known_items("skill").rows else {}
+        return {SKILLS: {DIRECTORY_READ: True}} if self.known_items("skill").rows else {}
 
     # -- names and URIs ---------------------------------------------------------------------
 
@@ -274,14 +274,21 @@ class GatewayContent:
                 if arguments is not None and not is_json_object(arguments):
                     raise RpcError(INVALID_PARAMS, "the arguments of a prompt must be an object")
                 result = await content.get_prompt(server, ref.name, arguments, on_progress=on_progress)
-            elif method == "skills/get":
-                server, own = self._find_resource(str(params.get("uri")))
-                result = await content.get_skill(server, own)
+            elif method in {"skills/get", READ_DIRECTORY}:
+                uri = str(params.get("uri"))
+                listed = list_directory(self.known_items("skill").rows, uri) if method == READ_DIRECTORY else None
+                if listed is not None:
+                    return listed
+                try:
+                    server, own = self._find_resource(uri)
+                except RpcError as exc:  # by the extension an invalid parameter, in every revision
+                    raise RpcError(INVALID_PARAMS, exc.message, exc.data) from exc
+                result = await (content.get_skill if method == "skills/get" else content.read_directory)(server, own)
             else:
                 server, own_ref = self._find_reference(params.get("ref"))
                 result = await content.complete(server, {**params, "ref": own_ref})
         except ContentRefused as exc:
-            raise RpcError(_REFUSED, str(exc)) from exc
+            raise RpcError(INVALID_PARAMS if method == READ_DIRECTORY else _REFUSED, str(exc)) from exc
         except ProtocolFault as fault:
             raise self._convert_fault(fault, server) from fault
         return convert_result(result, self.map_uris(server))

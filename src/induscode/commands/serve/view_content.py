@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.client.skills import READ_DIRECTORY, list_directory
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from indusagi.interop.protocol_bridge.host.content import ContentListing
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
@@ -87,6 +88,10 @@ class ViewContent:
             RpcError: It was refused.
         """
         await self._content.listed.wait()
+        if method == READ_DIRECTORY:
+            listed = list_directory([row for _, row in self._select("skill")], str(params.get("uri")))
+            if listed is not None:
+                return listed
         return await self._content.request(method, self._restore_names(method, params), on_progress)
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:

@@ -125,7 +125,7 @@ async def fetch_content(
         else:
             result = await content.get_prompt(server, name, arguments)
     except ContentRefused as exc:
-        return ToolOutcome("", ToolResult.error(str(exc), code="drift", server=server))
+        return ToolOutcome("", ToolResult.error(str(exc), code=exc.code, server=server))
     except ProtocolFault as fault:
         rpc = fault.detail.rpc_code
         code = "refused" if rpc is not None else fault.kind

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.interop.protocol_bridge.client.items import find_digest_mismatch, read_content
+from indusagi.interop.protocol_bridge.client.items import read_content
+from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, find_mismatch
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
 from indusagi.runtime.contract import TextContentBlock, ToolDescriptor, ToolResult, project_content
 from induscode.deck.contract import BridgeFault
@@ -43,6 +44,14 @@ _SKILL = "skill://"
 
 class ContentRefused(BridgeFault):
     """A resource or prompt that may not be used, with the remedy."""
+
+    code = "drift"
+
+
+class UnlistedPrompt(ContentRefused):
+    """A prompt that its server does not list."""
+
+    code = "unknown_prompt"
 
 
 class ServerContent:
@@ -73,7 +82,7 @@ class ServerContent:
         contents = result.get("contents")
         skills = self._bridge.ledger.live_capabilities_for_server(server, "skill")
         for skill in skills:
-            problem = find_digest_mismatch(skill.raw, uri, contents)
+            problem = find_mismatch(skill.raw, uri, contents)
             if problem is not None:
                 raise ContentRefused(f"{uri} of server {server!r} belongs to the skill {skill.ref.name!r}: {problem}")
         if uri.startswith(_SKILL) and skills:
@@ -89,14 +98,23 @@ class ServerContent:
     async def get_prompt(
         self, server: str, name: str, arguments: JsonObject | None = None, *, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Get the messages of a prompt by the server's own name for it.
+        """Get the messages of a listed prompt by the server's own name for it.
+
+        What the server does not list has no definition that could be pinned: it is never asked for.
 
         Raises:
+            UnlistedPrompt: The server does not list it.
             ContentRefused: It is disabled, or a rule denies it.
             ProtocolFault: The server is not there, or refused.
         """
         ref = RemoteToolRef(server, name, "prompt")
         self._refuse_disabled(ref)
+        if self._bridge.ledger.find(ref) is None:
+            await self.wake(server)  # it may have it since an earlier run
+            await self._bridge.fleet.wait_listed(server)
+            self._refuse_disabled(ref)
+            if self._bridge.ledger.find(ref) is None:
+                raise UnlistedPrompt(f"server {server!r} lists no prompt {name!r}; see: indus prompts list {server}")
         params: JsonObject = {"name": name} if arguments is None else {"name": name, "arguments": arguments}
         result = await self._request(
             qualify_tool_name(ref), server, "prompts/get", params, arguments or {}, on_progress
@@ -113,6 +131,18 @@ class ServerContent:
         self._refuse_disabled(RemoteToolRef(server, uri, "skill"))
         endpoint = await self.wake(server)
         return cast("JsonObject", clean_json(await endpoint.request("skills/get", {"uri": uri}))[0])
+
+    async def read_directory(self, server: str, uri: str) -> JsonObject:
+        """Read a directory of a skill whose files are not listed, by the server's own URI.
+
+        Raises:
+            ContentRefused: The server lists no directories.
+            ProtocolFault: The server is not there, or refused.
+        """
+        endpoint = await self.wake(server)
+        if endpoint.facts is None or not endpoint.facts.offers(SKILLS, DIRECTORY_READ):
+            raise ContentRefused(f"{uri} of server {server!r} is no directory")
+        return cast("JsonObject", clean_json(await endpoint.request(READ_DIRECTORY, {"uri": uri}))[0])
 
     async def complete(self, server: str, params: JsonObject) -> JsonObject:
         """Ask a server how an argument of a prompt or a variable of a template may go on.

@@ -11,20 +11,18 @@ cannot be shown without a change of its meaning is left out, with a note.
 from __future__ import annotations
 
 import hashlib
-from base64 import b64decode
 from collections.abc import Mapping, Sequence
 
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
+from indusagi.interop.protocol_bridge.client.skills import SKILLS
 from indusagi.interop.protocol_bridge.client.tools import AmbiguousDefinitionError, clean_definition, model_name
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.uris import UriMap
 from indusagi.runtime.contract import ToolDescriptor
 
-SKILLS = "io.modelcontextprotocol/skills"
-"""The extension: https://modelcontextprotocol.io/seps/2640-skills-extension."""
 INSTRUCTIONS = "instructions"
 """The name of the one item of this kind that a server has."""
 INSTRUCTIONS_CHARS = 8_000
@@ -108,26 +106,6 @@ def _list_arguments(row: JsonObject) -> list[JsonValue]:
     arguments = row.get("arguments")
     rows = arguments if isinstance(arguments, list) else []
     return [argument.get("name") for argument in rows if is_json_object(argument)]
-
-
-def find_digest_mismatch(definition: JsonObject, uri: str, contents: JsonValue) -> str | None:
-    """Return how a file of a skill differs from the digest and size that the skill promises; `None` if it does not.
-
-    https://modelcontextprotocol.io/seps/2640-skills-extension
-    """
-    files = definition.get("resources")
-    rows = [row for row in (files if isinstance(files, list) else []) if is_json_object(row) and row.get("uri") == uri]
-    for content in contents if isinstance(contents, list) else ():
-        if not rows or not is_json_object(content):
-            continue
-        text, blob = content.get("text"), content.get("blob")
-        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b64decode(str(blob or ""))
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        if digest != rows[0].get("digest"):
-            return f"its digest is {digest}, and the skill promises {rows[0].get('digest')}"
-        if len(data) != rows[0].get("size"):
-            return f"it has {len(data):,} bytes, and the skill promises {rows[0].get('size')}"
-    return None
 
 
 def read_content(server: str, uri: str, contents: JsonValue) -> RemoteTool:

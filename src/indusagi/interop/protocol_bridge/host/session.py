@@ -28,6 +28,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
 )
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
+from indusagi.interop.protocol_bridge.client.skills import READ_DIRECTORY
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
@@ -75,12 +76,15 @@ _NEED_TOOLS = frozenset(
     {
         "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
         "resources/subscribe", "prompts/list", "prompts/get", "completion/complete", "skills/list", "skills/get",
+        READ_DIRECTORY,
     }
 )  # fmt: skip
 """Requests that wait until the first servers have listed what they offer."""
 _OPENED_S = 1.0
 """How long a handshake waits for the instructions of the servers."""
 UPDATED = "notifications/resources/updated"
+_CACHEABLE = frozenset({"resources/read", READ_DIRECTORY, "skills/get"})
+"""Requests whose results say how long they may be kept."""
 _ERA_FIELDS = ("resultType", "ttlMs", "cacheScope")
 """Fields of a result that the older protocol does not have."""
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
@@ -171,7 +175,7 @@ class HostSession:
             "subscriptions/listen": self._listen,
         }
         both = {ITEM_LISTS[kind].method: self._with_content(partial(self._list, kind)) for kind in LISTED_KINDS}
-        for method in ("resources/read", "prompts/get", "completion/complete", "skills/get"):
+        for method in ("resources/read", READ_DIRECTORY, "prompts/get", "completion/complete", "skills/get"):
             both[method] = self._with_content(self._forward)
         self._modern_methods |= both
         self._legacy_methods |= both | {
@@ -406,7 +410,7 @@ class HostSession:
         rest = {key: value for key, value in result.items() if key not in _ERA_FIELDS}
         if VERSION in request.meta:
             hints: JsonObject = {"resultType": "complete"}
-            if request.method == "resources/read":
+            if request.method in _CACHEABLE:
                 hints |= {"ttlMs": 0, "cacheScope": "private"}
             own[SERVER_INFO] = self._catalog.server_info
             rest = {**rest, **hints, **{key: result[key] for key in _ERA_FIELDS if key in result}}
