@@ -22,7 +22,7 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
-from indusagi.interop.protocol_bridge.client.connect import open_client_session
+from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS, read_instructions, read_items
@@ -95,6 +95,7 @@ class ServerEndpointImpl:
         on_event: OnEvent | None = None,
         policy: StartPolicy | None = None,
         history: StartHistory | None = None,
+        open_session: OpenSession = open_client_session,
     ) -> None:
         self._policy = policy or StartPolicy()
         self._history = PROCESS_HISTORY if history is None else history
@@ -102,6 +103,7 @@ class ServerEndpointImpl:
         self._request_timed_out = asyncio.Event()
         self._config = config
         self._session_factory = session_factory
+        self._open_session = open_session
         self._handlers = (handlers or Handlers()).bind(config.id)
         self._on_event = on_event
         self._phase = EndpointPhase.IDLE
@@ -228,7 +230,7 @@ class ServerEndpointImpl:
             watch = self._start_watch = StartWatch(allowance, partial(self._report, "slow_start"))
             async with AsyncExitStack() as stack:
                 async with watch.limit():
-                    opening = open_client_session(self._config, self._handlers, self._session_factory, watch)
+                    opening = self._open_session(self._config, self._handlers, self._session_factory, watch)
                     session = await stack.enter_async_context(opening)
                 self._history.record_up(self._config)
                 session.on_list_changed = self._note_change

@@ -23,6 +23,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.start.policy import (
     PROCESS_HISTORY,
@@ -108,6 +109,7 @@ class ServerFleetImpl:
         history: StartHistory | None = None,
         pacer: StartPacer | None = None,
         kinds: Sequence[ItemKind] = (),
+        open_session: OpenSession = open_client_session,
     ) -> None:
         self.history = PROCESS_HISTORY if history is None else history
         """Which configurations were up before: their starts have a short limit."""
@@ -115,6 +117,7 @@ class ServerFleetImpl:
         self._pacer = pacer or StartPacer()
         self._kinds = tuple(kinds)
         """What is listed after the tools whenever a server comes up."""
+        self._open_session = open_session
         self._supervision = supervision or Supervision()
         self._handlers = handlers
         self._config: BridgeConfig | None = None
@@ -172,6 +175,7 @@ class ServerFleetImpl:
             on_event=lambda event: self._report(server.id, event),
             policy=self._policy,
             history=self.history,
+            open_session=self._open_session,
         )
         return _ServerSupervisor(server, self._supervision, make_endpoint, self._pacer, waiting, self._kinds)
 

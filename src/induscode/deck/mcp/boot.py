@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.items import read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, read_tools
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.client.connect import OpenSession
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.start.policy import Supervision
     from indusagi.interop.protocol_bridge.contract import FleetStatus, ItemKind, RemoteTool, RemoteToolRef, ServerConfig
@@ -115,6 +117,8 @@ class BootOptions:
     """Receives the events of the fleet from the first start on."""
     kinds: Sequence[ItemKind] = ()
     """What is listed and enrolled beside tools."""
+    open_session: OpenSession = open_client_session
+    """Connects to servers; a node of a cluster connects to those that another node runs."""
 
     def launch_config(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration a server is started with."""
@@ -165,6 +169,7 @@ class BootedBridge:
             handlers=self.options.handlers,
             history=StartHistory(),
             kinds=self.options.kinds,
+            open_session=self.options.open_session,
         )
         if self.options.on_event is not None:
             self.fleet.subscribe(self.options.on_event)

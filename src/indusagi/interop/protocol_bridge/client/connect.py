@@ -27,8 +27,12 @@ InjectedTransport: TypeAlias = SessionFactory | Transport | tuple[Any, Any]
 
 CLIENT_NAME = "indus-protocol-bridge"
 CLIENT_VERSION = "0.1.0"
-_CLIENT_INFO: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
+CLIENT_INFO: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
 
+OpenSession: TypeAlias = Callable[
+    [ServerConfig, Handlers, InjectedTransport | None, StartWatch], AbstractAsyncContextManager[ClientSession]
+]
+"""Connects to the server of a configuration as `open_client_session` does: there, or where another node runs it."""
 _eras: dict[str, Era] = {}
 """The era of each stdio configuration's server, so that its next start begins with the right request."""
 
@@ -42,16 +46,16 @@ async def open_client_session(
     A server process is shown to `watch`.
     """
     if injected is not None and is_transport(injected):
-        opening = transport_session(injected, config, handlers, _CLIENT_INFO)
+        opening = transport_session(injected, config, handlers, CLIENT_INFO)
     elif injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
         sdk, _ = await asyncio.to_thread(_load_sdk)
-        opening = sdk.injected_session(config, handlers, _CLIENT_INFO, factory)
+        opening = sdk.injected_session(config, handlers, CLIENT_INFO, factory)
     elif config.kind == "stdio":
         opening = _stdio_session(config, handlers, watch)
     else:
         sdk, _ = await asyncio.to_thread(_load_sdk)
-        opening = sdk.remote_session(config, handlers, _CLIENT_INFO)
+        opening = sdk.remote_session(config, handlers, CLIENT_INFO)
     async with opening as session:
         yield session
 
@@ -107,7 +111,7 @@ async def _process_session(
     transport = watch.process = await start_server_process(config)
     try:
         on_invalid = transport.keep_invalid_line
-        session = ClientSession(transport, config.limits, handlers, _CLIENT_INFO, on_invalid_frame=on_invalid)
+        session = ClientSession(transport, config.limits, handlers, CLIENT_INFO, on_invalid_frame=on_invalid)
         await session.connect(first)
         try:
             yield session

@@ -22,6 +22,8 @@ Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 
 HOPS = "indusagi/hops"
 """Key in the `_meta` of a call: how many gateways of ours it has passed."""
+CALLER = "indusagi/caller"
+"""Key in the `_meta` of a call between two nodes of a cluster: the client behind it."""
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 UNKNOWN_CALLER = -32000

@@ -26,6 +26,7 @@ from indusagi.core.records import record
 from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
+    CALLER,
     CAPABILITIES,
     HOPS,
     LOG_LEVEL,
@@ -198,6 +199,8 @@ class ClientSession:
     ) -> None:
         self.facts: ServerFacts | None = None
         self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
+        self.describe_caller: Callable[[Caller], JsonObject] | None = None
+        """Describes the client behind a call to a server that another node owns; None: it is not told."""
         self.ttl_ms: dict[str, int] = {}
         """How long the last result of each list may be cached, by method; 0 without a hint."""
         self.notes: list[str] = []
@@ -404,6 +407,8 @@ class ClientSession:
         if caller is None:
             return {**params, "_meta": meta} if meta else params
         meta[HOPS] = caller.hops + 1
+        if self.describe_caller is not None:
+            meta[CALLER] = self.describe_caller(caller)
         given: JsonObject = {} if caller.exchange is None else caller.exchange.given
         if self.facts is None or self.facts.era == "legacy":
             if "requestState" in given:

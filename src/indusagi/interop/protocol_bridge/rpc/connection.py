@@ -181,7 +181,9 @@ class JsonRpcConnection:
         """All frames that came, understood or not."""
         self.ended: asyncio.Future[TransportEnd] = self._loop.create_future()
         self.ids = itertools.count(1)
-        self._transport = transport
+        self.check: Callable[[], object] | None = None
+        """Called before each request is sent and each frame is taken; it may `end` the connection."""
+        self.transport = transport
         self._on_request = on_request
         self._on_notify = on_notify
         self._on_unmatched = on_unmatched
@@ -230,6 +232,8 @@ class JsonRpcConnection:
             raise RequestTimeoutError(f"{method} was not answered within {limit}") from None
 
     async def _send(self, method: str, params: JsonObject | None, pending: PendingRequest) -> JsonObject:
+        if self.check is not None:
+            self.check()
         if self.ended.done():
             raise ConnectionClosedError(self.ended.result())
         options, response = pending.options, pending.response
@@ -244,10 +248,10 @@ class JsonRpcConnection:
             frame["params"] = params
         self._pending[identity] = pending
         try:
-            if not self._transport.writable.is_set():
+            if not self.transport.writable.is_set():
                 async with _deadline(pending.due):
-                    await self._transport.writable.wait()
-            self._transport.send(frame)
+                    await self.transport.writable.wait()
+            self.transport.send(frame)
             if pending.due < self._timer_at:
                 self._set_timer(pending.due)
             try:
@@ -286,7 +290,7 @@ class JsonRpcConnection:
         frame: JsonObject = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             frame["params"] = params
-        self._transport.send(frame)
+        self.transport.send(frame)
 
     async def close(self) -> None:
         """Cancel the requests of the peer that are still running; the transport stays open."""
@@ -311,6 +315,10 @@ class JsonRpcConnection:
     # -- inbound ----------------------------------------------------------------------------
 
     def _receive(self, data: bytes | JsonValue) -> None:
+        if self.check is not None:
+            self.check()
+            if self.ended.done():
+                return
         self.frames_received += 1
         invalid = self.invalid_frames
         frame: JsonValue = None
@@ -365,7 +373,7 @@ class JsonRpcConnection:
                 pending.response.set_result(outcome)
                 return
             if isinstance(outcome, RpcError) and isinstance(identity, (int, str)):
-                outcome.detail = self._transport.detail(identity)
+                outcome.detail = self.transport.detail(identity)
             pending.response.set_exception(outcome)
 
     def _find(self, identity: JsonValue) -> PendingRequest | None:
@@ -404,7 +412,7 @@ class JsonRpcConnection:
 
     def _handle_request(self, identity: RequestId, method: str, params: JsonObject) -> None:
         if method == "ping":
-            self._transport.send({"jsonrpc": "2.0", "id": identity, "result": {}})
+            self.transport.send({"jsonrpc": "2.0", "id": identity, "result": {}})
         elif self._on_request is None or identity in self._inbound:
             self._refuse(identity, METHOD_NOT_FOUND, f"{method} is not supported")
         elif len(self._inbound) >= self._inbound_limit:
@@ -432,7 +440,7 @@ class JsonRpcConnection:
     async def _respond(self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject) -> None:
         try:
             result = await on_request(method, params)
-            self._transport.send({"jsonrpc": "2.0", "id": identity, "result": result})
+            self.transport.send({"jsonrpc": "2.0", "id": identity, "result": result})
         except RpcError as exc:
             self._refuse(identity, exc.code, exc.message)
         except Exception:  # noqa: BLE001 — boundary: the handler is the user's; the peer learns no more
@@ -440,7 +448,7 @@ class JsonRpcConnection:
 
     def _refuse(self, identity: RequestId, code: int, message: str) -> None:
         error: JsonObject = {"code": code, "message": message}
-        self._transport.send({"jsonrpc": "2.0", "id": identity, "error": error})
+        self.transport.send({"jsonrpc": "2.0", "id": identity, "error": error})
 
 
 def _deadline(due: float) -> asyncio.Timeout:

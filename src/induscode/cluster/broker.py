@@ -1,0 +1,340 @@
+"""Connection to the brokers, and the buckets of a cluster in them.
+
+Every request has a short deadline, the client reconnects for as long as it is open, and its buffers are bounded. Each
+outcome updates `state`, which status lines and `indus cluster status` show: a broker that is away, slow, full or
+without a majority is told apart. The only module that imports `nats`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from indusagi.core.faults import describe_error
+from indusagi.core.records import record
+from induscode.cluster.contract import LEASE_S, BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js.kv import KeyValue
+
+    OnMessage = Callable[[Msg], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+REQUEST_S = 1.5
+"""How long one request to the broker may take; a renewal is tried several times within a lease."""
+_CONNECT_S = 2
+_RECONNECT_S = 0.25
+_PING_S = 5
+_SLOW_S = 1.0
+_PENDING_BYTES = 8 * 1024 * 1024
+"""What is kept for a broker that is away; past it, sending fails."""
+_UNREAD_MESSAGES = 8_192
+_UNREAD_BYTES = 64 * 1024 * 1024
+_SECRET = "sealing"
+_SECRET_BYTES = 32
+_NO_STORAGE = frozenset({10023, 10028, 10047, 10054, 10077})
+"""JetStream error codes for storage, memory, message or byte limits: https://docs.nats.io/nats-concepts/jetstream."""
+MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
+
+
+@record
+class Entry:
+    """A value of a bucket with its revision."""
+
+    value: bytes
+    revision: int
+
+
+class Bucket:
+    """A bucket of the broker: creations and updates are refused if another writer was first."""
+
+    def __init__(self, broker: Broker, values: KeyValue) -> None:
+        self._broker = broker
+        self._values = values
+
+    async def create(self, key: str, value: bytes) -> int:
+        """Create an entry, and return its revision.
+
+        Raises:
+            LostRaceError: There is one.
+            ClusterFault: The broker did not do it, or did not say so in time.
+        """
+        return await self._broker.run(f"the entry {key} could not be created", self._values.create(key, value))
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        """Replace an entry of this revision, and return the new revision; raises as `create`."""
+        return await self._broker.run(
+            f"the entry {key} could not be changed", self._values.update(key, value, revision)
+        )
+
+    async def delete(self, key: str, revision: int) -> None:
+        """Delete an entry of this revision; raises as `create`."""
+        await self._broker.run(f"the entry {key} could not be deleted", self._values.delete(key, revision))
+
+    async def get(self, key: str) -> Entry | None:
+        """Read an entry; `None` if there is none.
+
+        Raises:
+            ClusterFault: The broker did not answer.
+        """
+        from nats.js.errors import KeyNotFoundError  # noqa: PLC0415 — only with a cluster
+
+        async def get() -> Entry | None:
+            try:
+                entry = await self._values.get(key)
+            except KeyNotFoundError:
+                return None
+            return Entry(entry.value or b"", entry.revision or 0)
+
+        return await self._broker.run(f"the entry {key} could not be read", get())
+
+    async def list_keys(self) -> Sequence[str]:
+        """List the keys of all entries.
+
+        Raises:
+            ClusterFault: The broker did not answer.
+        """
+        from nats.js.errors import NoKeysError  # noqa: PLC0415 — only with a cluster
+
+        async def list_keys() -> Sequence[str]:
+            try:
+                return await self._values.keys()
+            except NoKeysError:
+                return ()
+
+        return await self._broker.run("the entries could not be listed", list_keys())
+
+    async def read_ttl(self) -> float:
+        """Read how many seconds an entry lives; raises as `get`."""
+        status = await self._broker.run("the bucket could not be read", self._values.status())
+        return float(status.ttl or 0.0)
+
+
+class Broker:
+    """An open connection; `open_broker` makes one."""
+
+    def __init__(self, client: Client, settings: ClusterSettings) -> None:
+        self.client = client
+        self.settings = settings
+        self.state: BrokerState = "ready"
+        self.on_cut: Callable[[], None] = lambda: None
+        """Called when the connection is lost: what was sent may not have arrived."""
+        self.on_back: Callable[[], None] = lambda: None
+        """Called when it is there again."""
+        self._streams = client.jetstream(timeout=REQUEST_S)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self.client.is_connected
+
+    @property
+    def payload_bytes(self) -> int:
+        """The largest message that the broker takes."""
+        return self.client.max_payload
+
+    async def run(self, what: str, request: Awaitable[_T]) -> _T:
+        """Await a request within its deadline, and take note of how the broker does.
+
+        Raises:
+            LostRaceError: It refused a change of an entry that another writer has changed.
+            ClusterFault: It did not do what was asked, or did not say so in time.
+        """
+        import nats.errors  # noqa: PLC0415 — only with a cluster
+        from nats.js import errors  # noqa: PLC0415 — only with a cluster
+
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(2 * REQUEST_S):
+                result = await request
+        except errors.KeyWrongLastSequenceError as exc:
+            self.state = "ready"
+            raise LostRaceError(what) from exc
+        except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
+            self.state = "missing"
+            message = f"{what}: the broker has no such bucket; prepare it once with `indus cluster init`"
+            raise ClusterFault("missing", message) from exc
+        except nats.errors.NoRespondersError as exc:
+            raise UnheardError(f"{what}: nothing listens there") from exc
+        except errors.APIError as exc:
+            is_full = exc.err_code in _NO_STORAGE
+            self.state = "full" if is_full else "partitioned"
+            raise ClusterFault(self.state, f"{what}: {exc.description or exc}") from exc
+        except (TimeoutError, nats.errors.Error, OSError) as exc:
+            # A connection without an answer: the members of the broker have no majority, or it is overloaded.
+            self.state = "partitioned" if self.client.is_connected else "away"
+            why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
+            raise ClusterFault(self.state, f"{what}: {why}") from exc
+        self.state = "slow" if loop.time() - began > _SLOW_S else "ready"
+        return result
+
+    async def open_bucket(self, name: str) -> Bucket:
+        """Open a bucket that `prepare_cluster` has made.
+
+        Raises:
+            ClusterFault: It is missing, or the broker does not answer.
+        """
+        return Bucket(self, await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name)))
+
+    async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        """Send a message, at most once; without a receiver, `reply` gets a message with the status 503.
+
+        Raises:
+            ClusterFault: There is no connection, or too much waits for it.
+        """
+        import nats.errors  # noqa: PLC0415 — only with a cluster
+
+        try:
+            if not self.client.is_connected:
+                raise ClusterFault("away", "the broker is away")
+            await self.client.publish(subject, data, reply=reply)
+        except (nats.errors.Error, OSError) as exc:
+            raise ClusterFault("away", f"nothing can be sent: {describe_error(exc)}") from exc
+
+    async def subscribe(self, subject: str, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
+        """Have `on_message` called for each message, one after the other; returns a function that ends it.
+
+        Raises:
+            ClusterFault: There is no connection.
+        """
+        import nats.errors  # noqa: PLC0415 — only with a cluster
+
+        try:
+            subscription = await self.client.subscribe(
+                subject, cb=on_message, pending_msgs_limit=_UNREAD_MESSAGES, pending_bytes_limit=_UNREAD_BYTES
+            )
+            await self.client.flush(_CONNECT_S)
+        except (nats.errors.Error, OSError) as exc:
+            raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
+
+        async def stop() -> None:
+            with suppress(nats.errors.Error, OSError):  # the connection has ended it
+                await subscription.unsubscribe()
+
+        return stop
+
+    async def request(self, subject: str, data: bytes, within_s: float = REQUEST_S) -> bytes:
+        """Send a request to a node and return its answer.
+
+        Raises:
+            ClusterFault: No node listens there, or it did not answer.
+        """
+        answer = await self.run(f"{subject} did not answer", self.client.request(subject, data, timeout=within_s))
+        return answer.data
+
+
+def is_unheard(message: Msg) -> bool:
+    """Return whether a message is the broker's word that nothing listens: the status 503."""
+    return not message.data and message.headers is not None and message.headers.get("Status") == "503"
+
+
+@asynccontextmanager
+async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
+    """Connect to one of the brokers, and stay connected inside the block.
+
+    Raises:
+        ClusterFault: None of them can be reached, or `nats-py` is not installed.
+    """
+    try:
+        import nats  # noqa: PLC0415 — only with a cluster
+        import nats.errors  # noqa: PLC0415 — only with a cluster
+    except ImportError as exc:
+        raise ClusterFault("missing", MISSING_EXTRA) from exc
+    brokers: list[Broker] = []
+
+    async def report_error(exc: Exception) -> None:
+        _log.debug("the broker's client: %s", describe_error(exc))
+        if isinstance(exc, nats.errors.SlowConsumerError):
+            for broker in brokers:
+                broker.state = "slow"
+
+    async def report_cut() -> None:
+        for broker in brokers:
+            broker.state = "away"
+            broker.on_cut()
+
+    async def report_back() -> None:
+        for broker in brokers:
+            broker.state = "ready"
+            broker.on_back()
+
+    try:
+        async with asyncio.timeout(_CONNECT_S * (1 + len(settings.brokers))):
+            client = await nats.connect(
+                [*settings.brokers],
+                name=f"indus {settings.node}",
+                error_cb=report_error,
+                disconnected_cb=report_cut,
+                reconnected_cb=report_back,
+                connect_timeout=_CONNECT_S,
+                reconnect_time_wait=_RECONNECT_S,
+                max_reconnect_attempts=-1,
+                ping_interval=_PING_S,
+                pending_size=_PENDING_BYTES,
+                drain_timeout=_CONNECT_S,
+                allow_reconnect=True,
+            )
+    except (TimeoutError, nats.errors.Error, OSError) as exc:
+        where = ", ".join(_hide_password(url) for url in settings.brokers)
+        raise ClusterFault("away", f"no broker answers at {where}: {describe_error(exc)}") from exc
+    broker = Broker(client, settings)
+    brokers.append(broker)
+    try:
+        yield broker
+    finally:
+        broker.on_cut = broker.on_back = lambda: None
+        with suppress(Exception):  # it is closed either way
+            async with asyncio.timeout(_CONNECT_S):
+                await client.close()
+
+
+def _hide_password(url: str) -> str:
+    scheme, mark, rest = url.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEASE_S) -> Sequence[str]:
+    """Make the buckets that are missing, and return their names; what exists stays as it is.
+
+    Raises:
+        ClusterFault: The broker refuses, as one without JetStream or with fewer members than `replicas` does.
+    """
+    from nats.js.api import KeyValueConfig, StorageType  # noqa: PLC0415 — only with a cluster
+
+    made: list[str] = []
+    settings, streams = broker.settings, broker.client.jetstream(timeout=4 * REQUEST_S)
+    for name, ttl in ((settings.leases, lease_s), (settings.placements, None), (settings.keys, None)):
+        try:
+            await broker.open_bucket(name)
+        except ClusterFault as fault:
+            if fault.state != "missing":
+                raise
+            config = KeyValueConfig(bucket=name, ttl=ttl, replicas=replicas, storage=StorageType.FILE, history=1)
+            await broker.run(f"the bucket {name} could not be made", streams.create_key_value(config))
+            made.append(name)
+    keys = await broker.open_bucket(settings.keys)
+    if await keys.get(_SECRET) is None:
+        with suppress(LostRaceError):  # another `init` was first
+            await keys.create(_SECRET, secrets.token_bytes(_SECRET_BYTES))
+    return made
+
+
+async def read_sealing_secret(broker: Broker) -> bytes:
+    """Read the secret with which session ids are sealed.
+
+    Raises:
+        ClusterFault: It is missing, or the broker does not answer.
+    """
+    entry = await (await broker.open_bucket(broker.settings.keys)).get(_SECRET)
+    if entry is None:
+        raise ClusterFault("missing", "the cluster has no secret; prepare it once with `indus cluster init`")
+    return entry.value

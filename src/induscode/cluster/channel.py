@@ -1,0 +1,230 @@
+"""Channels: connections between two nodes, over subjects of the broker.
+
+A channel is a `Transport`: it carries frames in both directions and reports its end once. Messages are numbered: one
+that was lost or repeated ends the channel, so a frame is delivered at most once, and never after a gap. A frame larger
+than the broker's limit travels in parts. Nothing is sent again: what was under way at the end has an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
+from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, TransportEnd, encode_frame
+from induscode.cluster.broker import Broker, is_unheard
+from induscode.cluster.contract import ClusterFault
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from indusagi.core.json import JsonObject
+
+_HEAD = struct.Struct("!cI")
+"""Kind and number of a message."""
+_WHOLE, _PART, _LAST, _END = b"F", b"P", b"L", b"E"
+_FRAME_BYTES = 32 * 1024 * 1024
+"""The largest frame that is put together; each server has its own, smaller limit."""
+_CLOSED = FaultDetail(reason="closed")
+_REASONS = frozenset({"exited", "closed", "not_found", "refused", "frame_too_large", "malformed"})
+_LARGEST_END = 16 * 1024
+_CLOSE_S = 2.0
+"""How long frames before the end may take to be sent."""
+
+
+class Channel(QueuedTransport):
+    """One end of a channel."""
+
+    def __init__(self, broker: Broker, peer: str, inbox: str, on_close: Callable[[], None]) -> None:
+        super().__init__()
+        self._broker = broker
+        self._peer = peer
+        """The subject of the other end."""
+        self._inbox = inbox
+        self._on_close = on_close
+        self._sent = 0
+        self._received = 0
+        self._parts: list[bytes] = []
+        self._parts_size = 0
+        self._is_closing = False
+        self._tells_end = True
+        """Whether the other end may not know yet that, and why, the channel has ended."""
+        self.is_unheard = False
+        """Whether it ended because nothing listens at the other end: the last frame has not arrived."""
+        self._pump = BackgroundTask("channel")
+
+    def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:
+        """Begin to send what `send` is given; `on_ended` is called when the last message was sent."""
+        self._pump.start(self._run(on_ended))
+
+    async def _run(self, on_ended: Callable[[Channel], None]) -> None:
+        try:
+            while self._end is None:
+                while self._queue:
+                    await self._publish(await self.next_frame())
+                if self._is_closing:
+                    self.finish("closed the connection")
+                self._queued.clear()
+                if self._end is None:
+                    await self._queued.wait()
+        except ClusterFault as fault:
+            self.finish(f"cannot be reached: {fault}")
+        except ValueError as exc:  # a number that JSON cannot represent
+            self.finish(f"cannot be sent a frame: {exc}", FaultDetail(reason="malformed"))
+        if self._tells_end and self._end is not None:
+            await self.tell_end(self._end)
+        on_ended(self)
+
+    async def _publish(self, frame: JsonObject) -> None:
+        data, limit = encode_frame(frame), self._broker.payload_bytes - _HEAD.size
+        if len(data) <= limit:
+            await self._transmit(_WHOLE, data)
+            return
+        view = memoryview(data)
+        for start in range(0, len(data), limit):
+            kind = _PART if start + limit < len(data) else _LAST
+            await self._transmit(kind, bytes(view[start : start + limit]))
+
+    async def _transmit(self, kind: bytes, data: bytes) -> None:
+        self._sent += 1
+        await self._broker.publish(self._peer, _HEAD.pack(kind, self._sent) + data, self._inbox)
+
+    def receive(self, message: Msg) -> None:
+        """Take a message of the other end."""
+        if is_unheard(message):
+            self.is_unheard, self._tells_end = self._end is None, False
+            self.finish("is not there any more")
+            return
+        data = message.data
+        if self._end is not None or len(data) < _HEAD.size:
+            return
+        kind, number = _HEAD.unpack_from(data)
+        if kind == _END:
+            self._take_end(data[_HEAD.size :])
+            return
+        self._received += 1
+        if number != self._received:
+            self.finish(f"lost a message: {number} came instead of {self._received}", _CLOSED)
+            return
+        body = data[_HEAD.size :]
+        if kind == _WHOLE:
+            self.deliver(body)
+            return
+        self._parts.append(body)
+        self._parts_size += len(body)
+        if self._parts_size > _FRAME_BYTES:
+            self.finish(f"sent a frame of more than {_FRAME_BYTES:,} bytes", FaultDetail(reason="frame_too_large"))
+        elif kind == _LAST:
+            whole, self._parts, self._parts_size = b"".join(self._parts), [], 0
+            self.deliver(whole)
+
+    def _take_end(self, data: bytes) -> None:
+        try:
+            value = json.loads(data)
+        except ValueError:
+            value = None
+        fields = value if is_json_object(value) else {}
+        message, reason, code, signal = (fields.get(name) for name in ("message", "reason", "exit_code", "signal"))
+        stderr = fields.get("stderr")
+        detail = FaultDetail(
+            reason=cast("FaultReason", reason) if reason in _REASONS else "closed",
+            exit_code=code if isinstance(code, int) else None,
+            signal=signal if isinstance(signal, int) else None,
+            stderr=tuple(line for line in stderr if isinstance(line, str)) if isinstance(stderr, list) else (),
+        )
+        self._tells_end = False
+        self.finish(message if isinstance(message, str) else "ended the connection", detail)
+
+    def finish(self, message: str, detail: FaultDetail = _CLOSED) -> TransportEnd:
+        """Declare the end, here and for the node that holds the channel; the other end is told."""
+        is_first = self._end is None
+        end = super().finish(message, detail)
+        if is_first:
+            self._queued.set()
+            self._on_close()
+        return end
+
+    async def tell_end(self, end: TransportEnd) -> None:
+        """Tell the other end why the channel has ended; it may not hear of it."""
+        detail = end.detail
+        fields: JsonObject = {"message": end.message, "reason": detail.reason}
+        more: JsonObject = {"exit_code": detail.exit_code, "signal": detail.signal, "stderr": [*detail.stderr]}
+        text = compact_json({**fields, **more}).encode()
+        if len(text) > _LARGEST_END:
+            text = compact_json({**fields, "message": end.message[:1_000]}).encode()
+        try:
+            await self._broker.publish(self._peer, _HEAD.pack(_END, 0) + text, self._inbox)
+        except ClusterFault:
+            return  # the table of channels tells it when the broker is back
+
+    async def close(self) -> None:
+        """End it after the frames that wait to be sent; safe to call twice."""
+        self._is_closing = True
+        self._queued.set()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._pump.wait()
+        except TimeoutError:
+            self.finish("closed the connection")
+            self._pump.cancel()
+        await self._pump.join()
+
+
+class ChannelTable:
+    """The open channels of one node, by the last part of the subject of their inbox."""
+
+    def __init__(self, broker: Broker, instance: str) -> None:
+        self._broker = broker
+        self._instance = instance
+        self._open: dict[str, Channel] = {}
+        self._ending: set[Channel] = set()
+        """Ended channels whose last message is on its way."""
+        self._untold: list[tuple[Channel, TransportEnd]] = []
+        """Channels that ended while the broker was away."""
+
+    @property
+    def subject(self) -> str:
+        """The subject of all inboxes of this node."""
+        return self._broker.settings.inbox_subject(self._instance, "*")
+
+    async def receive(self, message: Msg) -> None:
+        """Pass a message to the channel it is for; late ones are dropped."""
+        channel = self._open.get(message.subject.rpartition(".")[2])
+        if channel is not None:
+            channel.receive(message)
+
+    def open(self, peer: str, on_close: Callable[[], None] = lambda: None) -> Channel:
+        """Open an end to the other one at a subject, and start to send."""
+        name = secrets.token_hex(8)
+        inbox = self._broker.settings.inbox_subject(self._instance, name)
+
+        def forget() -> None:
+            self._ending.add(self._open.pop(name))
+            on_close()
+
+        channel = self._open[name] = Channel(self._broker, peer, inbox, forget)
+        channel.start(self._ending.discard)
+        return channel
+
+    def cut(self, message: str) -> None:
+        """End all channels here, since what was sent may not have arrived; `tell_cut` tells the other ends."""
+        for channel in [*self._open.values()]:
+            self._untold.append((channel, channel.finish(message)))
+
+    async def tell_cut(self) -> None:
+        """Tell the other ends of the channels that ended while the broker was away."""
+        untold, self._untold = self._untold, []
+        for channel, end in untold:
+            await channel.tell_end(end)
+
+    async def close(self) -> None:
+        """Close what is still open."""
+        async with asyncio.TaskGroup() as tasks:
+            for channel in [*self._open.values(), *self._ending]:
+                tasks.create_task(channel.close())

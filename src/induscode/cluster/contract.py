@@ -1,0 +1,161 @@
+"""Types of the cluster: settings, nodes, placements, faults, and the names of subjects and buckets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from indusagi.core.faults import CoreError
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
+
+NodeRole: TypeAlias = Literal["all", "offers", "doors"]
+"""What a node does: serves clients and owns servers; owns its offered servers only; or serves clients only."""
+BrokerState: TypeAlias = Literal["ready", "away", "slow", "full", "partitioned", "missing"]
+"""The broker as this process sees it: it answers; no connection; answers late; has no storage left; has no majority of
+its own members; has no buckets of ours (`indus cluster init`)."""
+
+NODE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+CAPACITY = 64
+"""Servers that a node owns at most, unless it says otherwise."""
+LEASE_S = 10.0
+"""How long a node's lease lasts without a renewal."""
+
+
+class ClusterFault(CoreError):
+    """An error between this node and the broker, or between two nodes."""
+
+    def __init__(self, state: BrokerState, message: str) -> None:
+        super().__init__(message)
+        self.state: BrokerState = state
+
+
+class UnheardError(ClusterFault):
+    """Nothing listens on the subject of a request: it has not arrived."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("ready", message)
+
+
+class LostRaceError(Exception):
+    """Another writer has changed the entry first; not an error of the broker."""
+
+
+@record(kw_only=True)
+class ClusterSettings:
+    """How a node joins a cluster."""
+
+    brokers: Sequence[str]
+    """URLs of the brokers: `nats://`, or `tls://` for a connection with TLS."""
+    node: str
+    role: NodeRole = "all"
+    capacity: int = CAPACITY
+    prefix: str = "indus"
+    """The first part of every subject and bucket name."""
+
+    @property
+    def leases(self) -> str:
+        """The name of the bucket of leases."""
+        return f"{self.prefix}_leases"
+
+    @property
+    def placements(self) -> str:
+        """The name of the bucket of placements."""
+        return f"{self.prefix}_placements"
+
+    @property
+    def keys(self) -> str:
+        """The name of the bucket of the cluster's own secrets."""
+        return f"{self.prefix}_keys"
+
+    @property
+    def beats(self) -> str:
+        """The subject on which nodes report themselves after each renewal."""
+        return f"{self.prefix}.beat"
+
+    def call_subject(self, key: str, epoch: int) -> str:
+        """Return the subject of an owner; one of an earlier epoch is never addressed again."""
+        return f"{self.prefix}.call.{key}.{epoch}"
+
+    def node_subject(self, instance: str) -> str:
+        """Return the subject on which one node takes requests of others."""
+        return f"{self.prefix}.node.{instance}"
+
+    def inbox_subject(self, instance: str, channel: str) -> str:
+        """Return the subject of one end of a channel."""
+        return f"{self.prefix}.inbox.{instance}.{channel}"
+
+
+@record(kw_only=True)
+class NodeInfo:
+    """What a node reports about itself."""
+
+    node: str
+    instance: str
+    """Names the process: random."""
+    lease: str = ""
+    """Names its present lease: a node that has lost one continues under another."""
+    role: NodeRole = "all"
+    capacity: int = CAPACITY
+    owned: int = 0
+    """Servers that it owns now."""
+    url: str = ""
+    """Where clients reach it; empty if they do not."""
+    draining: bool = False
+    offers: Sequence[str] = ()
+    """Names of the servers that it offers by its own name."""
+
+    @property
+    def may_own(self) -> bool:
+        """Whether servers of the shared configuration may be placed on it."""
+        return self.role == "all" and not self.draining
+
+    def to_json(self) -> JsonObject:
+        """Return it as a JSON object."""
+        return {
+            "node": self.node,
+            "instance": self.instance,
+            "lease": self.lease,
+            "role": self.role,
+            "capacity": self.capacity,
+            "owned": self.owned,
+            "url": self.url,
+            "draining": self.draining,
+            "offers": [*self.offers],
+        }
+
+    @classmethod
+    def parse(cls, value: object) -> NodeInfo | None:
+        """Read what another node reports; `None` if it is no report."""
+        if not is_json_object(value):
+            return None
+        node, instance, lease, role = (value.get(key) for key in ("node", "instance", "lease", "role"))
+        capacity, owned, url, offers = (value.get(key) for key in ("capacity", "owned", "url", "offers"))
+        if not isinstance(node, str) or not isinstance(instance, str) or role not in {"all", "offers", "doors"}:
+            return None
+        return cls(
+            node=node,
+            instance=instance,
+            lease=lease if isinstance(lease, str) else "",
+            role="offers" if role == "offers" else "doors" if role == "doors" else "all",
+            capacity=capacity if isinstance(capacity, int) else 0,
+            owned=owned if isinstance(owned, int) else 0,
+            url=url if isinstance(url, str) else "",
+            draining=value.get("draining") is True,
+            offers=tuple(name for name in offers if isinstance(name, str)) if isinstance(offers, list) else (),
+        )
+
+
+@record
+class Placement:
+    """Which node owns a server."""
+
+    key: str
+    server: str
+    """The id of the server in the configuration."""
+    node: str
+    lease: str
+    """The lease of its owner: when that has ended, so has the placement."""
+    epoch: int
+    """The revision of the entry: greater than that of every earlier owner."""

@@ -1,0 +1,355 @@
+"""A node: opens sessions with servers wherever they run, and owns those that are placed on it.
+
+`ClusterNode.open_session` replaces `open_client_session` in the fleet of a gateway. A stdio server is opened here if
+this node owns it or may claim it, and over a channel to its owner otherwise. Servers behind a URL are connected from
+every node: nothing of them is placed. When an owner is gone, the sessions over it end, the fleet opens them again, and
+one of the nodes becomes the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from indusagi.core.faults import describe_error
+from indusagi.core.json import compact_json, is_json_object
+from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
+from indusagi.interop.protocol_bridge.client.session import ClientSession
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, StdioServerConfig
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from induscode.cluster.broker import Broker, open_broker, read_sealing_secret
+from induscode.cluster.channel import Channel, ChannelTable
+from induscode.cluster.contract import ClusterFault, ClusterSettings, Placement
+from induscode.cluster.lease import read_lease_clock
+from induscode.cluster.membership import Membership, open_membership
+from induscode.cluster.placement import Placements, build_server_key, rank_nodes
+from induscode.cluster.served import CallerTokens, ServedServer
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.client.connect import InjectedTransport
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+    from induscode.cluster.contract import NodeInfo
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.1
+"""Between two looks at a placement that is about to change."""
+_ASKED_S = 2.0
+"""How long a node that was asked to own a server may take to claim it."""
+_DRAIN_S = 30.0
+"""How long calls of a server may take to finish before it is moved."""
+
+
+class ClusterNode:
+    """This process as a member of the cluster; `open_node` makes one."""
+
+    def __init__(self, broker: Broker, membership: Membership, placements: Placements, secret: bytes) -> None:
+        self.broker = broker
+        self.membership = membership
+        self.placements = placements
+        self.secret = secret
+        self.channels = ChannelTable(broker, membership.info.instance)
+        self._served: dict[str, ServedServer] = {}
+        """The servers that this node owns, by key."""
+        self._remote: dict[Channel, str] = {}
+        """The channels to owners, with their leases."""
+        self._wanted: dict[str, float] = {}
+        """Keys that another node has asked this one to own, and when."""
+        self._tokens = CallerTokens()
+        self._fleet: ServerFleetImpl | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        membership.on_lost = self._fence
+        membership.on_gone = self._lose_node
+        broker.on_cut = lambda: self.channels.cut("was cut off: the broker is away")
+        broker.on_back = self._come_back
+
+    @property
+    def info(self) -> NodeInfo:
+        """What this node reports about itself."""
+        return self.membership.info
+
+    def follow(self, fleet: ServerFleetImpl) -> None:
+        """Own servers of this fleet when another node asks for that."""
+        self._fleet = fleet
+
+    def _count_owned(self) -> None:
+        self.membership.info = replace(self.membership.info, owned=len(self._served))
+
+    # -- sessions with servers --------------------------------------------------------------
+
+    @asynccontextmanager
+    async def open_session(
+        self, config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
+    ) -> AsyncGenerator[ClientSession]:
+        """Connect to a server, here or at its owner, and disconnect when the block is left."""
+        if not isinstance(config, StdioServerConfig) or injected is not None:
+            async with open_client_session(config, handlers, injected, watch) as session:
+                yield session
+            return
+        key = build_server_key(config)
+        try:
+            suspects: set[str] = set()
+            while True:
+                placement = await self._find_owner(key, config.id, suspects)
+                if placement.lease == self.info.lease:
+                    async with self._serve(placement, config, handlers, watch) as session:
+                        yield session
+                    return
+                session = await self._connect(placement, config, handlers)
+                if session is not None:
+                    break
+                suspects.add(placement.lease)
+                await asyncio.sleep(_PAUSE_S)
+            try:
+                yield session
+            finally:
+                await session.connection.close()
+                await self._close_remote(session)
+        except ClusterFault as fault:
+            detail = FaultDetail(server=config.id, reason="upstream")
+            raise ProtocolFault("transport", f"server {config.id!r}: {fault}", fault, detail=detail) from fault
+
+    async def _find_owner(self, key: str, server: str, suspects: set[str]) -> Placement:
+        """Find the owner of a server, or become it, or have the node become it that is to own it.
+
+        Waits until there is one; the start of a server has a deadline.
+        """
+        members, passed = self.membership, dict[str, float]()
+        loop = asyncio.get_running_loop()
+        while True:
+            found = await self.placements.find(key)
+            if found is not None and found.lease not in {*suspects, members.info.lease}:
+                holder = members.find_holder(found.lease)
+                if holder is not None and not holder.draining:
+                    return found
+            now = loop.time()
+            nodes = [node for node in members.list_nodes() if passed.get(node.instance, now + 1) > now]
+            ranked = rank_nodes(key, nodes)
+            best = ranked[0] if ranked else None
+            is_wanted = now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
+            if best is None and not passed:
+                raise ClusterFault("ready", "no node of the cluster may own it: all are full, draining or doors only")
+            if is_wanted or (best is not None and best.instance == self.info.instance):
+                claimed = await self.placements.claim(key, server) if members.is_held() else None
+                if claimed is not None:
+                    self._wanted.pop(key, None)
+                    return claimed
+            elif best is not None and best.instance not in passed:
+                accepts = await self._ask_to_own(best, key)
+                passed[best.instance] = now + _ASKED_S if accepts else 0.0
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _ask_to_own(self, node: NodeInfo, key: str) -> bool:
+        text = compact_json({"op": "own", "key": key}).encode()
+        try:
+            answer = await self.broker.request(self.broker.settings.node_subject(node.instance), text)
+        except ClusterFault as fault:
+            _log.debug("node %s was asked to own a server: %s", node.node, fault)
+            return False
+        return answer == b"yes"
+
+    # -- servers of other nodes -------------------------------------------------------------
+
+    async def _connect(
+        self, placement: Placement, config: StdioServerConfig, handlers: Handlers
+    ) -> ClientSession | None:
+        """Open a channel to the owner; `None` if nothing listens there."""
+        subject = self.broker.settings.call_subject(placement.key, placement.epoch)
+
+        def forget() -> None:
+            self._remote.pop(channel, None)
+
+        channel = self.channels.open(subject, forget)
+        self._remote[channel] = placement.lease
+        session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
+        session.describe_caller = self._tokens.describe
+        try:
+            await session.connect()
+        except ConnectionClosedError:
+            await channel.close()
+            if channel.is_unheard:
+                return None
+            raise
+        except BaseException:
+            await channel.close()
+            raise
+        return session
+
+    async def _close_remote(self, session: ClientSession) -> None:
+        transport = session.connection.transport
+        if isinstance(transport, Channel):
+            await transport.close()
+
+    def _lose_node(self, node: NodeInfo) -> None:
+        for channel, lease in [*self._remote.items()]:
+            if lease == node.lease:
+                channel.finish(f"was on node {node.node!r}, which has left the cluster")
+
+    # -- servers of this node ---------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _serve(
+        self, placement: Placement, config: StdioServerConfig, handlers: Handlers, watch: StartWatch
+    ) -> AsyncGenerator[ClientSession]:
+        """Run a server here, for this node and all others."""
+        served = ServedServer(placement, self.channels.open)
+        # Its process must have ended before the lease has.
+        close_s = min(config.limits.close_s, self.membership.times.margin_s / 3)
+        config = replace(config, limits=replace(config.limits, close_s=close_s))
+        self._served[placement.key] = served
+        self._count_owned()
+        end = TransportEnd("was stopped", FaultDetail(reason="closed"))
+        stop = None
+
+        async def receive(message: Msg) -> None:
+            served.receive(message.reply, lambda channel: channel.receive(message))
+
+        try:
+            subject = self.broker.settings.call_subject(placement.key, placement.epoch)
+            stop = await self.broker.subscribe(subject, receive)
+            async with open_client_session(config, served.wrap_handlers(handlers), None, watch) as session:
+                session.connection.check = self.membership.is_held
+                served.session = session
+                served.ready.set()
+                try:
+                    yield session
+                finally:
+                    if session.connection.ended.done():
+                        end = session.connection.ended.result()
+                    await served.close(end)
+        except ConnectionClosedError as exc:
+            end = exc.end
+            raise
+        except ProtocolFault as fault:
+            end = TransportEnd(str(fault), fault.detail)
+            raise
+        except Exception as exc:
+            end = TransportEnd(f"could not be started: {describe_error(exc)}", FaultDetail(reason="closed"))
+            raise
+        finally:
+            if stop is not None:
+                await stop()
+            await served.close(end)
+            if self._served.get(placement.key) is served:
+                del self._served[placement.key]
+            self._count_owned()
+            await self._release(placement)
+
+    async def _release(self, placement: Placement) -> None:
+        if placement.lease != self.info.lease or not self.membership.is_held():
+            return  # it has ended with the lease
+        try:
+            await self.placements.release(placement)
+        except ClusterFault as fault:
+            _log.debug("the placement of %s ends with the lease: %s", placement.server, fault)
+
+    def _fence(self) -> None:
+        """Cut off every server of this node: another node may own it soon."""
+        for served in [*self._served.values()]:
+            served.end("was stopped: its node has lost its lease")
+
+    def _come_back(self) -> None:
+        if self._tasks is not None:
+            self._tasks.create_task(self.channels.tell_cut())
+
+    # -- requests of other nodes ------------------------------------------------------------
+
+    async def receive(self, message: Msg) -> None:
+        """Answer a request of another node to this one."""
+        try:
+            value = json.loads(message.data)
+        except ValueError:
+            value = None
+        request: JsonObject = value if is_json_object(value) else {}
+        operation, key = request.get("op"), request.get("key")
+        answer = b"no"
+        if operation == "ping" or (operation == "own" and isinstance(key, str) and self._accept(key)):
+            answer = b"yes"
+        elif operation == "drain" and self._tasks is not None:
+            if not self.info.draining:
+                self.membership.info = replace(self.info, draining=True)
+                await self.membership.report()
+                self._tasks.create_task(self.drain())
+            answer = compact_json({"owned": len(self._served)}).encode()
+        if message.reply:
+            await self.broker.publish(message.reply, answer)
+
+    def _accept(self, key: str) -> bool:
+        """Begin to own a server that another node needs, if this one has it and has room."""
+        fleet, tasks = self._fleet, self._tasks
+        if fleet is None or tasks is None or not self.info.may_own or self.info.owned >= self.info.capacity:
+            return False
+        for endpoint in fleet.endpoints():
+            config = endpoint.config
+            if isinstance(config, StdioServerConfig) and build_server_key(config) == key:
+                self._wanted[key] = asyncio.get_running_loop().time()
+                tasks.create_task(fleet.wake(config.id))
+                return True
+        return False
+
+    async def drain(self) -> None:
+        """Move all servers to other nodes: each when its calls have ended, or after a while."""
+        async with asyncio.TaskGroup() as tasks:
+            for served in [*self._served.values()]:
+                tasks.create_task(self._move(served))
+
+    async def _move(self, served: ServedServer) -> None:
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while not served.is_idle:
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            _log.warning("server %s is moved while calls run", served.placement.server)
+        served.end("is moved to another node")
+
+    # -- the life of the node ---------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep the lease and serve other nodes; runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                await self.membership.run()
+            finally:
+                self._tasks = None
+
+
+@asynccontextmanager
+async def open_node(
+    settings: ClusterSettings, clock: Callable[[], float] = read_lease_clock
+) -> AsyncGenerator[ClusterNode]:
+    """Join a cluster inside the block, with a lease that is kept alive; servers must be closed before it is left.
+
+    Raises:
+        ClusterFault: The broker is away, the cluster is not prepared, or another node has the same name.
+    """
+    async with open_broker(settings) as broker:
+        secret = await read_sealing_secret(broker)
+        entries = await broker.open_bucket(settings.placements)
+        async with open_membership(broker, clock) as membership:
+            node = ClusterNode(broker, membership, Placements(entries, membership), secret)
+            stops = [
+                await broker.subscribe(node.channels.subject, node.channels.receive),
+                await broker.subscribe(settings.node_subject(node.info.instance), node.receive),
+            ]
+            running = asyncio.create_task(node.run(), name="cluster node")  # noqa: TID251 — awaited below
+            try:
+                yield node
+            finally:
+                await node.channels.close()
+                running.cancel()
+                await asyncio.wait({running})
+                for stop in stops:
+                    await stop()

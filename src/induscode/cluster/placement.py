@@ -1,0 +1,123 @@
+"""Placement: which node owns a server.
+
+An entry without an end, held as long as the lease it names. A free server is claimed by creating the entry; that of a
+node whose lease has ended is claimed by replacing it. Either way the revision is the epoch of the new owner. Where a
+server should run is a pure function of its key and the live nodes: rendezvous hashing, weighted by capacity, so that
+all nodes agree without a message and few servers move when a node comes or goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import compact_json, is_json_object
+from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
+
+if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+    from induscode.cluster.broker import Bucket, Entry
+    from induscode.cluster.membership import Membership
+
+_KEY_CHARS = 32
+_OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
+"""Variables that a gateway itself gives to its servers."""
+
+
+def build_server_key(config: StdioServerConfig, slot: int = 0) -> str:
+    """Return the key of a server: a digest of its configuration, and of the number of its replica.
+
+    Equal rows on two nodes are the same server. Secrets in it cannot be read from the digest without the row.
+    """
+    env = {name: value for name, value in config.env.items() if name not in _OWN_VARIABLES}
+    row = [config.id, config.command, [*config.args], sorted(env.items()), config.cwd, slot]
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:_KEY_CHARS]
+
+
+def build_offer_key(node: str, server: str) -> str:
+    """Return the key of a server that a node offers under its own name."""
+    return hashlib.sha256(json.dumps(["offer", node, server]).encode()).hexdigest()[:_KEY_CHARS]
+
+
+def rank_nodes(key: str, nodes: Sequence[NodeInfo], affinity: str | None = None) -> Sequence[NodeInfo]:
+    """List the nodes that may own a server, the preferred one first.
+
+    Nodes whose name matches the pattern `affinity` come before all others; full ones are left out.
+    """
+
+    def weigh(node: NodeInfo) -> tuple[bool, float]:
+        digest = hashlib.sha256(f"{key} {node.instance}".encode()).digest()
+        # https://www.ietf.org/archive/id/draft-ietf-bess-weighted-hrw-00.html: -w / ln(u), u in (0, 1)
+        u = (int.from_bytes(digest[:8], "big") + 1) / (2**64 + 2)
+        is_near = affinity is not None and fnmatchcase(node.node, affinity)
+        return is_near, -node.capacity / math.log(u)
+
+    able = [node for node in nodes if node.may_own and node.owned < node.capacity]
+    return sorted(able, key=weigh, reverse=True)
+
+
+class Placements:
+    """The placements at the broker."""
+
+    def __init__(self, entries: Bucket, membership: Membership) -> None:
+        self._entries = entries
+        self._membership = membership
+
+    async def find(self, key: str) -> Placement | None:
+        """Read the placement of a server; it may have ended with the lease it names.
+
+        Raises:
+            ClusterFault: The broker does not answer.
+        """
+        entry = await self._entries.get(key)
+        return None if entry is None else _parse_placement(key, entry)
+
+    async def claim(self, key: str, server: str) -> Placement | None:
+        """Make this node the owner of a server; `None` if another node is, or this one lost its lease meanwhile.
+
+        Raises:
+            ClusterFault: The broker does not answer.
+        """
+        members = self._membership
+        lease, node = members.info.lease, members.info.node
+        value = compact_json({"server": server, "node": node, "lease": lease}).encode()
+        try:
+            epoch = await self._entries.create(key, value)
+        except LostRaceError:
+            found = await self.find(key)
+            if found is None or (found.lease != lease and not await members.end_lease(found.lease)):
+                return None
+            try:
+                epoch = await self._entries.update(key, value, found.epoch)
+            except LostRaceError:
+                return None
+        placement = Placement(key, server, node, lease, epoch)
+        if not members.is_held() or members.info.lease != lease:
+            return None
+        return placement
+
+    async def release(self, placement: Placement) -> None:
+        """Remove a placement of this node: another one may claim the server at once; nothing if it was replaced."""
+        try:
+            await self._entries.delete(placement.key, placement.epoch)
+        except LostRaceError:
+            return
+
+    async def list_all(self) -> Sequence[Placement]:
+        """List all placements by server; raises as `find`."""
+        found = [await self.find(key) for key in await self._entries.list_keys()]
+        return sorted((one for one in found if one is not None), key=lambda one: (one.server, one.key))
+
+
+def _parse_placement(key: str, entry: Entry) -> Placement:
+    try:
+        value = json.loads(entry.value)
+    except ValueError:
+        value = None
+    fields = value if is_json_object(value) else {}
+    server, node, lease = (str(fields.get(name, "")) for name in ("server", "node", "lease"))
+    return Placement(key, server, node, lease, entry.revision)

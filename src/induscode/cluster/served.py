@@ -1,0 +1,273 @@
+"""Served servers: the owner's side of a server that other nodes use.
+
+The owner has one session with the server. Each other node opens a channel and speaks MCP over it, in the era of the
+server, as if it were connected to the server itself: requests run on the owner's session under the caller they come
+from, so progress, cancellation, requests for input and log messages reach the right client; changes of lists and
+resources go to every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from indusagi.core.faults import describe_error
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.client.handlers import (
+    CALLER,
+    HOPS,
+    UNKNOWN_CALLER,
+    Handlers,
+    InputExchange,
+    current_caller,
+)
+from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, RequestDispatcher
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INTERNAL_ERROR,
+    METHOD_NOT_FOUND,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from indusagi.runtime.calls import current_trace, read_trace
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.client.handlers import Caller
+    from indusagi.interop.protocol_bridge.client.session import ClientSession
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult
+    from induscode.cluster.channel import Channel
+    from induscode.cluster.contract import Placement
+
+_log = logging.getLogger(__name__)
+
+_FAILED = -32000
+_NEWS = ("list_changed", "resources/updated")
+"""Ends of the methods of notifications that are for every node."""
+_LIMITS = HostLimits(calls=1_024, waiting=4_096)
+"""Of one node: its clients have limits of their own, and the server has one for all."""
+
+
+class CallerTokens:
+    """Names the clients behind the calls of this node, so that an owner can tell them apart."""
+
+    def __init__(self) -> None:
+        self._tokens: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    def describe(self, caller: Caller) -> JsonObject:
+        """Describe a caller for the owner of the server that it calls."""
+        token = None
+        if caller.client is not None:
+            token = self._tokens.get(caller.client)
+            if token is None:
+                self._count += 1
+                token = self._tokens[caller.client] = f"{self._count}"
+        return {
+            "client": token,
+            "capabilities": caller.capabilities,
+            "logLevel": caller.log_level,
+            "exchange": caller.exchange is not None,
+        }
+
+
+class _Client:
+    """A client of another node: equal objects are the same client."""
+
+
+class PeerCaller:
+    """The client of another node behind a call; a `Caller`."""
+
+    def __init__(self, request: HostRequest, fields: JsonObject, client: object | None) -> None:
+        capabilities, level = fields.get("capabilities"), fields.get("logLevel")
+        hops = request.meta.get(HOPS)
+        self.client = client
+        self.capabilities: JsonObject = capabilities if is_json_object(capabilities) else {}
+        # The session counts this gateway once more.
+        self.hops = max(0, hops - 1) if isinstance(hops, int) else 0
+        self.log_level = level if isinstance(level, str) else None
+        self.exchange = InputExchange(request.params) if fields.get("exchange") is True else None
+        self._request = request
+
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification that belongs to the call, unless the other node does not read."""
+        if self._request.channel.writable.is_set():
+            self._request.notify(method, params)
+
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        """Send a request to the client, and wait for the result."""
+        try:
+            return await self._request.send_request(method, params, within_s=ANSWER_S)
+        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
+            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
+
+
+class PeerSession:
+    """The requests of one other node to one server."""
+
+    def __init__(self, server: ServedServer, channel: Channel) -> None:
+        self.channel = channel
+        self._server = server
+        self._clients: dict[str, _Client] = {}
+        self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, _LIMITS)
+
+    def start(self) -> None:
+        """Take the frames of the channel."""
+        self.channel.attach(lambda data: self.dispatcher.receive(data, self.channel), lambda _: None)
+
+    def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
+        if request.method == "ping":
+            return {}
+        if request.method == "resources/unsubscribe":
+            # Another node may still be subscribed; updates that nothing waits for are dropped there.
+            return {}
+        request.is_subscription = request.method == "subscriptions/listen"
+        request.is_forwarded = True
+        return self._run(request)
+
+    async def _run(self, request: HostRequest) -> JsonObject:
+        await self._server.ready.wait()
+        session, facts = self._server.session, None if self._server.session is None else self._server.session.facts
+        if session is None or facts is None:
+            raise RpcError(_FAILED, "the server has ended")
+        if request.method in {"initialize", "server/discover"}:
+            if (request.method == "initialize") is (facts.era == "legacy"):
+                return facts.result
+            raise RpcError(METHOD_NOT_FOUND, f"{request.method} is not supported")
+        caller = current_caller.set(self._find_caller(request))
+        try:
+            with request.cancel.guard():
+                if request.is_subscription:
+                    wanted = request.params.get("notifications")
+                    await session.listen(**(wanted if is_json_object(wanted) else {}))
+                    return {"resultType": "complete"}
+                return await self._forward(session, request)
+        finally:
+            current_caller.reset(caller)
+        return {}  # cancelled: it has no response
+
+    async def _forward(self, session: ClientSession, request: HostRequest) -> JsonObject:
+        token = request.meta.get("progressToken")
+
+        def report(progress: JsonObject) -> None:
+            if token is not None and request.channel.writable.is_set():
+                request.notify("notifications/progress", {**progress, "progressToken": token})
+
+        # The session of the owner writes `_meta` itself: from the caller, and from the trace.
+        params = {key: value for key, value in request.params.items() if key != "_meta"}
+        trace = current_trace.set(read_trace(request.meta))
+        try:
+            return await session.call(request.method, params, report)
+        except ConnectionClosedError:
+            # The end of the channel says it: the outcome is unknown there as it is here.
+            await self._server.ended.wait()
+            raise RpcError(_FAILED, "the server has ended") from None
+        except RequestTimeoutError as exc:
+            raise RpcError(_FAILED, describe_error(exc)) from exc
+        except InvalidResponseError as exc:
+            raise RpcError(INTERNAL_ERROR, describe_error(exc)) from exc
+        finally:
+            current_trace.reset(trace)
+
+    def _find_caller(self, request: HostRequest) -> PeerCaller | None:
+        fields = request.meta.get(CALLER)
+        if not is_json_object(fields):
+            return None
+        token = fields.get("client")
+        client = self._clients.setdefault(token, _Client()) if isinstance(token, str) else None
+        return PeerCaller(request, fields, client)
+
+    def _receive_notification(self, method: str, params: JsonObject) -> None:
+        if method.endswith("roots/list_changed") and self._server.session is not None:
+            self._server.session.connection.notify(method)
+
+    async def close(self, end: TransportEnd) -> None:
+        """Cancel its requests; the other node learns why."""
+        self.channel.finish(end.message, end.detail)
+        await self.channel.close()
+        await self.dispatcher.close(end.message)
+
+
+class ServedServer:
+    """One server that this node owns, with the nodes that use it."""
+
+    def __init__(self, placement: Placement, open_channel: Callable[[str, Callable[[], None]], Channel]) -> None:
+        self.placement = placement
+        self.session: ClientSession | None = None
+        self.ready = asyncio.Event()
+        """Set when the server is up, or has failed to come up."""
+        self.ended = asyncio.Event()
+        self._open_channel = open_channel
+        self._peers: dict[str, PeerSession] = {}
+        """By the subject of the other node's end."""
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def receive(self, reply: str, deliver: Callable[[Channel], None]) -> None:
+        """Take a message for the server; the first one of a channel opens this end of it."""
+        peer = self._peers.get(reply)
+        if peer is None:
+            if self.ended.is_set() or not reply:
+                return
+            channel = self._open_channel(reply, lambda: self._forget(reply))
+            peer = self._peers[reply] = PeerSession(self, channel)
+            peer.start()
+        deliver(peer.channel)
+
+    def _forget(self, reply: str) -> None:
+        peer = self._peers.pop(reply, None)
+        if peer is not None and not self.ended.is_set():
+            # Owned by this server: awaited in `close`.
+            task = asyncio.create_task(peer.dispatcher.close("the other node went away"))  # noqa: TID251
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of another node is open."""
+        return all(peer.dispatcher.is_idle for peer in self._peers.values())
+
+    def wrap_handlers(self, handlers: Handlers) -> Handlers:
+        """Return the handlers of the owner's session: notifications go to the nodes they are for, too."""
+        receive = handlers.on_notification
+
+        def notify(method: str, params: JsonObject) -> None:
+            caller = current_caller.get()
+            if isinstance(caller, PeerCaller):
+                caller.notify(method, params)
+                if not method.endswith(_NEWS):
+                    return
+            if receive is not None:
+                receive(method, params)
+            if method.endswith(_NEWS):
+                self._broadcast(method, params)
+
+        return replace(handlers, on_notification=notify)
+
+    def _broadcast(self, method: str, params: JsonObject) -> None:
+        for peer in self._peers.values():
+            peer.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def end(self, message: str) -> None:
+        """Cut the session off at once: calls that run have an unknown outcome, later ones are refused."""
+        if self.session is not None:
+            self.session.connection.end(TransportEnd(message, FaultDetail(reason="closed")))
+
+    async def close(self, end: TransportEnd) -> None:
+        """End every channel with the reason for which the server has ended."""
+        self.session = None
+        self.ready.set()
+        self.ended.set()
+        peers, self._peers = [*self._peers.values()], {}
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(peer.close(end))
+        if self._leaving:
+            await asyncio.wait(self._leaving)

