@@ -7,20 +7,20 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.cluster import open_members, open_pair
 from tests.support.servers import honest
+from tests.support.waiting import until
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.node import open_node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Generator
 
     from tests.support.cluster import Member
 
@@ -34,12 +34,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
     with broker_process(tmp_path_factory.mktemp("broker")) as process:
         yield process
-
-
-async def wait_until(is_met: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_met():
-            await anyio.sleep(0.02)
 
 
 async def read_pid(member: Member) -> str:
@@ -84,15 +78,14 @@ async def test_forwarded_call_has_progress_questions_and_large_results(broker: B
 async def test_cancelled_call_is_cancelled_at_the_owner(broker: BrokerProcess) -> None:
     async with open_pair(await new_cluster(broker), honest()) as (owner, other):
         cancel = CancelToken()
+
+        def stop(_: ToolProgress) -> None:
+            cancel.cancel("enough")
+
         with pytest.raises(ProtocolFault, match="cancelled") as caught:
-            await other.endpoint().invoke(
-                "slow",
-                {"seconds": 30, "progress": 300},
-                cancel=cancel,
-                on_progress=lambda _: cancel.cancel("enough"),
-            )
+            await other.endpoint().invoke("slow", {"seconds": 30, "progress": 300}, cancel=cancel, on_progress=stop)
         assert caught.value.detail.reason == "cancelled"
-        await wait_until(lambda: any("cancelled" in line for line in owner.endpoint().read_log()))
+        await until(lambda: any("cancelled" in line for line in owner.endpoint().read_log()))
 
 
 async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
@@ -102,7 +95,7 @@ async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
         def sees_extra(member: Member) -> bool:
             return any(tool.ref.name == "extra" for tool in member.endpoint().known_tools or ())
 
-        await wait_until(lambda: sees_extra(owner) and sees_extra(other))
+        await until(lambda: sees_extra(owner) and sees_extra(other))
 
 
 async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(broker: BrokerProcess) -> None:
@@ -116,7 +109,7 @@ async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(broker
         fault = call.result()
         assert fault.detail.reason == "outcome_unknown"
         assert endpoint.phase is EndpointPhase.FAULTED
-        await wait_until(lambda: other.owns and other.endpoint().phase is EndpointPhase.READY)
+        await until(lambda: other.owns and other.endpoint().phase is EndpointPhase.READY)
         assert await read_pid(other)
 
 
@@ -130,8 +123,8 @@ async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
     async with open_pair(await new_cluster(broker), honest()) as (owner, other):
         subject = other.node.broker.settings.node_subject(owner.node.info.instance)
         assert json.loads(await other.node.broker.request(subject, b'{"op":"drain"}')) == {"owned": 1}
-        await wait_until(lambda: other.owns and not owner.owns)
-        await wait_until(lambda: owner.endpoint().phase is EndpointPhase.READY)
+        await until(lambda: other.owns and not owner.owns)
+        await until(lambda: owner.endpoint().phase is EndpointPhase.READY)
         assert await read_pid(owner) == await read_pid(other)
 
 
@@ -157,7 +150,7 @@ async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker:
             )
         assert caught.value.detail.reason == "outcome_unknown"
         assert endpoint.phase is EndpointPhase.FAULTED
-        await wait_until(lambda: member.endpoint().phase is EndpointPhase.READY)
+        await until(lambda: member.endpoint().phase is EndpointPhase.READY)
         assert (await member.node.placements.list_all())[0].epoch > epoch
 
 
@@ -170,7 +163,7 @@ async def test_second_node_of_a_name_is_refused(broker: BrokerProcess) -> None:
 
 
 async def test_cluster_that_was_not_prepared_says_so(broker: BrokerProcess) -> None:
-    settings = (await new_cluster(broker)).__class__(brokers=[broker.url], node="x", prefix="unprepared")
+    settings = ClusterSettings(brokers=[broker.url], node="x", prefix="unprepared")
     with pytest.raises(ClusterFault, match="indus cluster init") as caught:
         async with open_node(settings):
             pass
@@ -178,9 +171,7 @@ async def test_cluster_that_was_not_prepared_says_so(broker: BrokerProcess) -> N
 
 
 async def test_absent_broker_is_named() -> None:
-    from induscode.cluster.contract import ClusterSettings
-
-    settings = ClusterSettings(brokers=["nats://user:secret@127.0.0.1:1"], node="x")
+    settings = ClusterSettings(brokers=["nats://user:secret@127.0.0.1:1"], node="x", connect_s=0.1)
     with pytest.raises(ClusterFault, match=r"no broker answers at nats://127\.0\.0\.1:1") as caught:
         async with open_node(settings):
             pass

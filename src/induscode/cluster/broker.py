@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 REQUEST_S = 1.5
 """How long one request to the broker may take; a renewal is tried several times within a lease."""
-_CONNECT_S = 2
+_FLUSH_S = 2
 _RECONNECT_S = 0.25
 _PING_S = 5
 _SLOW_S = 1.0
@@ -106,7 +106,7 @@ class Bucket:
 
         async def list_keys() -> Sequence[str]:
             try:
-                return await self._values.keys()
+                return await self._values.keys()  # pyright: ignore[reportUnknownMemberType] — untyped options
             except NoKeysError:
                 return ()
 
@@ -129,7 +129,7 @@ class Broker:
         """Called when the connection is lost: what was sent may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is there again."""
-        self._streams = client.jetstream(timeout=REQUEST_S)
+        self._streams = client.jetstream(timeout=REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
 
     @property
     def is_connected(self) -> bool:
@@ -209,10 +209,10 @@ class Broker:
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         try:
-            subscription = await self.client.subscribe(
+            subscription = await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType] — untyped options
                 subject, cb=on_message, pending_msgs_limit=_UNREAD_MESSAGES, pending_bytes_limit=_UNREAD_BYTES
             )
-            await self.client.flush(_CONNECT_S)
+            await self.client.flush(_FLUSH_S)
         except (nats.errors.Error, OSError) as exc:
             raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
 
@@ -268,19 +268,19 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
             broker.on_back()
 
     try:
-        async with asyncio.timeout(_CONNECT_S * (1 + len(settings.brokers))):
-            client = await nats.connect(
+        async with asyncio.timeout(settings.connect_s * (1 + len(settings.brokers))):
+            client = await nats.connect(  # pyright: ignore[reportUnknownMemberType] — untyped options
                 [*settings.brokers],
                 name=f"indus {settings.node}",
                 error_cb=report_error,
                 disconnected_cb=report_cut,
                 reconnected_cb=report_back,
-                connect_timeout=_CONNECT_S,
+                connect_timeout=settings.connect_s,
                 reconnect_time_wait=_RECONNECT_S,
                 max_reconnect_attempts=-1,
                 ping_interval=_PING_S,
                 pending_size=_PENDING_BYTES,
-                drain_timeout=_CONNECT_S,
+                drain_timeout=_FLUSH_S,
                 allow_reconnect=True,
             )
     except (TimeoutError, nats.errors.Error, OSError) as exc:
@@ -293,7 +293,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
     finally:
         broker.on_cut = broker.on_back = lambda: None
         with suppress(Exception):  # it is closed either way
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(_FLUSH_S):
                 await client.close()
 
 
@@ -311,7 +311,7 @@ async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEA
     from nats.js.api import KeyValueConfig, StorageType  # noqa: PLC0415 — only with a cluster
 
     made: list[str] = []
-    settings, streams = broker.settings, broker.client.jetstream(timeout=4 * REQUEST_S)
+    settings, streams = broker.settings, broker.client.jetstream(timeout=4 * REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
     for name, ttl in ((settings.leases, lease_s), (settings.placements, None), (settings.keys, None)):
         try:
             await broker.open_bucket(name)
@@ -319,7 +319,7 @@ async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEA
             if fault.state != "missing":
                 raise
             config = KeyValueConfig(bucket=name, ttl=ttl, replicas=replicas, storage=StorageType.FILE, history=1)
-            await broker.run(f"the bucket {name} could not be made", streams.create_key_value(config))
+            await broker.run(f"the bucket {name} could not be made", streams.create_key_value(config))  # pyright: ignore[reportUnknownMemberType] — untyped options
             made.append(name)
     keys = await broker.open_bucket(settings.keys)
     if await keys.get(_SECRET) is None:

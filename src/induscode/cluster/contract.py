@@ -53,6 +53,8 @@ class ClusterSettings:
     capacity: int = CAPACITY
     prefix: str = "indus"
     """The first part of every subject and bucket name."""
+    connect_s: float = 2.0
+    """How long one broker may take to answer."""
 
     @property
     def leases(self) -> str:

@@ -100,9 +100,9 @@ class ClusterNode:
             return
         key = build_server_key(config)
         try:
-            suspects: set[str] = set()
+            silent: Placement | None = None
             while True:
-                placement = await self._find_owner(key, config.id, suspects)
+                placement = await self._find_owner(key, config.id, silent)
                 if placement.lease == self.info.lease:
                     async with self._serve(placement, config, handlers, watch) as session:
                         yield session
@@ -110,7 +110,7 @@ class ClusterNode:
                 session = await self._connect(placement, config, handlers)
                 if session is not None:
                     break
-                suspects.add(placement.lease)
+                silent = placement
                 await asyncio.sleep(_PAUSE_S)
             try:
                 yield session
@@ -121,19 +121,24 @@ class ClusterNode:
             detail = FaultDetail(server=config.id, reason="upstream")
             raise ProtocolFault("transport", f"server {config.id!r}: {fault}", fault, detail=detail) from fault
 
-    async def _find_owner(self, key: str, server: str, suspects: set[str]) -> Placement:
+    async def _find_owner(self, key: str, server: str, silent: Placement | None) -> Placement:
         """Find the owner of a server, or become it, or have the node become it that is to own it.
 
-        Waits until there is one; the start of a server has a deadline.
+        Waits until there is one; the start of a server has a deadline. An owner that is `silent` is still the owner
+        until its lease has ended: it may not listen yet.
         """
         members, passed = self.membership, dict[str, float]()
         loop = asyncio.get_running_loop()
         while True:
             found = await self.placements.find(key)
-            if found is not None and found.lease not in {*suspects, members.info.lease}:
+            if found is not None and found.lease != members.info.lease:
                 holder = members.find_holder(found.lease)
-                if holder is not None and not holder.draining:
-                    return found
+                is_doubtful = holder is None or found == silent
+                if not is_doubtful or not await members.end_lease(found.lease):
+                    if holder is not None:
+                        return found
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
             now = loop.time()
             nodes = [node for node in members.list_nodes() if passed.get(node.instance, now + 1) > now]
             ranked = rank_nodes(key, nodes)
@@ -306,11 +311,7 @@ class ClusterNode:
                 tasks.create_task(self._move(served))
 
     async def _move(self, served: ServedServer) -> None:
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                while not served.is_idle:
-                    await asyncio.sleep(_PAUSE_S)
-        except TimeoutError:
+        if not await served.wait_idle(_DRAIN_S):
             _log.warning("server %s is moved while calls run", served.placement.server)
         served.end("is moved to another node")
 
@@ -349,6 +350,8 @@ async def open_node(
                 yield node
             finally:
                 await node.channels.close()
+                if running.done() and not running.cancelled() and running.exception() is not None:
+                    _log.error("the node has failed", exc_info=running.exception())
                 running.cancel()
                 await asyncio.wait({running})
                 for stop in stops:

@@ -229,10 +229,11 @@ class ServedServer:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request of another node is open."""
-        return all(peer.dispatcher.is_idle for peer in self._peers.values())
+    async def wait_idle(self, within_s: float) -> bool:
+        """Wait until every request of other nodes is answered; False if it takes longer."""
+        async with asyncio.TaskGroup() as tasks:
+            waits = [tasks.create_task(peer.dispatcher.wait_idle(within_s)) for peer in self._peers.values()]
+        return all(wait.result() for wait in waits)
 
     def wrap_handlers(self, handlers: Handlers) -> Handlers:
         """Return the handlers of the owner's session: notifications go to the nodes they are for, too."""
