@@ -1,47 +1,43 @@
-"""Put native tools, a card of your own and the tools of a server into one tool box."""
+"""Put native tools, a tool of your own and the tools of a server into one tool box, with a gate in front."""
 
 import asyncio
 import sys
 from pathlib import Path
 
 from indusagi.capabilities import ToolSpec, define_tool
-from indusagi.interop import BridgeConfig, StdioServerConfig
 from indusagi.runtime import ToolCall
-from induscode.deck import DeckContext, Profile
-from induscode.deck.mcp import attach_bridge_capabilities
-from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.provision import provision_deck
+from induscode import open_deck
 
 HERE = Path(__file__).parent
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+NOTES = {"command": sys.executable, "args": [str(HERE / "notes_server.py")]}
 
 
 async def shout(arguments, ctx):
     return arguments["text"].upper()
 
 
-TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-NOTES = StdioServerConfig(id="notes", command=sys.executable, args=(str(HERE / "notes_server.py"),))
+def gate(request):
+    """Decide about each call that your rules leave open; a real program would ask a person."""
+    print("asked:", request.title)
+    return request.tool != "shout" or "no shouting"
 
 
 async def main() -> None:
-    deck = provision_deck(Profile.AUTHORING, DeckContext(str(HERE)))  # the read-only native tools
-    deck = deck.graft([define_tool(ToolSpec("shout", "Repeat a text in capitals.", TEXT, shout))])
-    attached = await attach_bridge_capabilities(BridgeLedger.empty(), BridgeConfig((NOTES,)))
-    deck = deck.graft(attached.ledger.live_capabilities())
-    try:
-        async with deck.context:
-            box = deck.into_tool_box()
-            print(*(descriptor.name for descriptor in box.descriptors()))
-            for name in ("shout", "notes__add"):
-                outcome = await box.runner.run(ToolCall(name, name, {"text": "buy bread"}))
-                print(name, outcome.is_error, outcome.output)
-    finally:
-        if attached.fleet is not None:
-            await attached.fleet.tear_down()
+    shouting = define_tool(ToolSpec("shout", "Repeat a text in capitals.", TEXT, shout))
+    async with open_deck(
+        servers={"notes": NOTES}, cards=[shouting], tools=["read", "grep"], cwd=HERE, gate=gate
+    ) as box:
+        print(*(descriptor.name for descriptor in box.descriptors()))
+        for name in ("shout", "notes__add"):
+            outcome = await box.runner.run(ToolCall(name, name, {"text": "buy bread"}))
+            print(name, outcome.is_error, str(outcome.output).splitlines()[0])
 
 
 asyncio.run(main())
 # Prints:
-# read ls grep find websearch webfetch todo_read shout notes__add
-# shout False BUY BREAD
+# read grep shout notes__add
+# asked: shout changes something {"text": "buy bread"}
+# shout True shout was not run: the user said no: no shouting
+# asked: server notes wants to run add {"text": "buy bread"}
 # notes__add False 1 note(s)

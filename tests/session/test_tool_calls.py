@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.adapters.content import Attachment, to_model_content
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
-from induscode.session.tool_calls import STOP_AT, WARN_AT, Attachment, RepeatDetector, to_model_content
+from induscode.session.tool_calls import STOP_AT, WARN_AT, RepeatDetector
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue

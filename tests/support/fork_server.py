@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FORMER = dict(os.environ)
+_ABSENT = (".adapters.langchain", ".adapters.openai_agents")
+"""Modules whose libraries are not installed here."""
 _LAZY = ("anyio._backends._asyncio", "chardet", "jsonschema.validators", "pydantic_ai.models.anthropic", "rapidfuzz")
 
 
@@ -40,7 +42,7 @@ def load_program() -> Iterator[None]:
     """Import everything that a command may load, module by module."""
     for package in (indusagi, induscode):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith(".__main__"):
+            if not module.name.endswith((".__main__", *_ABSENT)):
                 importlib.import_module(module.name)
             yield
     for name in _LAZY:

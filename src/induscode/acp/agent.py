@@ -176,7 +176,7 @@ class AcpAgent:
             invocation = await to_thread.run_sync(self._build_invocation, cwd)
         except ValueError as exc:
             raise invalid(str(exc)) from exc
-        invocation = replace(invocation, cwd=cwd, prompt=None, resume=resume, editor_servers=servers)
+        invocation = replace(invocation, cwd=cwd, prompt=None, resume=resume, given_servers=servers)
         if resume in self._sessions:  # an editor that opens it again has lost what it showed
             await self._end(self._sessions[str(resume)])
         elicitation = (self._capabilities or {}).get("elicitation")

@@ -24,7 +24,7 @@ from induscode.deck.mcp.config import (
     DiscoveredConfig,
     UnusableFileError,
     discover_mcp_config,
-    parse_editor_rows,
+    parse_given_rows,
     read_named_rows,
     resolve_rows,
 )
@@ -125,15 +125,16 @@ def check_named_configs(invocation: Invocation) -> None:
 
 
 def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
-    """Read the servers of the files, and those of the editor, which come before others of the same name."""
-    found = _read_files(invocation, switched_on)
-    if not invocation.editor_servers:
+    """Read the servers of the files, and the given ones, which come before others of the same name."""
+    found = DiscoveredConfig() if invocation.no_config else _read_files(invocation, switched_on)
+    if not invocation.given_servers:
         return found
-    rows, notes = parse_editor_rows(invocation.editor_servers)
+    rows, notes = parse_given_rows(invocation.given_servers, invocation.given_by)
     names = {row.id for row in rows}
     replaced = [row for row in found.rows if row.id in names]
     left_out = [
-        Note(f"server {row.id!r} of {row.origin}", "left out: the editor has a server of this name") for row in replaced
+        Note(f"server {row.id!r} of {row.origin}", f"left out: {invocation.given_by} has a server of this name")
+        for row in replaced
     ]
     others = (row for row in found.rows if row.id not in names)
     return DiscoveredConfig((*others, *rows), (*found.notes, *notes, *left_out), found.files)

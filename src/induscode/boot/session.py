@@ -225,6 +225,11 @@ class SessionToolBox:
         return self.session.box().runner
 
     @property
+    def is_gated(self) -> bool:
+        """Whether permissions check every call."""
+        return self.session.wrap is not None
+
+    @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out, with the reason."""
         return self.session.notes

@@ -38,8 +38,12 @@ class Invocation:
     mcp: tuple[str, ...] | None = None
     """None: the servers configured for the working directory."""
     no_mcp: bool = False
-    editor_servers: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
-    """Servers that the editor of an ACP session hands in, by name, as rows of a configuration file."""
+    no_config: bool = False
+    """Whether only `given_servers` are used, and no configuration file."""
+    given_servers: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+    """Servers that the editor of an ACP session or a program hands in, by name, as rows of a configuration file."""
+    given_by: str = "the editor"
+    """Who hands them in, for messages."""
     no_addons: bool = False
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"

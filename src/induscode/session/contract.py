@@ -12,6 +12,7 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from indusagi.adapters.content import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
@@ -121,14 +122,6 @@ RunEvent: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Us
 EventSink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
 
 # -- the input of a run -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """An image or document in a result or beside a prompt."""
-
-    data: bytes
-    media_type: str
 
 
 @dataclass(slots=True)

@@ -55,6 +55,7 @@ from induscode.session.transcript import Transcript, add_session_note, open_tran
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from indusagi.adapters.content import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
     from induscode.session.agents.files import AgentDefinition
     from induscode.session.compaction import CompactionReport
-    from induscode.session.contract import Attachment, EventSink, RunResult
+    from induscode.session.contract import EventSink, RunResult
     from induscode.session.dialog import Dialog
     from induscode.session.model_loop import ModelLoop
     from induscode.session.models import ModelChoice

@@ -19,12 +19,12 @@ from anyio import to_thread
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
+from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.core.tasks import BackgroundTask
 from induscode.deck.contract import DelegateReport
 from induscode.session.agents.files import BUILT_IN, GENERAL
 from induscode.session.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
 from induscode.session.agents.task import DelegatedTask, TaskActivity
-from induscode.session.read_write_lock import ReadWriteLock
 from induscode.session.transcript import ConversationError, Transcript
 
 if TYPE_CHECKING:

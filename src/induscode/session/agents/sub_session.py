@@ -16,6 +16,7 @@ from anyio import to_thread
 from indusagi.capabilities.context import CleanupStack, ContextId
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
+from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
@@ -24,7 +25,6 @@ from induscode.deck.contract import DelegateReport, only_reads
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage
 from induscode.session.plan_mode import ENTER, EXIT
-from induscode.session.read_write_lock import ReadWriteLock
 from induscode.session.transcript import ConversationReadState
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ result like any other. The library's own tool retries, usage limits and MCP clie
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from pydantic_ai import Agent, BinaryContent, CancellationToken
@@ -27,19 +27,18 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
-from pydantic_ai.tools import RunContext, ToolDefinition
-from pydantic_ai.toolsets.abstract import AbstractToolset, ToolsetTool
+from pydantic_ai.tools import RunContext
 from pydantic_ai.usage import RunUsage, UsageLimits
 
+from indusagi.adapters.pydantic_ai import ToolBoxToolset
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
-from indusagi.runtime.contract import ToolCall
 from induscode.deck.contract import find_overlapping, only_reads
 from induscode.session.contract import RunResult, TextDelta, Usage
 from induscode.session.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
 from induscode.session.model_loop.providers import to_model_fault
 from induscode.session.model_loop.sampling import build_sampling_result, parse_sampling_request
-from induscode.session.tool_calls import NonObjectArguments, PassThroughValidator, RepeatedCallError, ToolCalls
+from induscode.session.tool_calls import RepeatedCallError, ToolCalls
 from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ if TYPE_CHECKING:
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
 
+    from indusagi.adapters.content import ModelContent
     from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import ToolCall, ToolDescriptor
     from induscode.deck.provision import DeckToolBox
     from induscode.session.contract import RequestBudget, RunPlan
 
@@ -65,8 +66,8 @@ _MAX_RETRIES = 1_000
 # -- the deck as a toolset ----------------------------------------------------------------------
 
 
-class DeckToolset(AbstractToolset[None]):
-    """The tools of a deck for one run (https://ai.pydantic.dev/toolsets/)."""
+class DeckToolset(ToolBoxToolset):
+    """The tools of a deck for one run."""
 
     def __init__(self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False) -> None:
         """Take the plan of the run.
@@ -76,57 +77,39 @@ class DeckToolset(AbstractToolset[None]):
             rich_results: Whether the API has images and an error mark in tool results.
             text_only: Whether the model accepts no images at all.
         """
+        super().__init__("deck", _MAX_RETRIES)
         self._plan = plan
         self._rich_results, self._text_only = rich_results, text_only
         self._calls = ToolCalls(plan.sink, plan.cancel, plan.notices)
         self._toolbox: DeckToolBox | None = None
         self._step = -1
 
-    @property
-    def id(self) -> str:
-        """The id of the toolset."""
-        return "deck"
-
-    async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[None]]:
+    async def list_tools(self, ctx: RunContext[None]) -> list[tuple[ToolDescriptor, bool]]:
         """Read the deck, with the tools that servers have listed since the last step."""
         if self._toolbox is None or ctx.run_step != self._step:
             self._toolbox, self._step = self._plan.toolbox(), ctx.run_step
             await self._plan.on_turn(self._toolbox.descriptors())
         cards = self._toolbox.runner.cards
-        tools: dict[str, ToolsetTool[None]] = {}
-        for descriptor in self._toolbox.descriptors():
-            card = cards[descriptor.name]
-            definition = ToolDefinition(
-                name=descriptor.name,
-                description=descriptor.description,
-                parameters_json_schema=cast("dict[str, Any]", dict(descriptor.parameters)),
-                strict=False,
-                # `ToolCalls` orders the calls of a card that decides about each of them.
-                sequential=not only_reads(card) and find_overlapping(card) is None,
-            )
-            tools[descriptor.name] = ToolsetTool(
-                toolset=self, tool_def=definition, max_retries=_MAX_RETRIES, args_validator=PassThroughValidator()
-            )
-        return tools
+        # `ToolCalls` orders the calls of a card that decides about each of them.
+        return [
+            (tool, not only_reads(cards[tool.name]) and find_overlapping(cards[tool.name]) is None)
+            for tool in self._toolbox.descriptors()
+        ]
 
-    async def call_tool(
-        self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
-    ) -> Any:
-        """Run a call, and give its result in the form that the model's API accepts."""
+    async def run_call(self, call: ToolCall) -> ModelContent:
+        """Run a call, and report it."""
         assert self._toolbox is not None
-        arguments = tool_args.value if isinstance(tool_args, NonObjectArguments) else tool_args
-        content = await self._calls.run(self._toolbox, ToolCall(ctx.tool_call_id or name, name, arguments))
-        if content.is_error:
-            if self._rich_results:
-                raise failures.ToolFailed(content.text)
-            return f"Error: {content.text}"
-        if not content.attachments:
-            return content.text
+        return await self._calls.run(self._toolbox, call)
+
+    def to_return(self, content: ModelContent, name: str) -> Any:
+        """Convert a result to the form that the model's API accepts."""
+        if content.is_error and not self._rich_results:
+            return content.marked_text
+        if not content.attachments or (self._rich_results and not self._text_only):
+            return super().to_return(content, name)
         files = [BinaryContent(file.data, media_type=file.media_type) for file in content.attachments]
         if self._text_only:
             return "\n".join((content.text, *map(describe_file, files)))
-        if self._rich_results:
-            return [content.text, *files]
         # In the Chat Completions API tool results are text: files follow in a message of their own.
         return ToolReturn(content.text, content=[f"What {name} gave beside its text:", *files])
 

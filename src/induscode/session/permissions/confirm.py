@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from induscode.session.permissions.call_facts import CallKind
@@ -86,6 +86,8 @@ class PermissionRequest:
     """Every fact, complete, with control characters escaped."""
     reasons: tuple[str, ...]
     """Why the person is asked."""
+    arguments: JsonObject = field(default_factory=dict[str, JsonValue])
+    """The arguments of the call."""
     saves: tuple[str, ...]
     """Rules that a yes for longer than once creates; empty if there are none."""
     scopes: tuple[ApprovalScope, ...]
@@ -143,6 +145,7 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
         title=_format_title(facts),
         lines=tuple(lines),
         reasons=tuple(escape_invisible(reason)[0] for reason in decision.reasons),
+        arguments=facts.arguments,
         saves=tuple(map(str, rules)),
         scopes=tuple(scopes),
         asked_by_rule=decision.asked_by_rule,

@@ -204,9 +204,12 @@ def read_rows(
     return tuple(rows.values()), notes
 
 
-def parse_editor_rows(servers: Mapping[str, JsonObject]) -> tuple[Sequence[ServerRow], Sequence[Note]]:
-    """Parse servers that an editor hands in; an invalid one leaves the others usable. No variable is expanded."""
-    origin = Origin("the editor", "given", "acp")
+def parse_given_rows(servers: Mapping[str, JsonObject], given_by: str) -> tuple[Sequence[ServerRow], Sequence[Note]]:
+    """Parse servers that an editor or a program hands in; an invalid one leaves the others usable.
+
+    No variable is expanded.
+    """
+    origin = Origin(given_by, "given", "acp" if given_by == "the editor" else "rows")
     rows: list[ServerRow] = []
     notes: list[Note] = []
     for name, fields in servers.items():

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from induscode.session.read_write_lock import ReadWriteLock
+from indusagi.core.read_write_lock import ReadWriteLock
 
 pytestmark = pytest.mark.anyio
 

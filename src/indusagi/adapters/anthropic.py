@@ -1,0 +1,85 @@
+"""Adapter for the Anthropic Messages API: tools, and the messages that answer the calls of a response.
+
+Everything is plain JSON, so the package `anthropic` is not needed. Images and PDF documents are blocks of the result,
+and a failed result has `is_error`.
+
+https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/implement-tool-use
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from indusagi.adapters.calls import AdapterCalls
+from indusagi.adapters.content import Attachment, ModelContent
+from indusagi.adapters.gate import Gate
+from indusagi.adapters.libraries import to_plain_object
+from indusagi.core.cancel import CancelToken
+from indusagi.runtime.contract import ToolBox, ToolCall
+
+
+def to_anthropic(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None) -> AnthropicTools:
+    """Give a toolbox to models of the Anthropic API.
+
+    Raises:
+        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+    """
+    return AnthropicTools(AdapterCalls(box, gate, cancel))
+
+
+class AnthropicTools:
+    """The tools for `messages.create`."""
+
+    def __init__(self, calls: AdapterCalls) -> None:
+        self._calls = calls
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """The present tools, for the parameter `tools`."""
+        return [
+            {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+            for tool in self._calls.descriptors()
+        ]
+
+    async def run(self, message: Any) -> list[dict[str, Any]]:
+        """Run the calls of a response, an object of the library or its JSON; empty if it has none.
+
+        Returns:
+            What the next request has after the present messages: the message of the model, and the results.
+        """
+        content, calls = _read(message)
+        return _answer(content, calls, await self._calls.run_all(calls)) if calls else []
+
+    def run_sync(self, message: Any) -> list[dict[str, Any]]:
+        """Do the same without `await`, with the toolbox of `open_deck_sync`."""
+        content, calls = _read(message)
+        return _answer(content, calls, self._calls.run_all_sync(calls)) if calls else []
+
+
+def _read(message: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+    content = [to_plain_object(block) for block in to_plain_object(message).get("content") or ()]
+    calls = [
+        ToolCall(str(block.get("id")), str(block.get("name")), block.get("input"))
+        for block in content
+        if block.get("type") == "tool_use"
+    ]
+    return content, calls
+
+
+def _answer(
+    content: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
+) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    for call, result in zip(calls, contents, strict=True):
+        # A text block must not be empty.
+        text = [{"type": "text", "text": result.text}] if result.text else []
+        blocks = [*text, *map(_to_block, result.attachments)]
+        mark = {"is_error": True} if result.is_error else {}
+        results.append({"type": "tool_result", "tool_use_id": call.id, "content": blocks, **mark})
+    return [{"role": "assistant", "content": [*content]}, {"role": "user", "content": results}]
+
+
+def _to_block(file: Attachment) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": file.media_type, "data": file.encode()}
+    return {"type": "image" if file.is_image else "document", "source": source}

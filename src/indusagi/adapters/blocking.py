@@ -1,0 +1,106 @@
+"""A toolbox for code without an event loop.
+
+Its tools and servers live in the event loop of a thread of their own. Calls come from any thread with `run`, and from
+any other event loop by the runner. Leaving the block closes them in the task that has opened them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import Note
+from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
+
+ParamsT = ParamSpec("ParamsT")
+ResultT = TypeVar("ResultT")
+
+
+class BlockingToolBox:
+    """A toolbox in the event loop of another thread."""
+
+    def __init__(self, toolbox: ToolBox, portal: BlockingPortal) -> None:
+        self.toolbox = toolbox
+        """The toolbox itself; only code in its own event loop may use it."""
+        self._portal = portal
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the toolbox decides about its calls by itself."""
+        return getattr(self.toolbox, "is_gated", False) is True
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Everything that was left out, with the reason; empty if the toolbox has no notes."""
+        return self.call(self._read_notes)
+
+    @property
+    def runner(self) -> BlockingToolBox:
+        """The runner, for calls with `await` from any event loop: this object."""
+        return self
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the tools in a stable order."""
+        return self.call(self._list_descriptors)
+
+    async def read_descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the tools from another event loop."""
+        return await self.call_async(self._list_descriptors)
+
+    async def run(
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
+    ) -> ToolOutcome:
+        """Run one call from another event loop; cancelling the task cancels the call."""
+        return await self.call_async(self._run, call, cancel, on_progress)
+
+    def run_sync(self, call: ToolCall, cancel: CancelToken | None = None) -> ToolOutcome:
+        """Run one call from a thread without an event loop; an interrupt cancels the call."""
+        return self.call(self._run, call, cancel, None)
+
+    def call(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+        """Run `work` in the loop of the toolbox, and wait for it in this thread."""
+        future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def call_async(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+        """Run `work` in the loop of the toolbox, and wait for it in this task."""
+        future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
+        # Cancelling the task cancels the wrapped future, and with it the task in the other loop.
+        return await asyncio.wrap_future(future)
+
+    async def _run(self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None) -> ToolOutcome:
+        return await self.toolbox.runner.run(call, cancel, on_progress=on_progress)
+
+    async def _list_descriptors(self) -> Sequence[ToolDescriptor]:
+        return self.toolbox.descriptors()
+
+    async def _read_notes(self) -> Sequence[Note]:
+        return getattr(self.toolbox, "notes", ())
+
+
+@contextmanager
+def open_blocking(opening: AbstractAsyncContextManager[ToolBox]) -> Generator[BlockingToolBox]:
+    """Open a toolbox in the event loop of a new thread, for the block."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(opening) as toolbox:
+        yield BlockingToolBox(toolbox, portal)
+
+
+def make_blocking(
+    open_box: Callable[ParamsT, AbstractAsyncContextManager[ToolBox]],
+) -> Callable[ParamsT, AbstractContextManager[BlockingToolBox]]:
+    """Make the form without `await` of a function that opens a toolbox."""
+
+    def open_it(*args: ParamsT.args, **kwargs: ParamsT.kwargs) -> AbstractContextManager[BlockingToolBox]:
+        return open_blocking(open_box(*args, **kwargs))
+
+    return open_it

@@ -1,0 +1,90 @@
+"""Adapter for LangChain and LangGraph: a tool of `langchain-core` for each tool of a toolbox.
+
+Images and files are content blocks of the tool message, its artifact has the structured content, a failure is a
+`ToolException` that becomes a message with the status `error`, and cancelling the task of `ainvoke` cancels the call.
+
+https://docs.langchain.com/oss/python/langchain/tools
+"""
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
+# The library is optional and absent from the environment of the other checks; `make adapters` checks types with it.
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from indusagi.adapters.calls import AdapterCalls
+from indusagi.adapters.content import Attachment, to_model_content
+from indusagi.adapters.gate import Gate
+from indusagi.adapters.libraries import explain_missing
+from indusagi.core.cancel import CancelToken
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolOutcome
+
+with explain_missing("langchain-core"):
+    from langchain_core.tools import BaseTool, ToolException
+
+
+def to_langchain(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None) -> list[BaseTool]:
+    """Give the present tools of a toolbox to LangChain.
+
+    `invoke` without `await` needs the toolbox of `open_deck_sync`.
+
+    Raises:
+        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+    """
+    calls = AdapterCalls(box, gate, cancel)
+    return [
+        ToolBoxTool(calls, name=tool.name, description=tool.description, args_schema=dict(tool.parameters))
+        for tool in calls.descriptors()
+    ]
+
+
+class ToolBoxTool(BaseTool):
+    """A tool of a toolbox. Its arguments reach it as the model wrote them, and it checks them itself."""
+
+    response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
+    handle_tool_error: Any = True
+
+    def __init__(self, calls: AdapterCalls, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._calls = calls
+
+    _calls: AdapterCalls
+
+    def _to_args_and_kwargs(
+        self, tool_input: str | dict[str, Any], tool_call_id: str | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # As one value: an argument may have the name of a parameter of `_run`.
+        return (tool_input, tool_call_id), {}
+
+    def _run(self, arguments: Any, call_id: str | None, /) -> tuple[Any, Any]:
+        return _to_message(self._calls.run_sync(self._build_call(arguments, call_id)))
+
+    async def _arun(self, arguments: Any, call_id: str | None, /) -> tuple[Any, Any]:
+        return _to_message(await self._calls.run(self._build_call(arguments, call_id)))
+
+    def _build_call(self, arguments: Any, call_id: str | None) -> ToolCall:
+        return ToolCall(call_id or new_ulid(), self.name, cast("JsonValue", arguments))
+
+
+def _to_message(outcome: ToolOutcome) -> tuple[Any, Any]:
+    """Build the content and the artifact of a tool message.
+
+    Raises:
+        ToolException: The call failed.
+    """
+    content = to_model_content(outcome.result)
+    if content.is_error:
+        raise ToolException(content.text)
+    artifact = None if outcome.structured is None else {"structured_content": outcome.structured}
+    if not content.attachments:
+        return content.text, artifact
+    text = [{"type": "text", "text": content.text}] if content.text else []
+    return [*text, *map(_to_block, content.attachments)], artifact
+
+
+def _to_block(file: Attachment) -> JsonObject:
+    kind = "image" if file.is_image else "file"
+    return {"type": kind, "base64": file.encode(), "mime_type": file.media_type}

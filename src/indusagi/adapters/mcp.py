@@ -1,0 +1,59 @@
+"""Adapter for the official MCP SDK: a toolbox as a server inside of this process.
+
+The server is the SDK's own `mcp.server.Server`. The Claude Agent SDK takes it as the `instance` of a server of type
+`sdk`, and `mcp.Client(server)` connects to it in memory. Content blocks are passed on as they are, an error has
+`isError`, and a cancelled request cancels the call. To serve other processes, use `indusagi.mcp.MCPServer`.
+
+https://docs.claude.com/en/api/agent-sdk/custom-tools
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp.server import Server, ServerRequestContext
+from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
+
+from indusagi import __version__
+from indusagi.adapters.calls import AdapterCalls
+from indusagi.adapters.gate import Gate
+from indusagi.core.cancel import CancelToken
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import JsonObject
+from indusagi.interop.protocol_bridge.contract import to_blocks
+from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolResult
+
+
+def to_mcp(
+    box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None, name: str = "indus"
+) -> Server[dict[str, Any]]:
+    """Give a toolbox to an MCP client in this process.
+
+    Raises:
+        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+    """
+    calls = AdapterCalls(box, gate, cancel)
+
+    async def list_tools(
+        ctx: ServerRequestContext[dict[str, Any]], params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        rows = [build_tool_row(tool) for tool in await calls.read_descriptors()]
+        return ListToolsResult.model_validate({"tools": rows})
+
+    async def call_tool(ctx: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams) -> CallToolResult:
+        outcome = await calls.run(ToolCall(new_ulid(), params.name, params.arguments or {}))
+        try:
+            return CallToolResult.model_validate(_build_result(outcome.result))
+        except ValueError as exc:  # a block that this SDK does not know
+            error = ToolResult.error(f"The answer cannot be sent: {exc}", code="bad_result")
+            return CallToolResult.model_validate(_build_result(error))
+
+    return Server(name, version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def _build_result(result: ToolResult) -> JsonObject:
+    row: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+    if isinstance(result.structured, dict):
+        row["structuredContent"] = result.structured
+    return row

@@ -1,0 +1,150 @@
+"""Adapter for the OpenAI API: function tools, and the items or messages that answer the calls of a response.
+
+Everything is plain JSON, so the package `openai` is not needed. The Responses API has images and files in a result; the
+Chat Completions API has text only, and they follow in a message of the user. Neither has an error mark: a failed result
+begins with `Error:`.
+
+https://platform.openai.com/docs/guides/function-calling
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from indusagi.adapters.calls import AdapterCalls, parse_arguments
+from indusagi.adapters.content import Attachment, ModelContent
+from indusagi.adapters.gate import Gate
+from indusagi.adapters.libraries import to_plain_object
+from indusagi.core.cancel import CancelToken
+from indusagi.runtime.contract import ToolBox, ToolCall
+
+
+def to_openai(
+    box: ToolBox,
+    *,
+    gate: Gate | None = None,
+    cancel: CancelToken | None = None,
+    api: Literal["responses", "chat"] = "responses",
+) -> OpenAITools:
+    """Give a toolbox to models of the OpenAI API.
+
+    Raises:
+        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+    """
+    calls = AdapterCalls(box, gate, cancel)
+    return OpenAITools(calls) if api == "responses" else OpenAIChatTools(calls)
+
+
+class OpenAITools:
+    """The tools for `responses.create`."""
+
+    def __init__(self, calls: AdapterCalls) -> None:
+        self._calls = calls
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """The present tools, for the parameter `tools`."""
+        return [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": dict(tool.parameters),
+                "strict": False,
+            }
+            for tool in self._calls.descriptors()
+        ]
+
+    async def run(self, response: Any) -> list[dict[str, Any]]:
+        """Run the calls of a response, an object of the library or its JSON; empty if it has none.
+
+        Returns:
+            What the next request has after the present input: the output of the model, and the results.
+        """
+        output, calls = self._read(response)
+        return self._answer(output, calls, await self._calls.run_all(calls)) if calls else []
+
+    def run_sync(self, response: Any) -> list[dict[str, Any]]:
+        """Do the same without `await`, with the toolbox of `open_deck_sync`."""
+        output, calls = self._read(response)
+        return self._answer(output, calls, self._calls.run_all_sync(calls)) if calls else []
+
+    def _read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        output = [to_plain_object(item) for item in to_plain_object(response).get("output") or ()]
+        calls = [
+            ToolCall(str(item.get("call_id")), str(item.get("name")), parse_arguments(item.get("arguments") or ""))
+            for item in output
+            if item.get("type") == "function_call"
+        ]
+        return output, calls
+
+    def _answer(
+        self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
+    ) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = []
+        for call, content in zip(calls, contents, strict=True):
+            value: Any = content.marked_text
+            if content.attachments:
+                text = [{"type": "input_text", "text": value}] if value else []
+                value = [*text, *map(_to_input_part, content.attachments)]
+            answers.append({"type": "function_call_output", "call_id": call.id, "output": value})
+        return [*output, *answers]
+
+
+class OpenAIChatTools(OpenAITools):
+    """The tools for `chat.completions.create`."""
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """The present tools, for the parameter `tools`."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                    "strict": False,
+                },
+            }
+            for tool in self._calls.descriptors()
+        ]
+
+    def _read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        choices = to_plain_object(response).get("choices") or ()
+        if not choices:
+            return [], []
+        message = to_plain_object(to_plain_object(choices[0]).get("message") or {})
+        functions = [(row.get("id"), to_plain_object(row["function"])) for row in message.get("tool_calls") or ()]
+        calls = [
+            ToolCall(str(id), str(function.get("name")), parse_arguments(function.get("arguments") or ""))
+            for id, function in functions
+        ]
+        return [message], calls
+
+    def _answer(
+        self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
+    ) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [*output]
+        parts: list[dict[str, Any]] = []
+        for call, content in zip(calls, contents, strict=True):
+            text = content.marked_text
+            if content.attachments:
+                parts.append({"type": "text", "text": f"What {call.name} gave beside its text:"})
+                parts.extend(map(_to_chat_part, content.attachments))
+                text = text or "The result follows."
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+        return [*messages, {"role": "user", "content": parts}] if parts else messages
+
+
+def _to_input_part(file: Attachment) -> dict[str, Any]:
+    if file.is_image:
+        return {"type": "input_image", "image_url": file.to_data_url(), "detail": "auto"}
+    return {"type": "input_file", "filename": file.file_name, "file_data": file.to_data_url()}
+
+
+def _to_chat_part(file: Attachment) -> dict[str, Any]:
+    if file.is_image:
+        return {"type": "image_url", "image_url": {"url": file.to_data_url()}}
+    return {"type": "file", "file": {"filename": file.file_name, "file_data": file.to_data_url()}}
