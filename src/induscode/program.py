@@ -27,6 +27,7 @@ _COMMANDS = {
     "prompts": ("list the prompts of servers, and get their messages", "induscode.commands.prompts"),
     "call": ("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
     "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
+    "cluster": ("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
     "acp": ("work in an editor: the Agent Client Protocol over stdio", "induscode.acp.command"),
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
     "connectors": ("add, examine and approve services described by OpenAPI", "induscode.commands.connectors"),

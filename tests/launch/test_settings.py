@@ -87,6 +87,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
             {"v": {"token_env": 3}},
         ],
     ),
+    "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
     "registry.url": ("https://mirror.example", "https://mirror.example", ["mirror", 3]),
 }
 

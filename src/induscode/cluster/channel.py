@@ -56,7 +56,7 @@ class Channel(QueuedTransport):
         self._tells_end = True
         """Whether the other end may not know yet that, and why, the channel has ended."""
         self.is_unheard = False
-        """Whether it ended because nothing listens at the other end: the last frame has not arrived."""
+        """Whether it ended because nothing listens at the other end."""
         self._pump = BackgroundTask("channel")
 
     def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:

@@ -105,13 +105,11 @@ class NodeInfo:
     url: str = ""
     """Where clients reach it; empty if they do not."""
     draining: bool = False
-    offers: Sequence[str] = ()
-    """Names of the servers that it offers by its own name."""
 
-    @property
-    def may_own(self) -> bool:
-        """Whether servers of the shared configuration may be placed on it."""
-        return self.role == "all" and not self.draining
+    def may_own(self, only_node: str | None = None) -> bool:
+        """Return whether a server may be placed on it: one of equal rows, or one that `only_node` offers."""
+        is_meant = self.role == "all" if only_node is None else self.node == only_node
+        return is_meant and not self.draining
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
@@ -124,7 +122,6 @@ class NodeInfo:
             "owned": self.owned,
             "url": self.url,
             "draining": self.draining,
-            "offers": [*self.offers],
         }
 
     @classmethod
@@ -133,7 +130,7 @@ class NodeInfo:
         if not is_json_object(value):
             return None
         node, instance, lease, role = (value.get(key) for key in ("node", "instance", "lease", "role"))
-        capacity, owned, url, offers = (value.get(key) for key in ("capacity", "owned", "url", "offers"))
+        capacity, owned, url = (value.get(key) for key in ("capacity", "owned", "url"))
         if not isinstance(node, str) or not isinstance(instance, str) or role not in {"all", "offers", "doors"}:
             return None
         return cls(
@@ -145,7 +142,6 @@ class NodeInfo:
             owned=owned if isinstance(owned, int) else 0,
             url=url if isinstance(url, str) else "",
             draining=value.get("draining") is True,
-            offers=tuple(name for name in offers if isinstance(name, str)) if isinstance(offers, list) else (),
         )
 
 

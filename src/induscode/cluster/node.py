@@ -28,7 +28,7 @@ from induscode.cluster.channel import Channel, ChannelTable
 from induscode.cluster.contract import ClusterFault, ClusterSettings, Placement
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import Membership, open_membership
-from induscode.cluster.placement import Placements, build_server_key, rank_nodes
+from induscode.cluster.placement import Placements, find_target, rank_nodes
 from induscode.cluster.served import CallerTokens, ServedServer
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from induscode.cluster.contract import NodeInfo
+    from induscode.cluster.placement import ServerTarget
 
 _log = logging.getLogger(__name__)
 
@@ -98,11 +99,11 @@ class ClusterNode:
             async with open_client_session(config, handlers, injected, watch) as session:
                 yield session
             return
-        key = build_server_key(config)
+        target = self._find_target(config)
         try:
             silent: Placement | None = None
             while True:
-                placement = await self._find_owner(key, config.id, silent)
+                placement = await self._find_owner(target, config.id, silent)
                 if placement.lease == self.info.lease:
                     async with self._serve(placement, config, handlers, watch) as session:
                         yield session
@@ -121,13 +122,13 @@ class ClusterNode:
             detail = FaultDetail(server=config.id, reason="upstream")
             raise ProtocolFault("transport", f"server {config.id!r}: {fault}", fault, detail=detail) from fault
 
-    async def _find_owner(self, key: str, server: str, silent: Placement | None) -> Placement:
+    async def _find_owner(self, target: ServerTarget, server: str, silent: Placement | None) -> Placement:
         """Find the owner of a server, or become it, or have the node become it that is to own it.
 
         Waits until there is one; the start of a server has a deadline. An owner that is `silent` is still the owner
         until its lease has ended: it may not listen yet.
         """
-        members, passed = self.membership, dict[str, float]()
+        members, passed, key = self.membership, dict[str, float](), target.key
         loop = asyncio.get_running_loop()
         while True:
             found = await self.placements.find(key)
@@ -141,11 +142,10 @@ class ClusterNode:
                     continue
             now = loop.time()
             nodes = [node for node in members.list_nodes() if passed.get(node.instance, now + 1) > now]
-            ranked = rank_nodes(key, nodes)
-            best = ranked[0] if ranked else None
+            best = next(iter(rank_nodes(target, nodes)), None)
             is_wanted = now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
             if best is None and not passed:
-                raise ClusterFault("ready", "no node of the cluster may own it: all are full, draining or doors only")
+                raise ClusterFault("ready", self._explain_homeless(target))
             if is_wanted or (best is not None and best.instance == self.info.instance):
                 claimed = await self.placements.claim(key, server) if members.is_held() else None
                 if claimed is not None:
@@ -155,6 +155,15 @@ class ClusterNode:
                 accepts = await self._ask_to_own(best, key)
                 passed[best.instance] = now + _ASKED_S if accepts else 0.0
             await asyncio.sleep(_PAUSE_S)
+
+    def _find_target(self, config: StdioServerConfig) -> ServerTarget:
+        return find_target(config, self.info.node, self.info.role)
+
+    def _explain_homeless(self, target: ServerTarget) -> str:
+        nodes, offering = self.membership.list_nodes(), target.only_node
+        if offering is not None and all(node.node != offering for node in nodes):
+            return f"node {offering!r}, which offers it, is not in the cluster"
+        return "no node may run it now: all are full, draining, or run no servers of others"
 
     async def _ask_to_own(self, node: NodeInfo, key: str) -> bool:
         text = compact_json({"op": "own", "key": key}).encode()
@@ -200,6 +209,7 @@ class ClusterNode:
     def _lose_node(self, node: NodeInfo) -> None:
         for channel, lease in [*self._remote.items()]:
             if lease == node.lease:
+                channel.is_unheard = True
                 channel.finish(f"was on node {node.node!r}, which has left the cluster")
 
     # -- servers of this node ---------------------------------------------------------------
@@ -294,11 +304,14 @@ class ClusterNode:
     def _accept(self, key: str) -> bool:
         """Begin to own a server that another node needs, if this one has it and has room."""
         fleet, tasks = self._fleet, self._tasks
-        if fleet is None or tasks is None or not self.info.may_own or self.info.owned >= self.info.capacity:
+        if fleet is None or tasks is None or self.info.owned >= self.info.capacity:
             return False
         for endpoint in fleet.endpoints():
             config = endpoint.config
-            if isinstance(config, StdioServerConfig) and build_server_key(config) == key:
+            if not isinstance(config, StdioServerConfig):
+                continue
+            target = self._find_target(config)
+            if target.key == key and self.info.may_own(target.only_node):
                 self._wanted[key] = asyncio.get_running_loop().time()
                 tasks.create_task(fleet.wake(config.id))
                 return True

@@ -12,51 +12,68 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.records import record
 from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
     from induscode.cluster.broker import Bucket, Entry
+    from induscode.cluster.contract import NodeRole
     from induscode.cluster.membership import Membership
 
+OFFER_PREFIX = "cluster:"
 _KEY_CHARS = 32
 _OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
 """Variables that a gateway itself gives to its servers."""
 
 
-def build_server_key(config: StdioServerConfig, slot: int = 0) -> str:
-    """Return the key of a server: a digest of its configuration, and of the number of its replica.
+def build_server_key(config: StdioServerConfig) -> str:
+    """Return the key of a server: a digest of its configuration.
 
     Equal rows on two nodes are the same server. Secrets in it cannot be read from the digest without the row.
     """
     env = {name: value for name, value in config.env.items() if name not in _OWN_VARIABLES}
-    row = [config.id, config.command, [*config.args], sorted(env.items()), config.cwd, slot]
+    row = [config.id, config.command, [*config.args], sorted(env.items()), config.cwd]
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:_KEY_CHARS]
 
 
-def build_offer_key(node: str, server: str) -> str:
-    """Return the key of a server that a node offers under its own name."""
-    return hashlib.sha256(json.dumps(["offer", node, server]).encode()).hexdigest()[:_KEY_CHARS]
+@record
+class ServerTarget:
+    """What of a server decides where it may run."""
+
+    key: str
+    only_node: str | None = None
+    """The one node that may own it, since it offers it; `None`: every node with an equal row."""
 
 
-def rank_nodes(key: str, nodes: Sequence[NodeInfo], affinity: str | None = None) -> Sequence[NodeInfo]:
-    """List the nodes that may own a server, the preferred one first.
+def find_target(config: StdioServerConfig, node: str, role: NodeRole) -> ServerTarget:
+    """Find out where a server of a node's configuration may run.
 
-    Nodes whose name matches the pattern `affinity` come before all others; full ones are left out.
+    The command `cluster:NODE/SERVER` names the server that another node offers; a node with the role `offers` offers
+    all of its own.
     """
+    offering, server = (node, config.id) if role == "offers" else ("", "")
+    if config.command.startswith(OFFER_PREFIX):
+        offering, _, server = config.command.removeprefix(OFFER_PREFIX).partition("/")
+    if offering:
+        text = json.dumps(["offer", offering, server])
+        return ServerTarget(hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARS], offering)
+    return ServerTarget(build_server_key(config))
 
-    def weigh(node: NodeInfo) -> tuple[bool, float]:
-        digest = hashlib.sha256(f"{key} {node.instance}".encode()).digest()
+
+def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[NodeInfo]:
+    """List the nodes that may own a server, the preferred one first; full and draining ones are left out."""
+
+    def weigh(node: NodeInfo) -> float:
+        digest = hashlib.sha256(f"{target.key} {node.instance}".encode()).digest()
         # https://www.ietf.org/archive/id/draft-ietf-bess-weighted-hrw-00.html: -w / ln(u), u in (0, 1)
         u = (int.from_bytes(digest[:8], "big") + 1) / (2**64 + 2)
-        is_near = affinity is not None and fnmatchcase(node.node, affinity)
-        return is_near, -node.capacity / math.log(u)
+        return -node.capacity / math.log(u)
 
-    able = [node for node in nodes if node.may_own and node.owned < node.capacity]
+    able = [node for node in nodes if node.may_own(target.only_node) and node.owned < node.capacity]
     return sorted(able, key=weigh, reverse=True)
 
 

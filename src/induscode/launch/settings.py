@@ -242,6 +242,14 @@ SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     read=_parse_views,
     schema={"type": "object"},
 )
+CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
+    key="cluster.brokers",
+    describe="The NATS brokers that indus cluster asks.",
+    default=(),
+    read=_parse_names,
+    schema={"type": "array", "items": {"type": "string", "minLength": 1}},
+    flag="--cluster",
+)
 REGISTRY_URL: Setting[str] = Setting(
     key="registry.url",
     describe="The MCP registry, or a mirror of it, that indus mcp search and install ask.",
@@ -268,6 +276,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             CALLS_KEEP_DAYS,
             CALLS_PAYLOAD_HOURS,
             SERVE_VIEWS,
+            CLUSTER_BROKERS,
             REGISTRY_URL,
         ),
     )

@@ -12,6 +12,7 @@ import click
 
 from induscode.clients import CLIENT_NAMES
 from induscode.commands.serve.auth import AUTH_FLAGS, auth_flags, parse_auth
+from induscode.commands.serve.cluster import cluster_flags, parse_cluster
 from induscode.commands.serve.options import (
     CONNECTIONS,
     DEFAULT_ADDRESS,
@@ -39,6 +40,7 @@ from induscode.launch.settings import SERVE_VIEWS
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
 @flags("--model", "--base-url")
 @auth_flags
+@cluster_flags
 @click.command("serve")
 @click.option("--stdio", is_flag=True, help="Serve the client that starts this process (the default).")
 @click.option(
@@ -181,6 +183,7 @@ def command(
     if NAME_PATTERN.fullmatch(name) is None:
         raise click.UsageError(f"--name {name!r}: use letters, digits, _ and -, 64 at most", context)
     check_entry_flags(context)
+    cluster = parse_cluster(context)
     refuse_unused(context, profile=profile, has_entry=bool(print_config or install))
     settings = None
     if http is not None:
@@ -204,6 +207,7 @@ def command(
         schemas=schemas,
         names=names,
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
+        cluster=cluster,
     )
     if print_config or install or uninstall:
         from induscode.commands.serve.client_config import change_entry  # noqa: PLC0415 — for these flags

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
     from induscode.boot.config_watch import ConsentedRows
     from induscode.boot.session import Session
+    from induscode.cluster.node import ClusterNode
     from induscode.commands.serve.options import Schemas
     from induscode.commands.serve.process import SignalState
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
@@ -81,6 +82,8 @@ class GatewayContext:
     """None without configuration files (`--no-mcp`)."""
     files: Sequence[str]
     schemas: Schemas = "raw"
+    node: ClusterNode | None = None
+    """This gateway as a node of a cluster."""
     has_principals: bool = False
     """Whether clients have access tokens of their own: it serves several users."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
+    from induscode.cluster.contract import ClusterSettings
 
 DEFAULT_ADDRESS = "127.0.0.1:7332"
 NAME = "indus"
@@ -57,6 +58,8 @@ class ServeOptions:
     view: View | None = None
     """The view of every client."""
     names: Names = "server"
+    cluster: ClusterSettings | None = None
+    """The cluster that it is a node of."""
 
 
 _FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")

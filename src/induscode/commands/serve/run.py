@@ -129,6 +129,24 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
 
 
 async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, context: GatewayContext) -> int:
+    if options.cluster is None:
+        return await _run_host(invocation, options, plan, context)
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — only with --cluster
+    from induscode.cluster.node import open_node  # noqa: PLC0415 — only with --cluster
+
+    async with AsyncExitStack() as stack:
+        try:
+            node = await stack.enter_async_context(open_node(options.cluster))
+        except ClusterFault as fault:
+            print_status(f"the cluster cannot be joined: {fault}")
+            return int(ExitCode.FAILED)
+        others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
+        print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
+        boot = replace(context.options, open_session=node.open_session)
+        return await _run_host(invocation, options, plan, replace(context, options=boot, node=node))
+
+
+async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerPlan, context: GatewayContext) -> int:
     gateways: list[Gateway] = []
     up, ready = anyio.Event(), anyio.Event()
 
@@ -161,7 +179,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
 
         async def serve() -> None:
-            codes.append(await _serve(host, settings, signals, what, up))
+            codes.append(await _serve(host, settings, signals, what, up, has_clients=_has_clients(options)))
             following.cancel()
 
         tasks.start_soon(serve)
@@ -171,7 +189,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
                 gateways.append(gateway)
                 clients.open(gateway.session.mcp)
                 opened.set()
-                _announce_stdio(options.settings, what)
+                _announce_stdio(options, what)
                 with following:
                     codes.extend(await _follow_servers(gateway, host, signals, up, ready))
                 if following.cancelled_caught and not ready.is_set() and not signals.end.cancelled:
@@ -229,6 +247,8 @@ async def _open_gateway(
                 origin=CallOrigin(via="gateway"),
             )
         )
+        if context.node is not None:
+            context.node.follow(session.mcp.fleet)
         recorder, telemetry = session.calls.recorder, session.calls.telemetry
         if metrics is not None and recorder is not None:
             metrics.find_dropped = lambda: recorder.dropped
@@ -276,16 +296,35 @@ def _report_missing(gateway: Gateway) -> Sequence[int]:
     return (int(ExitCode.SERVER_MISSING),)
 
 
-def _announce_stdio(settings: HttpSettings | None, what: str) -> None:
-    if settings is None:
+def _has_clients(options: ServeOptions) -> bool:
+    """Return whether clients are served: a node that only offers its servers may have none."""
+    return options.settings is not None or options.cluster is None
+
+
+def _announce_stdio(options: ServeOptions, what: str) -> None:
+    if options.settings is None and not _has_clients(options):
+        print_status("offering servers to the cluster, and serving no clients")
+    elif options.settings is None:
         print_status(f"serving over standard input and output {what}")
         if can_ask_user():
             print_status("an MCP client is meant to start this: see indus serve --install")
 
 
-async def _serve(host: Host, settings: HttpSettings | None, signals: SignalState, what: str, up: anyio.Event) -> int:
+async def _serve(
+    host: Host,
+    settings: HttpSettings | None,
+    signals: SignalState,
+    what: str,
+    up: anyio.Event,
+    *,
+    has_clients: bool = True,
+) -> int:
     """Serve over stdio or HTTP until it ends; `up` is set as soon as it serves."""
     try:
+        if not has_clients:
+            up.set()
+            await signals.end.wait()
+            return 0
         if settings is None:
             up.set()
             await host.serve_stdio(signals.end)
@@ -346,6 +385,6 @@ async def _serve_relay(config: ServerConfig, options: ServeOptions) -> int:
     async with handle_signals() as signals:
         host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
-        _announce_stdio(options.settings, what)
+        _announce_stdio(options, what)
         code = await _serve(host, _report_auth(options.settings), signals, what, anyio.Event())
     return code or signals.code

@@ -1,0 +1,241 @@
+"""`indus cluster`: prepares the brokers of a cluster, shows its nodes and placements, and drains a node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from indusagi.core.json import is_json_object
+from induscode.commands.support.groups import CommandGroup, LazyCommand
+from induscode.commands.support.output import as_json, print_table, write_json
+from induscode.commands.support.runner import run_until_signal
+from induscode.terminal import print_line, print_status
+
+if TYPE_CHECKING:
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.contract import ClusterSettings, NodeInfo
+    from induscode.cluster.membership import Membership
+
+_HERE = "induscode.commands.cluster"
+_F = TypeVar("_F", bound=Callable[..., object])
+_FAILED = 1
+_DRAINED_S = 60.0
+_LOOK_S = 0.25
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "init": LazyCommand("prepare the brokers: buckets and the secret of session ids", _HERE, "init"),
+        "status": LazyCommand("show the brokers and the nodes", _HERE, "status"),
+        "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
+        "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
+    },
+    default="status",
+)
+def command() -> None:
+    """Prepare and examine a cluster of gateways. Without a command: status."""
+
+
+def _brokers(function: _F) -> _F:
+    text = "The NATS brokers; by default those of the setting cluster.brokers."
+    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(function)
+
+
+def _read_settings(context: click.Context, brokers: str | None) -> ClusterSettings:
+    from induscode.cluster.contract import ClusterSettings  # noqa: PLC0415 — not for the help
+    from induscode.cluster.options import parse_brokers  # noqa: PLC0415 — not for the help
+    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
+    from induscode.launch.settings import CLUSTER_BROKERS  # noqa: PLC0415 — not for the help
+
+    text = brokers or ",".join(read_invocation(context).settings.get(CLUSTER_BROKERS))
+    if not text:
+        raise click.UsageError("which brokers? Use --cluster URL, or the setting cluster.brokers", context)
+    try:
+        return ClusterSettings(brokers=parse_brokers(text), node="command")
+    except ValueError as exc:
+        raise click.UsageError(f"--cluster: {exc}", context) from exc
+
+
+def _run(settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]]) -> int:
+    from induscode.cluster.broker import open_broker  # noqa: PLC0415 — not for the help
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
+
+    async def run(_: CancelToken) -> int:
+        try:
+            async with open_broker(settings) as broker:
+                return await work(broker)
+        except ClusterFault as fault:
+            print_status(f"broker {fault.state}: {fault}" if fault.state != "ready" else str(fault))
+            return _FAILED
+
+    return run_until_signal(run)
+
+
+@asynccontextmanager
+async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
+    from induscode.cluster.membership import open_membership  # noqa: PLC0415 — not for the help
+
+    async with open_membership(broker, observer=True) as membership:
+        yield membership
+
+
+@click.command("init")
+@_brokers
+@click.option(
+    "--replicas",
+    type=click.Choice(["1", "3"]),
+    default="1",
+    show_default=True,
+    help="Brokers that keep each entry; 3 needs three brokers, and survives the loss of one.",
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(1.0, 300.0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a node that is silent keeps its servers.",
+)
+@as_json
+@click.pass_context
+def init(context: click.Context, *, brokers: str | None, replicas: str, lease_s: float, as_json: bool) -> int:
+    """Prepare the brokers of a cluster, once. What exists already stays as it is.
+
+    The brokers need JetStream. They write to the disk every two minutes by default, and a power failure may lose what
+    was written since: set `sync_interval: always` in their configuration.
+    """
+    from induscode.cluster.broker import prepare_cluster  # noqa: PLC0415 — not for the help
+
+    async def work(broker: Broker) -> int:
+        made = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s)
+        if as_json:
+            write_json({"made": [*made]})
+        elif made:
+            print_line(f"made {', '.join(made)}, each on {replicas} broker{'s' if replicas != '1' else ''}")
+            print_line("advice: `sync_interval: always` in the brokers' `jetstream` block, against power failures")
+        else:
+            print_line("everything is there already")
+        return 0
+
+    return _run(_read_settings(context, brokers), work)
+
+
+def _describe(node: NodeInfo) -> str:
+    if node.draining:
+        return "draining"
+    return {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}[
+        node.role
+    ]
+
+
+@click.command("status")
+@_brokers
+@as_json
+@click.pass_context
+def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
+    """Show how the brokers are, and which nodes there are. Exit code 1 if the brokers do not answer."""
+
+    async def work(broker: Broker) -> int:
+        async with _observe(broker) as membership:
+            nodes = membership.list_nodes()
+            if as_json:
+                rows: list[JsonObject] = [node.to_json() for node in nodes]
+                write_json({"broker": broker.state, "lease_s": membership.times.ttl_s, "nodes": [*rows]})
+                return 0
+            print_line(f"brokers: {broker.state}; a lease lasts {membership.times.ttl_s:g} s")
+            if not nodes:
+                print_line("no node is there: start one with indus serve --http --cluster URL")
+                return 0
+            columns = ("NODE", "SERVERS", "STATE", "ADDRESS")
+            print_table(
+                columns, [(node.node, f"{node.owned}/{node.capacity}", _describe(node), node.url) for node in nodes]
+            )
+        return 0
+
+    return _run(_read_settings(context, brokers), work)
+
+
+@click.command("placements")
+@_brokers
+@as_json
+@click.pass_context
+def placements(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
+    """Show which node runs which server, and since which epoch."""
+    from induscode.cluster.placement import Placements  # noqa: PLC0415 — not for the help
+
+    async def work(broker: Broker) -> int:
+        async with _observe(broker) as membership:
+            entries = await broker.open_bucket(broker.settings.placements)
+            found = await Placements(entries, membership).list_all()
+            rows: list[JsonObject] = []
+            for one in found:
+                is_live = membership.find_holder(one.lease) is not None
+                row: JsonObject = {"server": one.server, "node": one.node, "epoch": one.epoch, "live": is_live}
+                rows.append({**row, "key": one.key})
+        if as_json:
+            write_json({"placements": [*rows]})
+        elif not rows:
+            print_line("no server runs")
+        else:
+            states = {True: "", False: "its node is gone"}
+            print_table(
+                ("SERVER", "NODE", "EPOCH", "KEY", ""),
+                [
+                    (*(row[key] for key in ("server", "node", "epoch", "key")), states[bool(row["live"])])
+                    for row in rows
+                ],
+            )
+        return 0
+
+    return _run(_read_settings(context, brokers), work)
+
+
+@click.command("drain")
+@click.argument("node")
+@_brokers
+@as_json
+@click.pass_context
+def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bool) -> int:
+    """Move the servers of NODE to other nodes, each when its calls have ended, and place none there any more.
+
+    It serves clients until it is stopped. Exit code 1 if there is no such node, or a server stays.
+    """
+
+    async def work(broker: Broker) -> int:
+        async with _observe(broker) as membership:
+            found = next((info for info in membership.list_nodes() if info.node == node), None)
+            if found is None:
+                known = ", ".join(info.node for info in membership.list_nodes()) or "none"
+                print_status(f"there is no node {node!r}; there are: {known}")
+                return _FAILED
+            answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
+            value = json.loads(answer)
+            count = value.get("owned") if is_json_object(value) else None
+            left = await _wait_drained(membership, found.instance)
+        if as_json:
+            write_json({"node": node, "servers": count, "left": left})
+        else:
+            print_line(f"{node}: drained of {count} servers" if not left else f"{node}: {left} servers are still there")
+        return _FAILED if left else 0
+
+    return _run(_read_settings(context, brokers), work)
+
+
+async def _wait_drained(membership: Membership, instance: str) -> int:
+    """Wait until a node reports that it owns nothing; return how much it owns."""
+    info: NodeInfo | None = None
+    for _ in range(int(_DRAINED_S / _LOOK_S)):
+        await asyncio.sleep(_LOOK_S)
+        info = next((one for one in membership.list_nodes() if one.instance == instance), None)
+        if info is None or (info.draining and not info.owned):
+            return 0
+    return 0 if info is None else info.owned

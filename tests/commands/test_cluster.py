@@ -1,0 +1,71 @@
+"""`indus cluster`, and the flags of `indus serve` for nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.broker import broker_process
+
+from induscode.cluster.options import find_node_name, parse_brokers
+from induscode.program import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--http", "--node", "a"], "--node means nothing without --cluster"),
+        (["--cluster", "nats://a"], "--cluster needs --http"),
+        (["--http", "--cluster", "http://a"], "'http://a' is no address of a broker"),
+        (["--http", "--cluster", "nats://a", "--node", "a b"], "--node 'a b': use letters"),
+        (["--http", "--cluster", "nats://a", "--doors-only", "--offer-only"], "exclude each other"),
+        (["--http", "--cluster", "nats://a", "--transparent", "x"], "--cluster and --transparent exclude each other"),
+    ],
+)
+def test_flags_of_nodes_that_cannot_be_used_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_brokers_share_the_scheme_of_the_first() -> None:
+    assert parse_brokers("tls://a, b:1,nats://c") == ["tls://a", "tls://b:1", "nats://c"]
+    assert find_node_name("gw-1") == "gw-1"
+    assert find_node_name(None)
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "nats", None)
+    assert run(["cluster", "status", "--cluster", "nats://127.0.0.1:1"]) == 1
+    assert "pip install 'indus-deck[cluster]'" in capsys.readouterr().err
+
+
+def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster"]) == 2
+    assert "the setting cluster.brokers" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_cluster_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with broker_process(tmp_path) as broker:
+        where = ["--cluster", broker.url]
+        assert run(["cluster", "status", *where]) == 1
+        assert "broker missing" in capsys.readouterr().err
+        assert run(["cluster", "init", *where, "--lease", "2"]) == 0
+        assert "sync_interval: always" in capsys.readouterr().out
+        assert run(["cluster", "init", *where]) == 0
+        assert "everything is there already" in capsys.readouterr().out
+        assert run(["cluster", "status", *where, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["broker"], shown["lease_s"], shown["nodes"]) == ("ready", 2.0, [])
+        assert run(["cluster", "placements", *where]) == 0
+        assert "no server runs" in capsys.readouterr().out
+        assert run(["cluster", "drain", "gone", *where]) == 1
+        assert "there is no node 'gone'" in capsys.readouterr().err
+        assert run(["cluster", "init", *where, "--replicas", "3"]) == 0
