@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _FORMER = dict(os.environ)
 _ABSENT = (".adapters.langchain", ".adapters.openai_agents")
 """Modules whose libraries are not installed here."""
-_LAZY = ("anyio._backends._asyncio", "chardet", "jsonschema.validators", "pydantic_ai.models.anthropic", "rapidfuzz")
+_LAZY = ("anyio._backends._asyncio", "chardet", "jsonschema.validators", "pydantic_ai.models.anthropic")
 
 
 def load_program() -> Iterator[None]:

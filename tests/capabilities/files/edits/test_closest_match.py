@@ -6,10 +6,13 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
 from indusagi.capabilities.files.edits import replace as module
 from indusagi.capabilities.files.edits.replace import MAX_SHOWN_LINES, find_closest_match
+from indusagi.capabilities.files.edits.similarity import TextSimilarity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,15 +60,15 @@ def test_a_long_block_is_shown_in_part() -> None:
 
 
 def _count_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Count the letters that are compared block by block."""
+    """Count the letters that are compared."""
     seen: list[int] = []
-    really = fuzz.ratio
+    really = TextSimilarity.compare
 
-    def ratio(one: str, other: str, *, score_cutoff: float | None = None) -> float:
-        seen.append(len(one) + len(other))
-        return really(one, other, score_cutoff=score_cutoff)
+    def compare(self: TextSimilarity, other: str, at_least: float = 0.0) -> float:
+        seen.append(len(other))
+        return really(self, other, at_least)
 
-    monkeypatch.setattr(fuzz, "ratio", ratio)
+    monkeypatch.setattr(TextSimilarity, "compare", compare)
     return lambda: sum(seen)
 
 
@@ -77,7 +80,7 @@ def test_the_work_is_bounded_for_every_file(text: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_MAX_COMPARED_LINES", 10)  # the other half of the bound has a test below
     letters = _count_letters(monkeypatch)
     find_closest_match(text, "\n".join(f"x = {n + 0.5}" for n in range(300)))
-    assert letters() <= 3 * (8 * 2 * 4_000 + 10 * 2 * 200)
+    assert letters() <= 3 * (8 * 4_000 + 10 * 200)
 
 
 def test_the_number_of_compared_lines_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +91,17 @@ def test_the_number_of_compared_lines_is_limited(monkeypatch: pytest.MonkeyPatch
     assert find_closest_match("\n".join(lines), "a line on its own") is None
     lines[20] = "a line of its own"
     assert find_closest_match("\n".join(lines), "a line on its own") is not None
+
+
+@given(st.text(st.sampled_from("abcé \n")), st.text(st.sampled_from("abcé \n")))
+def test_the_similarity_is_that_of_rapidfuzz(one: str, other: str) -> None:
+    if one or other:  # rapidfuzz has 100 for two empty texts
+        assert TextSimilarity(one).compare(other) == pytest.approx(fuzz.ratio(one, other))
+
+
+@given(st.lists(st.text(st.sampled_from("ab"), min_size=1), max_size=12, unique=True), st.integers(1, 4))
+def test_the_closest_texts_are_those_with_the_highest_similarity(texts: list[str], limit: int) -> None:
+    wanted = "abab"
+    scores = sorted((fuzz.ratio(wanted, text) for text in texts), reverse=True)
+    found = TextSimilarity(wanted).find_closest(texts, limit, 50.0)
+    assert [score for score, _ in found] == pytest.approx([score for score in scores if score >= 50.0][:limit])

@@ -137,9 +137,7 @@ async def plan_edit(request: EditRequest, before: bytes | None) -> EditPlan | Ed
         return await run_in_thread(plan_edit_sync, request, before)
     returns = (EditPlan, EditRefusal, ShownLines)
     try:
-        return await run_in_worker(
-            plan_edit_sync, request, before, returns=returns, library="rapidfuzz", deadline_s=DEADLINE_S
-        )
+        return await run_in_worker(plan_edit_sync, request, before, returns=returns, deadline_s=DEADLINE_S)
     except WorkerError as exc:
         return EditRefusal(exc.code, f"the process that plans the edit {exc}; use a command")
 

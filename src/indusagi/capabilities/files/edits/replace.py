@@ -25,6 +25,7 @@ from indusagi.capabilities.files.edits.match import (
     find_match,
     normalize_endings,
 )
+from indusagi.capabilities.files.edits.similarity import TextSimilarity
 from indusagi.capabilities.files.text.codec import encode_piece
 from indusagi.capabilities.files.text.display import has_line_numbers, strip_line_numbers
 from indusagi.core.text import common_end, common_start
@@ -43,9 +44,7 @@ MAX_LISTED = 10
 _ENDING = re.compile(r"\r\n|\n")
 MAX_SHOWN_LINES = 20
 """Lines of the wanted text that are shown beside those of the file."""
-_MAX_COMPARED_LINES = 40_000
-_BATCH_LINES = 2_000
-"""Lines that one call of rapidfuzz compares: it keeps the GIL meanwhile."""
+_MAX_COMPARED_LINES = 20_000
 _LINE_CHARACTERS = 200
 """Characters of a line that are compared."""
 _BLOCK_CHARACTERS = 4_000
@@ -300,15 +299,13 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
     """Find the block of `text` that is most similar to `wanted`; None if nothing is similar."""
     from difflib import SequenceMatcher  # noqa: PLC0415 — only after an edit without a match
 
-    from rapidfuzz import fuzz  # noqa: PLC0415 — only after an edit without a match
-
     lines = text.split("\n")
     wanted_lines = wanted.strip("\r\n").split("\n")
     keys = [line.strip()[:_LINE_CHARACTERS] for line in lines]
     wanted_keys = [line.strip()[:_LINE_CHARACTERS] for line in wanted_lines]
     if not any(wanted_keys):
         return None
-    block = "\n".join(wanted_keys)[:_BLOCK_CHARACTERS]
+    block = TextSimilarity("\n".join(wanted_keys)[:_BLOCK_CHARACTERS])
     best: tuple[float, int] = (0.0, 0)
     # A long line is a better anchor than a short one, and a unique line better than a repeated one.
     counts = Counter(wanted_keys)
@@ -319,7 +316,7 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
     similar = ((line, index) for index in anchors[:_ANCHORS] for line in _find_similar_lines(keys, wanted_keys[index]))
     for start in dict.fromkeys(max(0, line - index) for line, index in similar):
         candidate = "\n".join(keys[start : start + len(wanted_keys)])
-        best = max(best, (fuzz.ratio(block, candidate[:_BLOCK_CHARACTERS]), -start))
+        best = max(best, (block.compare(candidate[:_BLOCK_CHARACTERS]), -start))
     similarity, start = best[0], -best[1]
     if similarity < _MIN_SIMILARITY:
         return None
@@ -340,8 +337,6 @@ def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:
     equal = [index for index, key in enumerate(keys) if key == anchor]
     if equal:
         return equal[:_CANDIDATES]
-    from rapidfuzz import fuzz, process  # noqa: PLC0415 — only after an edit without a match
-
     shortest, longest = len(anchor) // 2, 2 * len(anchor) + 4
     # A line that the file repeats is compared once.
     first: dict[str, int] = {}
@@ -350,10 +345,5 @@ def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:
             first[key] = index
             if len(first) >= _MAX_COMPARED_LINES:
                 break
-    texts = list(first)
-    similar: list[tuple[float, int]] = []
-    for start in range(0, len(texts), _BATCH_LINES):
-        batch = texts[start : start + _BATCH_LINES]
-        best = process.extract(anchor, batch, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_MIN_SIMILARITY)
-        similar.extend((-score, first[key]) for key, score, _ in best)
-    return [index for _, index in sorted(similar)[:_CANDIDATES]]
+    best = TextSimilarity(anchor).find_closest(first, _CANDIDATES, _MIN_SIMILARITY)
+    return [index for _, index in sorted((-similarity, first[key]) for similarity, key in best)]
