@@ -11,6 +11,7 @@ import click
 from indusagi import __version__
 from indusagi.core.faults import CoreError
 from induscode.commands import COMPLETE_VARIABLE
+from induscode.launch.extras import require_agent
 from induscode.launch.flags import FlagGroup, flag_specs
 from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, refuse_unused_flags
 from induscode.terminal import is_interactive, print_status
@@ -140,6 +141,7 @@ def _indus(context: click.Context, **_: object) -> int:
 
 def _run_session(invocation: Invocation) -> int:
     """Run the interactive session; the garbage collector is off during imports, as for a prompt."""
+    require_agent()
     gc.disable()
     try:
         from induscode.interactive.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
@@ -157,6 +159,7 @@ def _answer_prompt(invocation: Invocation) -> int:
     done. At the end all objects are frozen (https://docs.python.org/3/library/gc.html#gc.freeze), so that the
     interpreter does not search them once more before it exits.
     """
+    require_agent()
     gc.disable()
     try:
         from induscode.session.run import run_headless  # noqa: PLC0415 — imports the model loop

@@ -14,6 +14,7 @@ import anyio
 import click
 
 from indusagi.core.cancel import ending_signals
+from induscode.launch.extras import require_agent
 from induscode.launch.options import flags, read_invocation
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def command(context: click.Context, **_: object) -> int:
 
     The editor starts this command; docs/editors.md has the entry for Zed, JetBrains, Neovim and Emacs.
     """
+    require_agent()
     read_invocation(context)  # invalid flags end the program before the protocol begins
 
     def build_invocation(cwd: str) -> Invocation:

@@ -44,6 +44,7 @@ from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
+from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
 from induscode.session.contract import ExitCode
@@ -231,7 +232,10 @@ async def _open_gateway(
     profile = None if value is None else Profile(value)
     with signals.end.guard():
         tasks = None
-        if profile is Profile.ALL and (invocation.model or invocation.base_url):
+        without_agent = find_missing_agent()
+        if profile is Profile.ALL and (invocation.model or invocation.base_url) and without_agent is not None:
+            print_status(f"sub-agents are left out: {without_agent}")
+        elif profile is Profile.ALL and (invocation.model or invocation.base_url):
             from induscode.commands.serve.agents import open_tasks  # noqa: PLC0415 — with a model only
 
             tasks = await open_tasks(stack, invocation)
