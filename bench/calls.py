@@ -12,11 +12,10 @@ import resource
 import statistics
 import subprocess
 from contextlib import AsyncExitStack
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from bench.gateway.contenders import OURS, new_desk
+from bench.gateway.contenders import OURS, new_desk, write_record_setting
 from bench.gateway.run import resident, running
 from bench.measure import Pair, Sample
 from bench.process import console_script
@@ -47,7 +46,7 @@ async def _compare(rounds: int, slice_s: float) -> Pair:
         turns: list[tuple[Running, list[float]]] = []
         for record in ("on", "off"):
             desk = stack.enter_context(new_desk(1))
-            _write_setting(desk, record)
+            write_record_setting(desk, record)
             turns.append((await stack.enter_async_context(running(OURS, desk)), []))
         for gateway, _ in turns:
             await gateway.one_by_one(4 * slice_s, 200)
@@ -58,12 +57,6 @@ async def _compare(rounds: int, slice_s: float) -> Pair:
     return Pair(ours, baseline)
 
 
-def _write_setting(desk: Desk, record: str) -> None:
-    path = Path(desk.folder, ".config", "indus", "settings.json")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"calls": {"record": record}}), encoding="utf-8")
-
-
 def check_many_calls(count: int = _CALLS) -> Check:
     """Make many calls: the gateway does not grow, all of them are recorded, and `indus calls` shows them at once."""
     return asyncio.run(_call_often(count))
@@ -71,7 +64,7 @@ def check_many_calls(count: int = _CALLS) -> Check:
 
 async def _call_often(count: int) -> Check:
     with new_desk(1) as desk:
-        _write_setting(desk, "on")
+        write_record_setting(desk, "on")
         async with running(OURS, desk) as gateway:
             await gateway.together(_CALLERS, count // 5 // _CALLERS)
             before = resident(gateway.pid)

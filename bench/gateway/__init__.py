@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.gateway.contenders import CONTENDERS, DIRECT, RIVALS, new_desk
+from bench.gateway.contenders import CONTENDERS, DIRECT, RECORDING, RIVALS, new_desk
 from bench.gateway.run import running
 from bench.row import CannotMeasure, Check, Row
 
@@ -270,12 +270,13 @@ def main(arguments: Sequence[str]) -> int:
     """Print a table for each number of servers; end with 1 where we are not ahead."""
     parser = argparse.ArgumentParser(prog="bench.gateway", description="Compare gateways.")
     parser.add_argument("counts", nargs="*", type=int, default=COUNTS, metavar="SERVERS")
+    parser.add_argument("--records", action="store_true", help="compare gateways with and without records of calls")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: for a first look")
     options = parser.parse_args(arguments)
     plan = Plan(starts=1, rounds=2) if options.quick else Plan()
     missed = False
     for count in options.counts:
-        measured = measure(count, CONTENDERS, plan)
+        measured = measure(count, RECORDING if options.records else CONTENDERS, plan)
         print(table(count, measured), end="\n\n", flush=True)
         for line in behind(measured):
             missed = True

@@ -155,6 +155,13 @@ def _write_approval(desk: Desk) -> None:
     desk.run(_find_executable(MCP_PIN), "approve", "--no-user-configs", "--probe", "--yes", desk.folder)
 
 
+def write_record_setting(desk: Desk, record: str) -> None:
+    """Switch the records of calls on or off for the gateways of a desk."""
+    path = Path(desk.folder, ".config", "indus", "settings.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"calls": {"record": record}}), encoding="utf-8")
+
+
 DIRECT = Contender(
     "direct", lambda _desk, _port: [sys.executable, *_SERVER], tool="echo", remark="one server, nothing in between"
 )
@@ -182,6 +189,18 @@ MCP_PIN_GATEWAY = Contender(
     prepare=_write_approval,
     variable=MCP_PIN,
 )
+OURS_RECORDED = Contender(
+    "indus serve, records on", lambda desk, _: _serve(desk), prepare=lambda desk: write_record_setting(desk, "on")
+)
+OURS_UNRECORDED = Contender(
+    "indus serve, records off", lambda desk, _: _serve(desk), prepare=lambda desk: write_record_setting(desk, "off")
+)
+MCP_PIN_LOGGED = Contender(
+    "mcp-pin gateway, with its log",
+    lambda desk, port: [*MCP_PIN_GATEWAY.command(desk, port), "--log", os.path.join(desk.folder, "calls.log")],
+    prepare=_write_approval,
+    variable=MCP_PIN,
+)
 MCP_PROXY_HTTP = Contender(
     "mcp-proxy",
     lambda desk, port: [
@@ -194,5 +213,7 @@ MCP_PROXY_HTTP = Contender(
     remark="HTTP in front of stdio servers, an address for each: aggregates nothing",
 )
 CONTENDERS = (DIRECT, OURS, OURS_AGAIN, FASTMCP_PROXY, MCP_PIN_GATEWAY, OURS_HTTP, MCP_PROXY_HTTP)
-RIVALS = ((OURS, FASTMCP_PROXY), (OURS, MCP_PIN_GATEWAY), (OURS_HTTP, MCP_PROXY_HTTP))
+RECORDING = (DIRECT, OURS_RECORDED, OURS_UNRECORDED, MCP_PIN_LOGGED, MCP_PIN_GATEWAY)
+"""What a record of each call costs, here and elsewhere."""
+RIVALS = ((OURS, FASTMCP_PROXY), (OURS, MCP_PIN_GATEWAY), (OURS_HTTP, MCP_PROXY_HTTP), (OURS_RECORDED, MCP_PIN_LOGGED))
 """Who must be ahead of whom; each over the same transport."""

@@ -8,7 +8,7 @@ import pytest
 from tests.registry.mirror import entry, package
 
 from induscode.registry.client import RegistryError, RegistryServer, parse_server
-from induscode.registry.package import build_installation
+from induscode.registry.package import build_installation, describe_verification
 
 HASH = "a" * 64
 
@@ -40,6 +40,29 @@ def test_a_package_becomes_a_command_with_its_exact_version(
         "sha256": HASH,
     }
     assert made.shown == " ".join((command, *args))
+
+
+@pytest.mark.parametrize(
+    ("name", "sha256", "said"),
+    [
+        (
+            "npm:@o/git@1.0",
+            HASH,
+            f"npx compares the file with the hash of its package index; the registry's hash {HASH}",
+        ),
+        (
+            "pypi:git@1.0",
+            "",
+            "uvx compares the file with the hash of its package index; the registry publishes no hash",
+        ),
+        ("oci:ghcr.io/o/s:1.0", HASH, "nothing: the tag of an image can be moved"),
+        (f"oci:ghcr.io/o/s@sha256:{HASH}", "", "docker compares the image with its digest"),
+        ("remote:https://example.org/mcp", "", "nothing is downloaded"),
+        ("written by hand", "", "nothing is downloaded"),
+    ],
+)
+def test_it_is_said_what_is_verified(name: str, sha256: str, said: str) -> None:
+    assert said in describe_verification(name, sha256)
 
 
 def test_arguments_and_variables_are_fixed_given_defaulted_or_referred_to() -> None:

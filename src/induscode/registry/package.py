@@ -49,12 +49,33 @@ class Installation:
     """Variables that must be set before the server starts."""
 
     @property
+    def verification(self) -> str:
+        """What is verified about the files of the package, and what is not."""
+        return describe_verification(self.package, self.sha256)
+
+    @property
     def shown(self) -> str:
         """The command or address, as a person reads it."""
         if "url" in self.fields:
             return str(self.fields["url"])
         words = self.fields["args"]
         return " ".join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
+
+
+def describe_verification(package: str, sha256: str) -> str:
+    """Say what is verified about the files of a package when it starts, and what is not.
+
+    npm and uv compare a download with the hash of their own package registry, where a published version cannot be
+    replaced; neither takes a hash for a package that is started by name.
+    """
+    kind = package.partition(":")[0]
+    if kind not in _LAUNCHERS:
+        return "nothing is downloaded"
+    if kind == "oci":
+        digest = "@sha256:" in package
+        return "docker compares the image with its digest" if digest else "nothing: the tag of an image can be moved"
+    hashed = f"the registry's hash {sha256} is not compared" if sha256 else "the registry publishes no hash"
+    return f"exact version; {_LAUNCHERS[kind]} compares the file with the hash of its package index; {hashed}"
 
 
 def build_installation(server: RegistryServer, kind: str | None, given: Mapping[str, str]) -> Installation:

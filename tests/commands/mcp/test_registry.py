@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.commands.helpers import servers_of, typed, user_file
+from tests.commands.helpers import configured, servers_of, typed, user_file
 from tests.registry.mirror import entry, mirror, package
+from tests.support.scripts import run
 
 from induscode import program
 
@@ -61,7 +62,7 @@ def test_an_installation_is_a_row_with_the_exact_version_and_the_hash(capsys: py
         shown = capsys.readouterr().out
         assert seen == ["/v0.1/servers/org.example%2Fgit/versions/latest"]
     assert "command: npx -y @o/git@1.2.3" in shown
-    assert f"sha256: {'a' * 64}" in shown
+    assert f"the registry's hash {'a' * 64} is not compared" in shown
     assert servers_of(user_file()) == {
         "git": {
             "command": "npx",
@@ -75,6 +76,14 @@ def test_an_installation_is_a_row_with_the_exact_version_and_the_hash(capsys: py
             },
         }
     }
+
+
+@pytest.mark.process
+def test_doctor_says_what_is_verified_about_a_package(tmp_path: Path) -> None:
+    origin = {"package": "npm:@o/git@1.2.3", "sha256": "a" * 64}
+    configured(user_file(), {"git": {"command": "absent-launcher", "registry": origin}})
+    shown = run("mcp", "doctor", cwd=tmp_path).stdout
+    assert "package: npm:@o/git@1.2.3 (exact version; npx compares" in shown
 
 
 def test_without_a_terminal_and_without_yes_nothing_is_added(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +104,7 @@ def test_a_person_is_asked_after_everything_was_shown(tmp_path: Path, answer: st
         done = typed(answer, "mcp", "install", "org.example/bare", "--as", "mine", cwd=tmp_path)
     question = done.stdout.index("Add it as 'mine'?")
     assert done.stdout.index("command: uvx bare@1.2.3") < question
-    assert done.stdout.index("none is published") < question
+    assert done.stdout.index("the registry publishes no hash") < question
     assert done.stdout.index("set before it starts: TOKEN") < question
     assert (done.returncode, user_file().exists()) == ((0, True) if added else (1, False))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from induscode.boot.runners import show_slow_start
 from induscode.commands.mcp.remedies import advise
@@ -67,6 +68,8 @@ class _Findings:
     remedy: str | None = None
     notes: Sequence[str] = field(default=())
     disabled: Sequence[DisabledTool] = ()
+    package: str | None = None
+    """For a server of a registry: its package, and what is verified about it."""
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
     """For a server without consent: warnings about references that look like secrets."""
@@ -78,6 +81,7 @@ class _Findings:
             "file": self.file,
             "trust": self.trust,
             "target": self.target,
+            "package": self.package,
             "handshake": self.handshake,
             "era": self.era,
             "version": self.version,
@@ -163,6 +167,11 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
     else:
         target = format_url(row)
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
+    if row.registry is not None:
+        from induscode.registry.package import describe_verification  # noqa: PLC0415 — for servers of a registry
+
+        package, sha256 = (clean_text(str(row.registry.get(key, "")))[0] for key in ("package", "sha256"))
+        findings.package = f"{package} ({describe_verification(package, sha256)})"
     state = plan.state_of(row)
     if state in {"untrusted", "changed"}:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
@@ -252,6 +261,7 @@ def _print_report(
         print_line(f"{findings.name} ({findings.transport}, {findings.file})")
         lines = [f"trust: {findings.trust}"]
         lines.append(f"{'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
+        lines += [] if findings.package is None else [f"package: {findings.package}"]
         lines += [f"WARNING: {warning}" for warning in findings.warnings]
         lines.append(f"handshake: {findings.handshake}")
         if findings.handshake == "done":

@@ -1,6 +1,7 @@
 """`indus mcp search` and `indus mcp install`: servers of an MCP registry.
 
-Nothing of an entry runs before a person has seen the command, the package, its version and its hash, and has agreed.
+Nothing of an entry runs before a person has seen the command, the package, its version and what is verified of it, and
+has agreed.
 """
 
 from __future__ import annotations
@@ -132,8 +133,7 @@ def _show(url: str, server: RegistryServer, made: Installation, own: str) -> Non
     print_line(f"  {server.description}")
     print_line(f"  {'address' if 'url' in made.fields else 'command'}: {made.shown}")
     print_line(f"  package: {made.package}")
-    if not made.package.startswith("remote:"):
-        print_line(f"  sha256: {made.sha256 or 'none is published: the version is exact, its file is not checked'}")
+    print_line(f"  verified: {made.verification}")
     for key in ("env", "headers"):
         if made.fields.get(key):
             print_line(f"  {key}: {json.dumps(made.fields[key])}")

@@ -59,6 +59,8 @@ class ServerRow:
     """Names of environment variables that are passed to the server."""
     auth: JsonObject | None = None
     """How the server is signed in to; None: as it asks, and an empty object: not at all."""
+    registry: JsonObject | None = field(default=None, compare=False)
+    """The entry of an MCP registry that the row was made from: name, version, package, hash."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """Fields that were left out, with the reason."""
 
@@ -158,6 +160,7 @@ def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expa
     reader = _RowParser({_CAMEL.get(key, key): value for key, value in row.items()})
     config = reader.config(identity)
     auth = None if isinstance(config, StdioServerConfig) else normalize_auth(reader.row, reader.remarks)
+    entry = reader.row.get("registry")
     return ServerRow(
         config,
         origin,
@@ -166,6 +169,7 @@ def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expa
         start=reader.start(),
         secrets=tuple(reader.strings("env_vars") or ()),
         auth=auth,
+        registry=entry if is_json_object(entry) else None,
         remarks=tuple(reader.remarks),
     )
 
