@@ -8,7 +8,7 @@ and by a sub-agent: code in between needs no parameter for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import field
 from typing import Protocol
@@ -89,6 +89,29 @@ class RequestObserver(Protocol):
 
 current_requests: ContextVar[RequestObserver | None] = ContextVar("current_requests", default=None)
 """Watches the requests that this task sends to servers."""
+
+
+class CallCompletion:
+    """The true end of a call that is answered before it ends, such as one that became a task of its server."""
+
+    def __init__(self) -> None:
+        self.is_deferred = False
+        """Whether the call goes on after its answer."""
+        self._listeners: list[Callable[[ToolOutcome, float | None], None]] = []
+
+    def listen(self, listener: Callable[[ToolOutcome, float | None], None]) -> None:
+        """Call `listener` once with the true outcome, and how many seconds the call took if that is known."""
+        self._listeners.append(listener)
+
+    def finish(self, outcome: ToolOutcome, seconds: float | None = None) -> None:
+        """Tell the listeners; a second call does nothing."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(outcome, seconds)
+
+
+current_completion: ContextVar[CallCompletion | None] = ContextVar("current_completion", default=None)
+"""Where the call of this task reports its end, if its host may answer it earlier."""
 
 
 class ObservedCall(Protocol):

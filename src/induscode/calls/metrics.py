@@ -10,6 +10,7 @@ from bisect import bisect_left
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from indusagi.runtime.calls import current_completion
 from induscode.calls.record import find_outcome, find_tool_ref
 
 if TYPE_CHECKING:
@@ -96,7 +97,14 @@ class MeasuredCall:
         self._began = perf_counter()
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        """Count the call."""
+        """Count the call; one that has become a task when the task has ended."""
+        completion = current_completion.get()
+        if completion is not None and completion.is_deferred:
+            completion.listen(self._complete)
+        else:
+            self._complete(outcome)
+
+    def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
         code = outcome.details.get("code") if outcome is not None else None
         name = find_outcome(
             is_cancelled=outcome is None,
@@ -105,7 +113,8 @@ class MeasuredCall:
             is_remote=self._ref is not None,
         )
         server, tool = ("", self._name) if self._ref is None else (self._ref.server, self._ref.name)
-        self._metrics.count(server, tool, name, perf_counter() - self._began)
+        took = perf_counter() - self._began
+        self._metrics.count(server, tool, name, took if seconds is None else min(took, seconds))
 
 
 def _escape(value: str) -> str:

@@ -19,7 +19,7 @@ from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from indusagi.runtime.calls import current_agent, current_client, current_trace
+from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import (
     BYTES_PER_TOKEN,
@@ -109,8 +109,19 @@ class RecordedCall:
         self.began_ns = perf_counter_ns()
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        """Take what the record needs of the outcome, and hand it to the thread."""
+        """Take what the record needs of the outcome, and hand it to the thread; of a task when it has ended."""
+        # At the end: a tracer has set it by now.
+        self.trace = current_trace.get()
+        completion = current_completion.get()
+        if completion is not None and completion.is_deferred:
+            completion.listen(self._complete)
+        else:
+            self._complete(outcome)
+
+    def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
         self.ended_ns = perf_counter_ns()
+        if seconds is not None:  # the clock of the server: nobody may have looked when the task ended
+            self.ended_ns = min(self.ended_ns, self.began_ns + int(seconds * 1_000_000_000))
         self.is_cancelled = outcome is None
         self.is_error, self.code, self.result_bytes, self.text_bytes = False, "", 0, 0
         if outcome is not None:
@@ -119,8 +130,6 @@ class RecordedCall:
                 code = result.details.get("code")
                 self.is_error, self.code = True, code if isinstance(code, str) else ""
             self.result_bytes, self.text_bytes = measure_result(result)
-        # At the end: a tracer has set it by now.
-        self.trace = current_trace.get()
         recorder, self.arguments = self.recorder, self.call.input
         size, is_whole = estimate_size(self.arguments)
         if recorder.settings.payloads:

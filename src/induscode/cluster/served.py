@@ -95,6 +95,7 @@ class PeerCaller:
         self.hops = max(0, hops - 1) if isinstance(hops, int) else 0
         self.log_level = level if isinstance(level, str) else None
         self.exchange = InputExchange(request.params) if fields.get("exchange") is True else None
+        self.tasks = None  # the node that runs the server waits for results
         self._request = request
 
     def notify(self, method: str, params: JsonObject) -> None:

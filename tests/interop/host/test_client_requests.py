@@ -31,7 +31,7 @@ from indusagi.interop import (
     mount_protocol_bridge,
 )
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, current_caller, forwarding_handlers
-from indusagi.interop.protocol_bridge.client.session import PendingCall, PendingCalls
+from indusagi.interop.protocol_bridge.client.pending import PendingCall, PendingCalls
 from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, SuspendedCall, SuspendedCalls
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 

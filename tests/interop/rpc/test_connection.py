@@ -692,7 +692,7 @@ async def test_request_with_an_invalid_id_is_ignored(identity: JsonValue) -> Non
 # -- notices ----------------------------------------------------------------------------------
 
 
-async def test_notifications_reach_the_listener_except_progress_and_cancelled() -> None:
+async def test_notifications_reach_the_listener_except_progress_of_pending_requests_and_cancelled() -> None:
     transport = FakeTransport()
     heard: list[tuple[str, JsonObject]] = []
     connection = JsonRpcConnection(transport, on_notify=lambda method, params: heard.append((method, params)))
@@ -703,7 +703,12 @@ async def test_notifications_reach_the_listener_except_progress_and_cancelled() 
         progress("nobody"),
         notification("notifications/cancelled"),
     )
-    assert heard == [("notifications/message", {"level": "info"}), ("notifications/bare", {}), ("null-id", {})]
+    assert heard == [
+        ("notifications/message", {"level": "info"}),
+        ("notifications/bare", {}),
+        ("null-id", {}),
+        ("notifications/progress", {"progressToken": "nobody", "progress": 1}),
+    ]
     JsonRpcConnection(transport).notify("notifications/initialized")
     connection.notify("notifications/x", {"a": 1})
     assert transport.sent == [

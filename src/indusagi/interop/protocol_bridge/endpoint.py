@@ -24,11 +24,12 @@ from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CL
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
-from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
+from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
@@ -426,7 +427,9 @@ class ServerEndpointImpl:
         self._watched[uri] = None
         if session.facts is not None and session.facts.era == "modern":
             if self._tasks is not None:
-                self._watched[uri] = self._tasks.create_task(self._listen_resource(session, uri))
+                self._watched[uri] = self._tasks.create_task(
+                    self._listen_item(session, uri, resourceSubscriptions=[uri])
+                )
             return
         try:
             await self.request("resources/subscribe", {"uri": uri})
@@ -448,15 +451,32 @@ class ServerEndpointImpl:
         elif self._phase is EndpointPhase.READY:
             await self.request("resources/unsubscribe", {"uri": uri})
 
-    async def _listen_resource(self, session: ClientSession, uri: str) -> None:
+    async def watch_task(self, task_id: str) -> None:
+        """Have a modern server report changes of a task (`notifications/tasks`); a legacy one does so unasked.
+
+        Raises:
+            ProtocolFault: Not ready.
+        """
+        session, key = self._require_ready(), f"task {task_id}"
+        is_modern = session.facts is not None and session.facts.era == "modern"
+        if is_modern and key not in self._watched and self._tasks is not None:
+            self._watched[key] = self._tasks.create_task(self._listen_item(session, key, taskIds=[task_id]))
+
+    def unwatch_task(self, task_id: str) -> None:
+        """Have the server report no further changes of a task."""
+        task = self._watched.pop(f"task {task_id}", None)
+        if task is not None:
+            task.cancel()
+
+    async def _listen_item(self, session: ClientSession, what: str, **notifications: JsonValue) -> None:
         pause_s = self._config.limits.relist_gap_s
         try:
             while True:
-                await session.listen(resourceSubscriptions=[uri])
+                await session.listen(**notifications)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LISTEN_PAUSE_S)
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
-            _log.debug("server %r does not report updates of %s: %s", self._config.id, uri, exc)
+            _log.debug("server %r does not report updates of %s: %s", self._config.id, what, exc)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -475,12 +495,20 @@ class ServerEndpointImpl:
             message = f"server {self._config.id!r}: the arguments of {name!r} must be an object"
             raise ProtocolFault("tool_error", message, detail=detail)
         progress = None if on_progress is None else partial(_report_progress, on_progress)
+        params: JsonObject = {"name": name, "arguments": arguments}
+        if session.makes_core_tasks:
+            params |= self._ask_for_task(name)
+        caller = current_caller.get()
+        tasks = None if caller is None else caller.tasks
         try:
             with nullcontext() if cancel is None else cancel.guard():
                 with self._measure():
-                    result = await session.call("tools/call", {"name": name, "arguments": arguments}, progress)
+                    result = await session.call("tools/call", params, progress)
                 if result.get("resultType") == "input_required":
                     return RemoteCallResult(())  # the caller's `exchange` has it
+                if tasks is not None and tasks.created is not None:
+                    tasks.server, tasks.completion.is_deferred = self._config.id, True
+                    return RemoteCallResult(())  # the handle is for the caller
                 return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
@@ -489,10 +517,22 @@ class ServerEndpointImpl:
         message = f"server {self._config.id!r}: the call of {name!r} was cancelled: {reason}"
         raise ProtocolFault("tool_error", message, detail=FaultDetail(server=self._config.id, reason="cancelled"))
 
+    def _ask_for_task(self, name: str) -> JsonObject:
+        """Return the parameter that makes a task of a call, where a tool of a legacy server or the caller wants one."""
+        support = next((read_task_support(one.raw) for one in self._items.get("tool", ()) if one.ref.name == name), "")
+        caller = current_caller.get()
+        wanted = None if caller is None or caller.tasks is None else caller.tasks.core
+        if wanted is not None and support in {"optional", "required"}:
+            return {"task": wanted}
+        follows = support == "required" and self._handlers.follow_tasks
+        return {"task": {"ttl": int(self._config.limits.call_hard_s * 1_000)}} if follows else {}
+
     async def request(
         self, method: str, params: JsonObject | None = None, *, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Send any other request (resources, prompts, completion, …), as plain JSON.
+        """Send any other request (resources, prompts, completion, tasks, …), as plain JSON.
+
+        `tasks/result` waits for the result of a task, in both eras.
 
         Raises:
             ProtocolFault: As for `invoke`.

@@ -521,6 +521,7 @@ class MountedTool:
             schema = self.remote.raw.get("outputSchema")
             caller = current_caller.get()
             is_complete = caller is None or caller.exchange is None or caller.exchange.wanted is None
+            is_complete = is_complete and (caller is None or caller.tasks is None or caller.tasks.created is None)
             if is_json_object(schema) and not result.is_error and is_complete:
                 problem = await find_output_mismatch(schema, result.structured)
                 if problem is not None:

@@ -26,6 +26,7 @@ from induscode.commands.serve.options import (
     Names,
     Schemas,
     ServeOptions,
+    TaskHandling,
     check_entry_flags,
     find_named_view,
     is_given,
@@ -120,6 +121,14 @@ from induscode.launch.settings import SERVE_VIEWS
     help="Tools, prompts and resources of servers: named with their server, or by their own names where these are "
     "unique (plain).",
 )
+@click.option(
+    "--tasks",
+    type=click.Choice(get_args(TaskHandling)),
+    default="wait",
+    show_default=True,
+    help="Calls that a server answers with a task only, of clients that know no tasks: wait for the result on their "
+    "behalf, or let the server refuse them.",
+)
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
 @click.option(
@@ -158,6 +167,7 @@ def command(
     schemas: Schemas,
     view: str | None,
     names: Names,
+    tasks: TaskHandling,
     name: str,
     transparent: str | None,
     print_config: str | None,
@@ -206,6 +216,7 @@ def command(
         transparent=transparent,
         schemas=schemas,
         names=names,
+        tasks=tasks,
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
         cluster=cluster,
     )

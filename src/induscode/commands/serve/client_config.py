@@ -168,7 +168,7 @@ def _format_flags(context: click.Context) -> list[str]:
 def _format_serve_flags(context: click.Context) -> list[str]:
     params = context.params
     words: list[str] = []
-    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "name", "transparent")
+    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "names", "tasks", "name", "transparent")
     for key in keys:
         if is_given(context, key):
             words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]

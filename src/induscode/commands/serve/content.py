@@ -26,6 +26,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     forward_request,
 )
 from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, list_directory
+from indusagi.interop.protocol_bridge.client.tasks import TASK_STATUSES
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host.content import ContentClient
     from indusagi.runtime.contract import ProgressSink
@@ -86,6 +88,8 @@ class GatewayContent:
         """Each with a function that tells whether it sees anything of a server."""
         self._listeners: dict[tuple[str, str], list[Callable[[], None]]] = {}
         """By server and its own URI."""
+        self.on_task_status: Callable[[JsonObject], None] = lambda _: None
+        """Receives notifications of servers about tasks."""
         self._items: dict[ItemKind, KnownItems] = {}
         self._maps: dict[str, UriMap] = {}
 
@@ -185,6 +189,21 @@ class GatewayContent:
     def extensions(self) -> JsonObject:
         """Offer skills if a server has some: https://modelcontextprotocol.io/seps/2640-skills-extension."""
         return {SKILLS: {DIRECTORY_READ: True}} if self.known_items("skill").rows else {}
+
+    def list_tools(self) -> Sequence[BridgeCapability]:
+        """List the enrolled tools of all servers."""
+        return () if self._bridge is None else self._bridge.ledger.live_capabilities()
+
+    async def wake(self, server: str) -> ServerEndpointImpl:
+        """Start a server if it is asleep, and return its endpoint.
+
+        Raises:
+            RpcError: The servers are not there yet.
+            ProtocolFault: It is not there, or could not be started.
+        """
+        if self._content is None:
+            raise RpcError(_REFUSED, "the servers are not there yet")
+        return await self._content.wake(server)
 
     # -- names and URIs ---------------------------------------------------------------------
 
@@ -290,7 +309,7 @@ class GatewayContent:
         except ContentRefused as exc:
             raise RpcError(INVALID_PARAMS if method == READ_DIRECTORY else _REFUSED, str(exc)) from exc
         except ProtocolFault as fault:
-            raise self._convert_fault(fault, server) from fault
+            raise self.convert_fault(fault, server) from fault
         return convert_result(result, self.map_uris(server))
 
     def _find_reference(self, value: JsonValue) -> tuple[str, JsonObject]:
@@ -306,7 +325,7 @@ class GatewayContent:
             return server, {**ref, "uri": own}
         raise RpcError(INVALID_PARAMS, "completion/complete must have a ref to a prompt or to a resource")
 
-    def _convert_fault(self, fault: ProtocolFault, server: str) -> RpcError:
+    def convert_fault(self, fault: ProtocolFault, server: str) -> RpcError:
         """Return the server's own error, under our URI; any other fault as an error that names the server."""
         cause = fault.cause
         if not isinstance(cause, RpcError) or cause.detail is not None:
@@ -346,7 +365,7 @@ class GatewayContent:
             await endpoint.watch_resource(own)
         except ProtocolFault as fault:
             stop()
-            raise self._convert_fault(fault, server) from fault
+            raise self.convert_fault(fault, server) from fault
         except BaseException:
             stop()
             raise
@@ -370,6 +389,8 @@ class GatewayContent:
         if method == _UPDATED and isinstance(uri, str):
             for listener in [*self._listeners.get((server, uri), ())]:
                 listener()
+        elif method in TASK_STATUSES:
+            self.on_task_status(params)
         elif method == _MESSAGE:
             shown = cast("JsonObject", clean_json({key: params[key] for key in params if key != "_meta"})[0])
             if not self.plain_names:

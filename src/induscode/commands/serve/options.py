@@ -36,6 +36,8 @@ MOST = 65_536
 """The largest value of a limit: the number of TCP ports."""
 Names: TypeAlias = Literal["server", "plain"]
 """Names of servers' items: with the server before them, or their own where no other server has the same."""
+TaskHandling: TypeAlias = Literal["wait", "refuse"]
+"""Calls that need a task, of clients that know no tasks: their result is waited for, or the server refuses them."""
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
     r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})", re.ASCII
@@ -60,6 +62,7 @@ class ServeOptions:
     names: Names = "server"
     cluster: ClusterSettings | None = None
     """The cluster that it is a node of."""
+    tasks: TaskHandling = "wait"
 
 
 _FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
@@ -91,6 +94,7 @@ _BESIDE_RELAY = (
     "schemas",
     "view",
     "names",
+    "tasks",
     "profile",
     "tools",
     "no_mcp",

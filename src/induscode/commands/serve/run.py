@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.capabilities.registry import ToolRegistry
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
@@ -37,6 +38,8 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
+from induscode.commands.serve.task_map import TASKS_FILE, TaskMap
+from induscode.commands.serve.tasks import GatewayTasks
 from induscode.commands.serve.view_box import GatewayViews, read_view_tokens
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
@@ -160,11 +163,20 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
     # Without servers (`--no-mcp`) there are tools only.
     offered = content if plan.rows or context.watch is not None else None
+    tasks = GatewayTasks(content, _open_task_map(), lambda note: print_status(str(note)))
     choose_view = None
     if views:
         tokens = read_view_tokens(views, os.environ)
         choose_view = GatewayViews(box, views, tokens, options.view, offered).choose
-    host = create_provider_host(box, context.info, ready=ready, choose_view=choose_view, content=offered, opened=opened)
+    host = create_provider_host(
+        box,
+        context.info,
+        ready=ready,
+        choose_view=choose_view,
+        content=offered,
+        opened=opened,
+        tasks=None if offered is None else tasks,
+    )
     settings = _report_auth(options.settings, clients.record)
     metrics = None
     if settings is not None:
@@ -177,16 +189,20 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     codes: list[int] = []
     failures: list[Exception] = []
 
-    async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+    async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as group:
 
         async def serve() -> None:
             codes.append(await _serve(host, settings, signals, what, up, has_clients=_has_clients(options)))
             following.cancel()
 
-        tasks.start_soon(serve)
+        group.start_soon(serve)
         try:
             gateway = await _open_gateway(stack, invocation, options, plan, context, signals, metrics, content)
             if gateway is not None:
+                await tasks.open()
+                tasks.holds_back = lambda: gateway.session.addons.intercepts
+                # Before the recorder of calls is closed.
+                stack.push_async_callback(tasks.aclose)
                 gateways.append(gateway)
                 clients.open(gateway.session.mcp)
                 opened.set()
@@ -200,10 +216,17 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
         except Exception as exc:  # noqa: BLE001 — raised again outside of the group
             failures.append(exc)
         if not signals.end.cancelled and not following.cancel_called:
-            tasks.cancel_scope.cancel()
+            group.cancel_scope.cancel()
     if failures:
         raise failures[0]
     return next((code for code in codes if code), 0) or signals.code
+
+
+def _open_task_map() -> TaskMap | None:
+    try:
+        return TaskMap(os.path.join(state_dir(), TASKS_FILE))
+    except OSError:
+        return None  # the note about the ledger says so
 
 
 def _report_auth(
@@ -239,7 +262,12 @@ async def _open_gateway(
             from induscode.commands.serve.agents import open_tasks  # noqa: PLC0415 — with a model only
 
             tasks = await open_tasks(stack, invocation)
-        handlers = replace(forwarding_handlers(), roots=content.answer_roots, on_notification=content.receive)
+        handlers = replace(
+            forwarding_handlers(),
+            roots=content.answer_roots,
+            on_notification=content.receive,
+            follow_tasks=options.tasks == "wait",
+        )
         session = await stack.enter_async_context(
             open_session(
                 invocation,

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias, cast
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExchange
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object
@@ -46,6 +47,9 @@ class Handlers:
     on_notification: Callable[[str, JsonObject], None] | None = None
     """Receives every notification other than progress (logging, changes, …); `current_caller` is the client whose call
     it belongs to, if that can be told."""
+    follow_tasks: bool = True
+    """Whether a call that needs a task is followed to its result for callers that know no tasks; otherwise the server
+    refuses it."""
 
     def bind(self, server: str) -> Handlers:
         """Return the same handlers for one server: while one of them runs, `current_server` is its id."""
@@ -140,6 +144,11 @@ class Caller(Protocol):
         """The input of its request, if a modern server may request it by itself."""
         ...
 
+    @property
+    def tasks(self) -> TaskExchange | None:
+        """What it contributes if it knows tasks; None: it waits for the result."""
+        ...
+
     def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification that belongs to the call; dropped if the client does not read."""
         ...
@@ -177,7 +186,7 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
         raise RpcError(UNKNOWN_CALLER, f"{method} was refused: it cannot be told which client it is meant for")
     if capability not in caller.capabilities:
         raise RpcError(METHOD_NOT_FOUND, f"the client cannot be asked: it has no {capability}")
-    shown = cast("JsonObject", clean_json(params)[0])
+    shown = _rename_task(cast("JsonObject", clean_json(params)[0]), caller)
     spelling = ArgumentSpelling(params.get("requestedSchema"))
     try:
         # Encoded here, so that a number that JSON cannot carry fails this request alone.
@@ -188,3 +197,13 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
         return result
     except EncodeError as exc:
         raise RpcError(INVALID_PARAMS, f"{method} cannot be passed on: {exc}") from exc
+
+
+def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:
+    """Name the task that a question belongs to by the id that the client knows, or not at all."""
+    meta = params.get("_meta")
+    if not is_json_object(meta) or RELATED_TASK not in meta:
+        return params
+    known = "" if caller.tasks is None else caller.tasks.shown_id
+    rest = {key: value for key, value in meta.items() if key != RELATED_TASK}
+    return {**params, "_meta": {**rest, RELATED_TASK: {"taskId": known}} if known else rest}

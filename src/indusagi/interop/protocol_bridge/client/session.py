@@ -3,8 +3,7 @@
 The legacy protocol has a handshake (`initialize`) and lets a server send requests; the modern one (2026-07-28) has no
 handshake, repeats version and capabilities in the `_meta` of every request, and returns `input_required` instead of
 sending requests. A `ClientSession` finds out which of the two its server speaks and hides the difference. Results are
-plain dicts, as they came. A legacy server sends a request without saying which call it belongs to: `PendingCalls` finds
-the caller, and refuses to guess between two.
+plain dicts, as they came.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from indusagi.core.invisible import clean_json
@@ -33,6 +32,18 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     Caller,
     Handlers,
     current_caller,
+)
+from indusagi.interop.protocol_bridge.client.pending import PendingCall, PendingCalls
+from indusagi.interop.protocol_bridge.client.tasks import (
+    MISSING_CAPABILITY,
+    TASK_STATUSES,
+    TASKS,
+    ServerTasks,
+    declare_tasks,
+    offers_core_tasks,
+    read_created_task,
+    read_related_task,
+    requires_tasks,
 )
 from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -50,7 +61,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     is_final,
     requires_modern,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, Transport
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport
 from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace
 
 Era: TypeAlias = Literal["modern", "legacy"]
@@ -64,15 +75,12 @@ _EMPTY_ROUND_PAUSE_S = 0.1
 _NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
 _META = "io.modelcontextprotocol/"
-_ABANDONED_CALLS = 1_000
 _listen_ids = itertools.count(1)
 _LIST_CHANGES: dict[str, Sequence[ItemKind]] = {
     "notifications/tools/list_changed": ("tool",),
     "notifications/resources/list_changed": ("resource", "template"),
     "notifications/prompts/list_changed": ("prompt",),
 }
-_MISSING_CAPABILITY = -32021
-"""`MissingRequiredClientCapabilityError` of the modern protocol."""
 
 
 @record
@@ -117,74 +125,6 @@ class ServerFacts:
         return isinstance(capability, dict) and capability.get(feature) is True
 
 
-@dataclass(slots=True, eq=False)
-class PendingCall:
-    """A call that has no response yet."""
-
-    caller: Caller | None
-    request_id: RequestId
-    """Of the request that carries it at the moment."""
-
-
-@dataclass(slots=True)
-class AbandonedCall:
-    """A call whose caller has stopped waiting and which its server may still run."""
-
-    client: object | None
-    until: float
-
-
-class PendingCalls:
-    """The calls of one server that have no response, with the abandoned ones of the last `abandoned_s` seconds."""
-
-    def __init__(self, abandoned_s: float = ABANDONED_S) -> None:
-        self._abandoned_s = abandoned_s
-        self._calls: dict[PendingCall, None] = {}
-        self._abandoned: dict[RequestId, AbandonedCall] = {}
-        self._ambiguous_until = 0.0
-
-    def add(self, call: PendingCall) -> None:
-        """Count a call until it is removed."""
-        self._calls[call] = None
-
-    def remove(self, call: PendingCall) -> None:
-        """Forget a call."""
-        del self._calls[call]
-
-    def abandon(self, call: PendingCall) -> None:
-        """Keep a call that its caller no longer waits for: its server may go on with it."""
-        now = asyncio.get_running_loop().time()
-        self._abandoned = {key: abandoned for key, abandoned in self._abandoned.items() if abandoned.until > now}
-        if len(self._abandoned) >= _ABANDONED_CALLS:
-            # Too many to keep: until they expire, any request may belong to one of them.
-            self._abandoned.clear()
-            self._ambiguous_until = now + self._abandoned_s
-        client = None if call.caller is None else call.caller.client
-        self._abandoned[call.request_id] = AbandonedCall(client, now + self._abandoned_s)
-
-    def on_unmatched(self, identity: JsonValue, kind: Literal["response", "progress"]) -> None:
-        """Update an abandoned call: the server has responded to it, or is still working on it."""
-        if not isinstance(identity, (int, str)):
-            return
-        if kind == "response":
-            self._abandoned.pop(identity, None)
-        elif identity in self._abandoned:
-            self._abandoned[identity].until = asyncio.get_running_loop().time() + self._abandoned_s
-
-    def find_caller(self) -> Caller | None:
-        """Find the caller that a request of the server belongs to; `None` if it may belong to several clients."""
-        callers = [call.caller for call in self._calls]
-        if not callers or callers[-1] is None:
-            return None
-        newest, now = callers[-1], asyncio.get_running_loop().time()
-        others = [None if caller is None else caller.client for caller in callers[:-1]]
-        others += [abandoned.client for abandoned in self._abandoned.values() if abandoned.until > now]
-        if now < self._ambiguous_until:
-            others.append(None)
-        is_same = newest.client is not None and all(client is newest.client for client in others)
-        return newest if is_same or not others else None
-
-
 class ClientSession:
     """The client's side of one MCP session."""
 
@@ -206,12 +146,18 @@ class ClientSession:
         self.notes: list[str] = []
         self.log: deque[str] = deque(maxlen=limits.stderr_lines)
         """The last log messages of the server, each in one line."""
+        self.makes_core_tasks = False
+        """Whether the server makes tasks of tool calls by revision 2025-11-25."""
+        self._is_modern = self._offers_tasks = False
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
         self._client_info = client_info
         # A server may go on with an abandoned call for as long as a call may be silent.
         self._calls = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
+        self._tasks = ServerTasks(self._request_task, self._run_handler, limits.call_idle_s)
+        self._task_callers: dict[str, Caller | None] = {}
+        """Who waits for each task: questions about it are for them."""
         self.connection = JsonRpcConnection(
             transport,
             on_request=self._handle_server_request if self._handlers_by_method else None,
@@ -236,7 +182,10 @@ class ClientSession:
             ConnectionClosedError: The transport ended.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
-        if self.facts.era == "legacy":
+        self._is_modern = self.facts.era == "modern"
+        self._offers_tasks = self.facts.offers(TASKS)
+        self.makes_core_tasks = not self._is_modern and offers_core_tasks(self.facts.capabilities)
+        if not self._is_modern:
             self.connection.notify("notifications/initialized")
         return self.facts
 
@@ -349,10 +298,10 @@ class ClientSession:
             self.notes.append(text)
 
     async def call(self, method: str, params: JsonObject, on_progress: OnProgress | None = None) -> JsonObject:
-        """Send a request that the server may answer with `input_required`, and provide the input it wants.
+        """Send a request that the server may answer with `input_required` or with a task, and return its final result.
 
         A caller of the modern protocol gets the server's own request for input as the result, and comes again with the
-        input (`InputExchange`).
+        input (`InputExchange`). A caller that knows tasks gets the handle of a task (`TaskExchange`).
 
         Raises:
             RpcError: The server refused, or requested an input that has no handler.
@@ -369,17 +318,11 @@ class ClientSession:
         self._calls.add(call)
         acting = acting_subject.set(current_subject.get())
         try:
-            params = self._add_caller(params, call.caller)
-            result = await self.connection.request(method, self._add_meta(params), options)
-            if result.get("resultType") == "input_required":
-                # Names with invisible characters are translated on both ways, which only our own rounds do.
-                if exchange is not None and not clean_json(result.get("inputRequests"))[1]:
-                    exchange.wanted = result
-                    return result
-                result = await self._provide_input(method, params, result, call, options)
+            result = await self._complete(method, params, call, options)
+            return result
         except RpcError as exc:
             # An error about the input is for the client, not for its model.
-            if exchange is not None and (exc.code == _MISSING_CAPABILITY or exchange.given):
+            if exchange is not None and (exc.code == MISSING_CAPABILITY or exchange.given):
                 exchange.refusal = exc
             raise
         except EncodeError as exc:
@@ -392,24 +335,98 @@ class ClientSession:
             self._calls.remove(call)
             if observed is not None:
                 observed.finish(sys.exception(), result)
+
+    async def _complete(
+        self, method: str, params: JsonObject, call: PendingCall, options: RequestOptions
+    ) -> JsonObject:
+        """Send a request, and go on until its result is final or one that the caller takes."""
+        if method == "tasks/result":  # of any era: the modern one has no such request
+            return await self._follow(params, call, options.on_progress, cancels=False)
+        caller = call.caller
+        sent, result = await self._request_call(method, self._add_caller(method, params, caller), call, options)
+        if result.get("resultType") == "input_required":
+            # Names with invisible characters are translated on both ways, which only our own rounds do.
+            exchange = None if caller is None else caller.exchange
+            if exchange is not None and not clean_json(result.get("inputRequests"))[1]:
+                exchange.wanted = result
+                return result
+            result = await self._provide_input(method, sent, result, call, options)
+        task = None
+        if method == "tools/call" and (self._is_modern or "task" in params):
+            task = read_created_task(result, is_modern=self._is_modern)
+        if task is not None:
+            tasks = None if caller is None else caller.tasks
+            if tasks is None or not tasks.takes(is_modern=self._is_modern):
+                return await self._follow(task, call, options.on_progress)
+            tasks.created = task
+            return result
         kind = result.get("resultType") or "complete"
-        if kind != "complete":
+        # The specification's own examples have "task" in results of `tasks/get`.
+        if kind != "complete" and (method, kind) != ("tasks/get", "task"):
             raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")
         return result
 
-    def _add_caller(self, params: JsonObject, caller: Caller | None) -> JsonObject:
+    async def _request_call(
+        self, method: str, params: JsonObject, call: PendingCall, options: RequestOptions
+    ) -> tuple[JsonObject, JsonObject]:
+        """Send a request, a second time if the server makes tasks of such calls only; return what was sent too."""
+        try:
+            return params, await self.connection.request(method, self._add_meta(params), options)
+        except RpcError as exc:
+            if not (method == "tools/call" and self._handlers.follow_tasks and requires_tasks(exc)):
+                raise
+        # Nothing has run. The caller knows no tasks: they are followed for it.
+        options.request_id = call.request_id = next(self.connection.ids)
+        params = self._declare_tasks(params)
+        return params, await self.connection.request(method, self._add_meta(params), options)
+
+    async def _follow(
+        self, task: JsonObject, call: PendingCall, on_progress: OnProgress | None, *, cancels: bool = True
+    ) -> JsonObject:
+        """Wait for the result of a task in the name of a call."""
+        task_id, callers = str(task["taskId"]), self._task_callers
+        callers[task_id] = call.caller
+        if on_progress is not None:
+            self._tasks.sinks[call.request_id] = on_progress
+        try:
+            return await self._tasks.follow(
+                task,
+                is_modern=self._is_modern,
+                limit_s=self._limits.call_hard_s,
+                on_progress=on_progress,
+                cancels=cancels,
+            )
+        finally:
+            callers.pop(task_id, None)
+            self._tasks.sinks.pop(call.request_id, None)
+
+    async def _request_task(self, method: str, params: JsonObject, within_s: float) -> JsonObject:
+        """Send a request about a task, in the name of the call that waits for it."""
+        sent = self._add_caller(method, params, current_caller.get())
+        return await self.connection.request(method, self._add_meta(sent), RequestOptions(within_s))
+
+    def _declare_tasks(self, params: JsonObject) -> JsonObject:
+        meta = params.get("_meta")
+        own = meta if isinstance(meta, dict) else {}
+        declared = declare_tasks(own.get(CAPABILITIES, self._handlers.capabilities()))
+        return {**params, "_meta": {**own, CAPABILITIES: declared}}
+
+    def _add_caller(self, method: str, params: JsonObject, caller: Caller | None) -> JsonObject:
         """Add to the parameters of a request the trace, and what its caller contributes: hops, capabilities, input.
 
         Raises:
             RpcError: The caller brings input for a server that has not requested any.
         """
         meta: JsonObject = dict(current_trace.get() or ())
+        about_task = method.startswith("tasks/")
         if caller is None:
-            return {**params, "_meta": meta} if meta else params
+            sent: JsonObject = {**params, "_meta": meta} if meta else params
+            follows = method == "tools/call" and self._handlers.follow_tasks and self._offers_tasks
+            return self._declare_tasks(sent) if self._is_modern and (follows or about_task) else sent
         meta[HOPS] = caller.hops + 1
         if self.describe_caller is not None:
             meta[CALLER] = self.describe_caller(caller)
-        given: JsonObject = {} if caller.exchange is None else caller.exchange.given
+        given: JsonObject = {} if caller.exchange is None or about_task else caller.exchange.given
         if self.facts is None or self.facts.era == "legacy":
             if "requestState" in given:
                 message = "no call waits under this requestState: it has ended, or waited for too long"
@@ -419,7 +436,9 @@ class ClientSession:
         meta[CAPABILITIES] = {key: value for key, value in caller.capabilities.items() if key in offered}
         if caller.log_level is not None:
             meta[LOG_LEVEL] = caller.log_level
-        return {**params, **given, "_meta": meta}
+        sent = {**params, **given, "_meta": meta}
+        knows_tasks = caller.tasks is not None and method == "tools/call"
+        return self._declare_tasks(sent) if knows_tasks or about_task else sent
 
     async def _provide_input(
         self, method: str, params: JsonObject, result: JsonObject, call: PendingCall, options: RequestOptions
@@ -449,6 +468,8 @@ class ClientSession:
     async def listen(self, **notifications: JsonValue) -> None:
         """Subscribe to notifications of a modern server; returns when the server ends the subscription."""
         params: JsonObject = {"notifications": dict(notifications)}
+        if "taskIds" in notifications:
+            params = self._declare_tasks(params)
         options = RequestOptions(math.inf, request_id=f"listen-{next(_listen_ids)}")
         await self.request("subscriptions/listen", params, options)
 
@@ -457,7 +478,8 @@ class ClientSession:
     async def _handle_server_request(self, method: str, params: JsonObject) -> JsonObject:
         # The connection runs this in a task of its own, which inherits a caller that has nothing to do with the
         # request.
-        current_caller.set(self._calls.find_caller())
+        related, callers = read_related_task(params), self._task_callers
+        current_caller.set(callers[related] if related in callers else self._calls.find_caller())
         return await self._run_handler(method, params)
 
     async def _run_handler(self, method: str, params: JsonObject) -> JsonObject:
@@ -471,6 +493,14 @@ class ClientSession:
             self.on_list_changed(kinds)
         if method == "notifications/message":
             self._record_log_message(params)
+        if method in TASK_STATUSES:
+            self._tasks.receive(params)
+        if method == "notifications/progress":
+            token = params.get("progressToken")
+            sink = self._tasks.sinks.get(token) if isinstance(token, (int, str)) else None
+            if sink is not None:
+                sink(params)
+            return
         if self._handlers.on_notification is not None:
             token = current_caller.set(self._calls.find_caller())
             try:

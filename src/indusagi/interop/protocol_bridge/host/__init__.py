@@ -25,6 +25,7 @@ from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIden
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
+from indusagi.interop.protocol_bridge.host.tasks import TaskSource
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
 from indusagi.runtime.calls import CallingClient
 
@@ -62,10 +63,11 @@ class ProviderHost(ServingHost):
         choose_view: ChooseView | None = None,
         content: ContentSource | None = None,
         opened: Ready | None = None,
+        tasks: TaskSource | None = None,
     ) -> None:
         super().__init__(limits)
         self.info = info
-        self.catalog = Catalog(box, info.as_json(), ready, content, opened)
+        self.catalog = Catalog(box, info.as_json(), ready, content, opened, tasks)
         self._choose_view = choose_view
         self._catalogs: dict[ServedView, Catalog] = {}
         """The catalogs of clients with a view."""
@@ -82,7 +84,9 @@ class ProviderHost(ServingHost):
             return self.catalog
         if view not in self._catalogs:
             host = self.catalog
-            self._catalogs[view] = Catalog(view.box, host.server_info, host.ready, view.content, host.opened)
+            self._catalogs[view] = Catalog(
+                view.box, host.server_info, host.ready, view.content, host.opened, host.tasks
+            )
         return self._catalogs[view]
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
@@ -141,11 +145,15 @@ def create_provider_host(
     choose_view: ChooseView | None = None,
     content: ContentSource | None = None,
     opened: Ready | None = None,
+    tasks: TaskSource | None = None,
 ) -> ProviderHost:
     """Create a host over a tool box, or over a function that returns the present one.
 
     After a change of the tools call `ProviderHost.refresh_tools`. Handshakes are answered at once; requests for tools
     wait until `ready` is set. Resources and prompts come from `content`; the handshake waits a moment until `opened` is
     set, since it carries the instructions. `choose_view` gives some clients a tool box and content of their own.
+    With `tasks`, clients that know tasks get handles of calls that a server finishes later.
     """
-    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_view, content, opened)
+    return ProviderHost(
+        box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_view, content, opened, tasks
+    )

@@ -8,10 +8,11 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import ItemKind
+from indusagi.interop.protocol_bridge.contract import ItemKind, to_blocks
 from indusagi.interop.protocol_bridge.host.content import ContentSource
+from indusagi.interop.protocol_bridge.host.tasks import TaskSource
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
-from indusagi.runtime.contract import ToolBox, ToolDescriptor
+from indusagi.runtime.contract import ToolBox, ToolDescriptor, ToolResult
 
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
 """A tool box, or a function that returns the present one."""
@@ -138,6 +139,29 @@ _FIELD_TYPES: dict[str, type] = {
 """https://modelcontextprotocol.io/specification/2025-11-25/schema#tool"""
 
 
+def build_call_result(result: ToolResult, server_info: JsonObject, *, is_modern: bool) -> JsonObject:
+    """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""
+    structured = result.structured
+    message: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+    # Up to 2025-11-25 structured content is an object.
+    if isinstance(structured, dict) or (is_modern and structured is not None):
+        message["structuredContent"] = structured
+    own_meta = result.details.get("_meta")
+    meta = dict(own_meta) if isinstance(own_meta, dict) else {}
+    # The client sees one server, which is this host.
+    meta.pop(SERVER_INFO, None)
+    if is_modern:
+        message["resultType"] = "complete"
+        meta[SERVER_INFO] = server_info
+    if meta:
+        message["_meta"] = meta
+    try:
+        return EncodedObject(message, compact_json(message).encode())
+    except NotJson as exc:
+        error = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
+        return build_call_result(error, server_info, is_modern=is_modern)
+
+
 def _to_plain(value: Mapping[str, JsonLike]) -> JsonObject:
     """Copy frozen containers into dicts and lists."""
 
@@ -210,7 +234,10 @@ class Catalog:
         ready: Ready | None = None,
         content: ContentSource | None = None,
         opened: Ready | None = None,
+        tasks: TaskSource | None = None,
     ) -> None:
+        self.tasks = tasks
+        """None: calls are answered with their results only."""
         self.server_info = server_info
         self.ready = ready
         """Set once the box holds all tools; None if it does from the start."""
@@ -246,6 +273,8 @@ class Catalog:
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
         """Find the server that a request is for; None for a tool of this host, and if there is none."""
+        if method.startswith("tasks/"):
+            return None if self.tasks is None else self.tasks.find_server(params.get("taskId"))
         if method != "tools/call":
             return None if self.content is None else self.content.find_server(method, params)
         box, name = self.box(), params.get("name")

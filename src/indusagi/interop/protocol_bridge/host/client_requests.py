@@ -1,28 +1,37 @@
 """Requests of a host to its clients: for input, for a sample of a model, for roots.
 
 Up to protocol revision 2025-11-25 the client is sent a JSON-RPC request while its own request is open
-(`OutgoingRequests` of the dispatcher, `LegacyCaller` of the session). From 2026-07-28 on its request is answered with
+(`OutgoingRequests` of the dispatcher, `LegacyCaller`). From 2026-07-28 on its request is answered with
 the questions and comes again with the answers, while the call is suspended (`SuspendedCalls`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
-from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INVALID_PARAMS,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import InputExchange
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
+    from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     RunCall: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
@@ -47,6 +56,64 @@ def read_hops(meta: JsonObject) -> int:
     return max(hops, 0)
 
 
+def new_sink(request: HostRequest) -> ProgressSink | None:
+    """Return what reports progress to the client of a request; None if the client has not asked for it."""
+    token = request.meta.get("progressToken")
+    if token is None:
+        return None
+    last = -1.0
+
+    def report(progress: ToolProgress) -> None:
+        nonlocal last
+        # The values must increase: https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress.
+        # A client that does not read gets no further ones, so that they do not pile up.
+        if not last < progress.done < math.inf or not request.channel.writable.is_set():
+            return
+        last = progress.done
+        params: JsonObject = {"progressToken": token, "progress": progress.done}
+        if progress.total is not None and abs(progress.total) < math.inf:
+            params["total"] = progress.total
+        if progress.message:
+            params["message"] = progress.message
+        request.notify("notifications/progress", params)
+
+    return report
+
+
+class LegacyCaller:
+    """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
+
+    exchange = None  # its client is asked while its request is open
+
+    def __init__(
+        self,
+        request: HostRequest,
+        client: RequestDispatcher,
+        capabilities: JsonObject,
+        hops: int,
+        log_level: str | None = None,
+        tasks: TaskExchange | None = None,
+    ) -> None:
+        self.tasks = tasks
+        self.client = client
+        self.capabilities = capabilities
+        self.hops = hops
+        self.log_level = log_level
+        self._request = request
+
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification that belongs to the call, unless the client does not read."""
+        if self._request.channel.writable.is_set():
+            self._request.notify(method, params)
+
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        """Send a request to the client, and wait for the result."""
+        try:
+            return await self._request.send_request(method, params, within_s=ANSWER_S)
+        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
+            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
+
+
 class SuspendedCall:
     """One call from its first request to its last, from protocol revision 2026-07-28 on; a `Caller`."""
 
@@ -63,8 +130,10 @@ class SuspendedCall:
         *,
         log_level: str | None = None,
         exchange: InputExchange | None = None,
+        tasks: TaskExchange | None = None,
     ) -> None:
         self.name = name
+        self.tasks = tasks
         self.log_level = log_level
         self.exchange = exchange
         self.request: HostRequest | None = None

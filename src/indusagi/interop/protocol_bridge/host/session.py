@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import NotJson, compact_json
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     CAPABILITIES,
@@ -29,12 +27,32 @@ from indusagi.interop.protocol_bridge.client.handlers import (
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.client.skills import READ_DIRECTORY
-from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, to_blocks
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
-from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S, SuspendedCall, SuspendedCalls, read_hops
+from indusagi.interop.protocol_bridge.client.tasks import TaskExchange, to_core_task
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
+from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_call_result
+from indusagi.interop.protocol_bridge.host.client_requests import (
+    ANSWER_S,
+    LegacyCaller,
+    SuspendedCall,
+    SuspendedCalls,
+    new_sink,
+    read_hops,
+)
 from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, cut_page
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
+from indusagi.interop.protocol_bridge.host.tasks import (
+    CORE_TASK_METHODS,
+    CORE_TASKS,
+    CORE_VERSION,
+    TASK_METHODS,
+    TASKS_EXTENSION,
+    add_extensions,
+    build_handle,
+    build_task_result,
+    new_exchange,
+    read_task_id,
+)
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -45,7 +63,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
-from indusagi.runtime.calls import CallingClient, current_client, current_trace, read_trace
+from indusagi.runtime.calls import CallingClient, current_client, current_completion, current_trace, read_trace
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -59,7 +77,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.content import ContentSource
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-    from indusagi.runtime.contract import ProgressSink, ToolProgress
+    from indusagi.interop.protocol_bridge.host.tasks import TaskSource
+    from indusagi.runtime.contract import ProgressSink
 
     Method: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
     RunRequest: TypeAlias = Callable[[Caller, CancelToken, ProgressSink | None], PendingResult]
@@ -76,7 +95,7 @@ _NEED_TOOLS = frozenset(
     {
         "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
         "resources/subscribe", "prompts/list", "prompts/get", "completion/complete", "skills/list", "skills/get",
-        READ_DIRECTORY,
+        READ_DIRECTORY, *TASK_METHODS, *CORE_TASK_METHODS,
     }
 )  # fmt: skip
 """Requests that wait until the first servers have listed what they offer."""
@@ -93,38 +112,6 @@ _SUBSCRIPTIONS = 1_000
 """Resources that one client may subscribe to."""
 _DEFAULT_LEVEL = "info"
 """Log messages for a client of the older protocol that has set no level."""
-
-
-class LegacyCaller:
-    """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
-
-    exchange = None  # its client is asked while its request is open
-
-    def __init__(
-        self,
-        request: HostRequest,
-        client: RequestDispatcher,
-        capabilities: JsonObject,
-        hops: int,
-        log_level: str | None = None,
-    ) -> None:
-        self.client = client
-        self.capabilities = capabilities
-        self.hops = hops
-        self.log_level = log_level
-        self._request = request
-
-    def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification that belongs to the call, unless the client does not read."""
-        if self._request.channel.writable.is_set():
-            self._request.notify(method, params)
-
-    async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request to the client, and wait for the result."""
-        try:
-            return await self._request.send_request(method, params, within_s=ANSWER_S)
-        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
-            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 
 
 class HostSession:
@@ -182,6 +169,10 @@ class HostSession:
             "resources/subscribe": self._with_content(self._subscribe),
             "resources/unsubscribe": self._with_content(self._unsubscribe),
         }
+        if catalog.tasks is not None:
+            forward = partial(self._forward_task, catalog.tasks)
+            self._modern_methods |= dict.fromkeys(TASK_METHODS, forward)
+            self._legacy_methods |= dict.fromkeys(CORE_TASK_METHODS, forward)
 
     @property
     def _capabilities(self) -> JsonObject:
@@ -259,8 +250,8 @@ class HostSession:
         if not isinstance(wanted, str):
             raise RpcError(INVALID_PARAMS, "initialize must name a protocolVersion")
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
-        capabilities = request.params.get("capabilities")
-        self.capabilities = capabilities if isinstance(capabilities, dict) else {}
+        declared = request.params.get("capabilities")
+        self.capabilities = declared if isinstance(declared, dict) else {}
         self._client = _read_client(request.params.get("clientInfo"), self.principal)
         if self._find_catalog is not None:
             self._catalog = self._find_catalog(self._client)
@@ -270,9 +261,12 @@ class HostSession:
             ]
             if self._catalog.content is not None:
                 self._stops.append(self._catalog.content.add_client(self))
+        tasks, capabilities = self._catalog.tasks, dict(self._capabilities)
+        if tasks is not None and self.version >= CORE_VERSION and tasks.offers_core():
+            capabilities["tasks"] = CORE_TASKS
         greeting: JsonObject = {
             "protocolVersion": self.version,
-            "capabilities": self._capabilities,
+            "capabilities": capabilities,
             "serverInfo": self._catalog.server_info,
         }
         return self._add_instructions(greeting)
@@ -290,7 +284,7 @@ class HostSession:
         def add() -> JsonObject:
             capabilities, extensions = greeting["capabilities"], content.extensions()
             if extensions and isinstance(capabilities, dict):
-                greeting["capabilities"] = {**capabilities, "extensions": extensions}
+                greeting["capabilities"] = add_extensions(capabilities, extensions)
             texts = [text for text in (self._instructions.get("instructions"), content.instructions()) if text]
             return {**greeting, "instructions": "\n\n".join(map(str, texts))} if texts else greeting
 
@@ -328,10 +322,13 @@ class HostSession:
             content.change_client(self, method)
 
     def _discover(self, request: HostRequest) -> JsonObject | PendingResult:
+        capabilities = self._capabilities
+        if self._catalog.tasks is not None:
+            capabilities = add_extensions(capabilities, TASKS_EXTENSION)
         return self._add_instructions(
             {
                 "supportedVersions": [*MODERN_VERSIONS],
-                "capabilities": self._capabilities,
+                "capabilities": capabilities,
                 "resultType": "complete",
                 "ttlMs": 0,
                 "cacheScope": "private",
@@ -343,6 +340,8 @@ class HostSession:
         wanted = request.params.get("notifications")
         if not isinstance(wanted, dict):
             raise RpcError(INVALID_PARAMS, "subscriptions/listen must name its notifications")
+        if self._catalog.tasks is not None and isinstance(wanted.get("taskIds"), list):
+            read_task_id(request.method, {"taskId": "any"}, request.meta[CAPABILITIES])
         request.is_subscription = True
         return self._send_changes(request, wanted)
 
@@ -364,6 +363,15 @@ class HostSession:
                         stops.append(await content.subscribe(str(uri), partial(request.notify, UPDATED, params)))
                         watched.append(uri)
                 honoured["resourceSubscriptions"] = watched
+            task_ids, tasks = wanted.get("taskIds"), self._catalog.tasks
+            if isinstance(task_ids, list) and tasks is not None:
+                followed: list[JsonValue] = []
+                for task_id in filter(_is_text, task_ids[:_SUBSCRIPTIONS]):
+                    with suppress(RpcError), request.cancel.guard():
+                        report = partial(_report_task, request, meta)
+                        stops.append(await tasks.watch(str(task_id), self._owner, report))
+                        followed.append(task_id)
+                honoured["taskIds"] = followed
             acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
             request.notify("notifications/subscriptions/acknowledged", acknowledged)
             await request.cancel.wait()
@@ -400,6 +408,25 @@ class HostSession:
             return {}
 
         return self._answer(request, f"{request.method} {name}", run, is_remote=True)
+
+    def _forward_task(self, source: TaskSource, request: HostRequest) -> PendingResult:
+        is_modern = VERSION in request.meta
+        declared = request.meta[CAPABILITIES] if is_modern else None
+        task_id = read_task_id(request.method, request.params, declared)
+        params = {key: value for key, value in request.params.items() if key not in {"_meta", "requestState"}}
+        # Questions of the server while it waits are for this client, and name the task by this id.
+        tasks = None if is_modern else TaskExchange({}, shown_id=task_id)
+
+        async def run(caller: Caller, cancel: CancelToken, sink: ProgressSink | None) -> JsonObject:
+            current_caller.set(caller)
+            self._identify_call(request)
+            with cancel.guard():
+                result = await source.request(request.method, params, self._owner, sink)
+                built = build_task_result(request.method, task_id, result, is_modern=is_modern)
+                return encode_object(self._finish(request, built, caller))
+            return {}
+
+        return self._answer(request, f"{request.method} {task_id}", run, is_remote=True, tasks=tasks)
 
     def _finish(self, request: HostRequest, result: JsonObject, caller: Caller) -> JsonObject:
         """Give a result of another server what the era of the client requires, in our name."""
@@ -459,10 +486,14 @@ class HostSession:
             raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
         call = ToolCall(str(request.id), name, arguments or {})
         run = partial(self._run_tool, request, call)
+        declared = request.meta[CAPABILITIES] if VERSION in request.meta else None
+        tasks = new_exchange(self._catalog.tasks, request.params, declared)
         is_remote = VERSION in request.meta and self._catalog.forwards_input(name)
-        return self._answer(request, name, run, is_remote=is_remote)
+        return self._answer(request, name, run, is_remote=is_remote, tasks=tasks)
 
-    def _answer(self, request: HostRequest, subject: str, run: RunRequest, *, is_remote: bool) -> PendingResult:
+    def _answer(
+        self, request: HostRequest, subject: str, run: RunRequest, *, is_remote: bool, tasks: TaskExchange | None = None
+    ) -> PendingResult:
         """Run a request in the name of its client; it may take several rounds of the newer protocol.
 
         A modern server behind us requests input by itself (`is_remote`); older ones and our own tools ask their caller,
@@ -472,8 +503,8 @@ class HostSession:
         hops = read_hops(meta) if meta else 0
         if VERSION not in meta:
             level = self.log_level if self._catalog.content is not None else None
-            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, level)
-            return run(caller, request.cancel, _new_sink(request))
+            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, level, tasks)
+            return run(caller, request.cancel, new_sink(request))
         if "requestState" in params and (self._suspended.holds(params["requestState"]) or not is_remote):
             return self._stamp_questions(self._suspended.resume(request, subject, self._owner))
         capabilities, level = meta[CAPABILITIES], meta.get(LOG_LEVEL)
@@ -481,14 +512,15 @@ class HostSession:
             subject,
             capabilities if isinstance(capabilities, dict) else {},
             hops,
-            _new_sink,
+            new_sink,
             self._owner,
             log_level=level if isinstance(level, str) else None,
             exchange=InputExchange(params) if is_remote else None,
+            tasks=tasks,
         )
         if not suspended.capabilities:
             suspended.request = request
-            return run(suspended, request.cancel, _new_sink(request))
+            return run(suspended, request.cancel, new_sink(request))
         return self._stamp_questions(
             self._suspended.begin(
                 request, suspended, lambda suspended: run(suspended, suspended.cancel, suspended.report_progress)
@@ -507,49 +539,35 @@ class HostSession:
     ) -> JsonObject:
         current_caller.set(caller)
         self._identify_call(request)
+        tasks, source, is_modern = caller.tasks, self._catalog.tasks, VERSION in request.meta
+        current_completion.set(None if tasks is None else tasks.completion)
         try:
             outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
+            if tasks is not None and tasks.created is not None and source is not None:
+                task = await source.add(tasks, self._owner, None if is_modern else self._report_core_task)
+                return self._finish(request, build_handle(task, is_modern=is_modern), caller)
             exchange = caller.exchange
             if exchange is not None and exchange.refusal is not None:
                 raise exchange.refusal
             if exchange is not None and exchange.wanted is not None:
                 return self._finish(request, exchange.wanted, caller)
-            return self._build_result(request, outcome.result)
+            return build_call_result(outcome.result, self._catalog.server_info, is_modern=is_modern)
         except RpcError:
             raise
         except Exception as exc:  # noqa: BLE001 — boundary: a tool box of the embedding program
             _log.error("tool %r raised an exception", call.name, exc_info=exc)
             message = f"{call.name} failed inside of the host; its log says more."
-            return self._build_result(request, ToolResult.error(message, code="failed"))
+            failure = ToolResult.error(message, code="failed")
+            return build_call_result(failure, self._catalog.server_info, is_modern=is_modern)
+
+    def _report_core_task(self, task: JsonObject) -> None:
+        self.notify("notifications/tasks/status", to_core_task(task))
 
     def _identify_call(self, request: HostRequest) -> None:
         """Tell the observers of calls, in this task, which client makes the call and to which trace it belongs."""
         info = request.meta.get(CLIENT_INFO)
         current_client.set(self._client if info is None else _read_client(info, self.principal))
         current_trace.set(read_trace(request.meta) if "traceparent" in request.meta else None)
-
-    def _build_result(self, request: HostRequest, result: ToolResult) -> JsonObject:
-        """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""
-        is_modern = VERSION in request.meta
-        structured = result.structured
-        message: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
-        # Up to 2025-11-25 structured content is an object.
-        if isinstance(structured, dict) or (is_modern and structured is not None):
-            message["structuredContent"] = structured
-        own_meta = result.details.get("_meta")
-        meta = dict(own_meta) if isinstance(own_meta, dict) else {}
-        # The client sees one server, which is this host.
-        meta.pop(SERVER_INFO, None)
-        if is_modern:
-            message["resultType"] = "complete"
-            meta[SERVER_INFO] = self._catalog.server_info
-        if meta:
-            message["_meta"] = meta
-        try:
-            return EncodedObject(message, compact_json(message).encode())
-        except NotJson as exc:
-            error = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
-            return self._build_result(request, error)
 
 
 def _read_client(info: JsonValue, principal: str) -> CallingClient:
@@ -558,27 +576,8 @@ def _read_client(info: JsonValue, principal: str) -> CallingClient:
     return CallingClient(name, version, principal)
 
 
-def _new_sink(request: HostRequest) -> ProgressSink | None:
-    token = request.meta.get("progressToken")
-    if token is None:
-        return None
-    last = -1.0
-
-    def report(progress: ToolProgress) -> None:
-        nonlocal last
-        # The values must increase: https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress.
-        # A client that does not read gets no further ones, so that they do not pile up.
-        if not last < progress.done < math.inf or not request.channel.writable.is_set():
-            return
-        last = progress.done
-        params: JsonObject = {"progressToken": token, "progress": progress.done}
-        if progress.total is not None and abs(progress.total) < math.inf:
-            params["total"] = progress.total
-        if progress.message:
-            params["message"] = progress.message
-        request.notify("notifications/progress", params)
-
-    return report
+def _report_task(request: HostRequest, meta: JsonObject, task: JsonObject) -> None:
+    request.notify("notifications/tasks", {**task, "_meta": meta})
 
 
 def _is_text(value: JsonValue) -> bool:

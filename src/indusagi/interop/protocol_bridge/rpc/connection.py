@@ -155,7 +155,7 @@ class JsonRpcConnection:
     Args:
         transport: Carries the frames; its owner closes it.
         on_request: Answers requests of the peer; `None`: every method but `ping` is unknown.
-        on_notify: Receives notifications of the peer.
+        on_notify: Receives notifications of the peer; of progress, that of requests that are no longer pending.
         on_unmatched: Receives responses and progress of requests that are no longer pending.
         in_flight: How many requests may be pending at once; further ones wait.
         inbound: How many requests of the peer may run at once; further ones are refused.
@@ -390,14 +390,7 @@ class JsonRpcConnection:
     def _handle_notification(self, method: str, params: JsonObject) -> None:
         try:
             if method == "notifications/progress":
-                # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-                pending = self._find(params.get("progressToken"))
-                if pending is None:
-                    self._on_unmatched(params.get("progressToken"), "progress")
-                elif pending.options.hard_s is not None:
-                    pending.postpone(self._loop.time())
-                    if pending.options.on_progress is not None:
-                        pending.options.on_progress(params)
+                self._handle_progress(params)
             elif method == self._cancellation.method:
                 identity = params.get("requestId")
                 task = self._inbound.get(identity) if isinstance(identity, (int, str)) else None
@@ -409,6 +402,18 @@ class JsonRpcConnection:
                 self._on_notify(method, params)
         except Exception:  # noqa: BLE001 — boundary: a listener's defect must not stop the reading
             _log.exception("a listener failed")
+
+    def _handle_progress(self, params: JsonObject) -> None:
+        # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
+        pending = self._find(params.get("progressToken"))
+        if pending is None:
+            self._on_unmatched(params.get("progressToken"), "progress")
+            if self._on_notify is not None:  # a task outlives the request that made it
+                self._on_notify("notifications/progress", params)
+        elif pending.options.hard_s is not None:
+            pending.postpone(self._loop.time())
+            if pending.options.on_progress is not None:
+                pending.options.on_progress(params)
 
     def _handle_request(self, identity: RequestId, method: str, params: JsonObject) -> None:
         if method == "ping":

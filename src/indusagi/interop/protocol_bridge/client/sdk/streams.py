@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 
 _META_VERSION = "io.modelcontextprotocol/protocolVersion"
+_NAMED_BY = {**NAME_BEARING_METHODS, "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId"}
+"""The parameter that the header `Mcp-Name` repeats, by method; the SDK knows nothing of tasks."""
 
 
 class Writer(Protocol):
@@ -189,7 +191,7 @@ class McpHeaders:
             if method == "tools/list" and identity is not None:
                 self._listings.add(identity)
             headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: method}
-            name, arguments = params.get(NAME_BEARING_METHODS.get(method, "")), params.get("arguments")
+            name, arguments = params.get(_NAMED_BY.get(method, "")), params.get("arguments")
             if isinstance(name, str):
                 headers[MCP_NAME_HEADER] = encode_header_value(name)
                 if method == "tools/call" and name in self._params and is_json_object(arguments):

@@ -45,7 +45,10 @@ STATUSES: Mapping[int, int] = MappingProxyType(
 """HTTP statuses by JSON-RPC error code; 200 for all others."""
 
 _ROUTING = frozenset({VERSION_HEADER, _METHOD_HEADER, _NAME_HEADER})
-_NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_NAMED_BY = {
+    "tools/call": "name", "prompts/get": "name", "resources/read": "uri",
+    "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId",
+}  # fmt: skip
 _BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=")
 _TOKEN = re.compile(r"[\w!#$%&'*+\-.^`|~]+", re.ASCII)
 _INTEGER = re.compile(r"(-?[0-9]{1,640})(?:\.0+)?")
