@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
-.PHONY: interop conformance clients connectors signin resource-server coldstart lock clean
+.PHONY: interop conformance clients adapters connectors signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -99,6 +99,9 @@ conformance: setup  ## run the official suite against our client and servers (in
 
 clients: setup  ## let other authors' clients use indus serve (installs them into .outside)
 	@.venv/bin/python -m outside.clients
+
+adapters: setup  ## let other authors' frameworks use a toolbox, and run the examples (installs them into .outside)
+	@.venv/bin/python -m outside.adapters
 
 connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
 	@.venv/bin/python -m outside.connectors

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,12 @@ PYTHON = {
     "unordered": "mcp<2 mcp-shell-server mcp-atlassian",
     "clients/modern": "fastmcp==4.1.* openai-agents==0.24.*",
     "clients/legacy": "langchain-mcp-adapters==0.3.*",
+    "adapters/frameworks": (
+        ". openai anthropic langchain langchain-openai langchain-anthropic openai-agents==0.24.*"
+        " pydantic-ai-slim[openai,anthropic] claude-agent-sdk"
+    ),
 }
-"""What is installed together; the SDK is named where another version would be taken."""
+"""What is installed together; the SDK is named where another version would be taken, and `.` is what we need."""
 NODE = ("", "clients", "clients/coding")
 """The folders that hold a `package.json`."""
 _UNWANTED = ("resolved", "funding", "license", "deprecated")
@@ -56,7 +61,9 @@ def pin_python(name: str, wanted: Sequence[str], *options: str) -> None:
     told = ["--no-emit-index-url", "--custom-compile-command", "python -m outside.pin"]
     target = ["-", "--output-file", str(PINS / f"{name}.txt")]
     command = [*uv, *how, *told, *target]
-    subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, check=True)
+    own: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    lines = [line for word in wanted for line in (own if word == "." else [word])]
+    subprocess.run(command, cwd=ROOT, input="\n".join(lines), text=True, check=True)
 
 
 def pin_node(npm: Sequence[str], group: str, folder: Path) -> None:

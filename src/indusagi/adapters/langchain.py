@@ -86,5 +86,5 @@ def _to_message(outcome: ToolOutcome) -> tuple[Any, Any]:
 
 
 def _to_block(file: Attachment) -> JsonObject:
-    kind = "image" if file.is_image else "file"
-    return {"type": kind, "base64": file.encode(), "mime_type": file.media_type}
+    block: JsonObject = {"base64": file.encode(), "mime_type": file.media_type}
+    return {"type": "image", **block} if file.is_image else {"type": "file", **block, "filename": file.file_name}

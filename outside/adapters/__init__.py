@@ -1,0 +1,1 @@
+"""The adapters, judged by the frameworks themselves with a scripted model."""

@@ -1,0 +1,1 @@
+"""A program for each framework: one conversation with the scripted model."""
