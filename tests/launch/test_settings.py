@@ -88,6 +88,10 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
         ],
     ),
     "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
+    "tool_search.mode": ("on", "on", ["always", True]),
+    "tool_search.share": (25, 25, [0, 101, "10"]),
+    "tool_search.count": (0, 0, [-1, "many"]),
+    "tool_search.always_list": (["git__*"], ("git__*",), ["git__*", [""]]),
     "registry.url": ("https://mirror.example", "https://mirror.example", ["mirror", 3]),
 }
 

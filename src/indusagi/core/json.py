@@ -28,6 +28,8 @@ else:
 JsonObject: TypeAlias = dict[str, JsonValue]
 """For results; parameters take `JsonLike`, which a `dict[str, int]` is too."""
 
+BYTES_PER_TOKEN = 4
+"""Estimate for text, JSON and code."""
 _SHOWN_STEPS = 8
 """How many steps of the path into a value a message shows."""
 
@@ -77,6 +79,12 @@ def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
 
 DIGEST_LENGTH = 32
 """Hexadecimal digits of a digest: 128 bits of the SHA-256."""
+
+
+def estimate_tokens(value: JsonLike) -> int:
+    """Estimate the tokens of a text or a JSON value: one for every four bytes."""
+    text = value if isinstance(value, str) else compact_json(value)
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def content_hash(value: JsonLike, *, sort_keys: bool = False) -> str:

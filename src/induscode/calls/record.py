@@ -24,7 +24,6 @@ FAULT_CODES = frozenset({"transport", "protocol", "timeout", "not_connected", "s
 """Error codes of a server's tool that mean a fault of its server; a native command that times out has answered."""
 CALLS_FILE = "calls.db"
 """The name of the database in the state directory."""
-BYTES_PER_TOKEN = 4
 _MOST_NODES = 1_000
 """Parts of a JSON value that are measured; larger values are rare, and the size is an estimate."""
 

@@ -16,19 +16,13 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note, describe_error
+from indusagi.core.json import BYTES_PER_TOKEN
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace
 from indusagi.runtime.contract import ToolCall
-from induscode.calls.record import (
-    BYTES_PER_TOKEN,
-    CallOrigin,
-    estimate_size,
-    find_outcome,
-    find_tool_ref,
-    measure_result,
-)
+from induscode.calls.record import CallOrigin, estimate_size, find_outcome, find_tool_ref, measure_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -140,6 +140,9 @@ def _format_subject(row: Row) -> str:
         return f"turn {facts.get('turn')}"
     if row.op == "retire":
         return str(facts.get("key", ""))[:_SHOWN_KEY]
+    if row.op == "search":
+        queries = facts.get("queries")
+        return "; ".join(map(str, queries)) if isinstance(queries, list) else ""
     named = facts.get("principal" if row.op == "client" else "name")
     if isinstance(named, str):
         return named
@@ -155,6 +158,9 @@ def _format_detail(row: Row) -> str:
         noun = "server" if row.op == "run" else "tool"
         named = facts.get(f"{noun}s")
         return format_count(len(named), noun) if isinstance(named, list) else ""
+    if row.op == "search":
+        found = facts.get("found")
+        return ", ".join(map(str, found)) if isinstance(found, list) else ""
     if row.op == "client":
         scopes = facts.get("scopes")
         granted = " ".join(map(str, scopes)) if isinstance(scopes, list) else ""

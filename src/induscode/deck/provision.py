@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from indusagi.capabilities.context import Framework, ReadState, ToolContext
 from indusagi.capabilities.local import make_local_context
@@ -65,10 +65,14 @@ def base_context(ctx: DeckContext) -> ToolContext:
 class ToolDeck:
     """Cards in order. Every change returns a new deck; the context is shared."""
 
-    def __init__(self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = ()) -> None:
+    def __init__(
+        self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = (), hidden: Iterable[str] = ()
+    ) -> None:
         self._cards = tuple(cards)
         self._notes = tuple(notes)
         self.context = context
+        self.hidden = frozenset(hidden)
+        """Names of cards that a model is not listed: it finds them by search."""
 
     def __repr__(self) -> str:
         return f"ToolDeck({', '.join(card.name for card in self._cards)})"
@@ -94,16 +98,17 @@ class ToolDeck:
                 continue
             names.add(card.name)
             added.append(card)
-        return ToolDeck((*self._cards, *added), self.context, notes)
+        return ToolDeck((*self._cards, *added), self.context, notes, self.hidden)
 
     def map_capabilities(self, change: Callable[[Capability], Capability]) -> ToolDeck:
         """Replace every card by `change(card)`."""
-        return ToolDeck((change(card) for card in self._cards), self.context, self._notes)
+        return ToolDeck((change(card) for card in self._cards), self.context, self._notes, self.hidden)
 
     def retain(self, keep: Callable[[Capability], bool]) -> ToolDeck:
         """Keep the cards for which `keep` returns True."""
-        kept = (card for card in self._cards if keep(card))
-        return ToolDeck(kept, self.context, self._notes)
+        kept = [card for card in self._cards if keep(card)]
+        names = {card.name for card in kept}
+        return ToolDeck(kept, self.context, self._notes, self.hidden & names)
 
     def into_tool_box(self) -> DeckToolBox:
         """Return the deck as a toolbox."""
@@ -123,6 +128,10 @@ class DeckToolBox:
     """The cards of a deck when the toolbox was made."""
 
     runner: DeckRunner
+    hidden: frozenset[str] = frozenset()
+    """Names of cards that can be called and are not listed."""
+    find: Callable[[Sequence[str]], Awaitable[Sequence[str]]] | None = None
+    """Finds cards by queries, where some are hidden."""
 
     @property
     def context(self) -> ToolContext:
@@ -130,8 +139,8 @@ class DeckToolBox:
         return self.runner.context
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the cards in the order of the deck."""
-        return tuple(describe(card) for card in self.runner.cards.values())
+        """List the cards that are not hidden, in the order of the deck."""
+        return tuple(describe(card) for name, card in self.runner.cards.items() if name not in self.hidden)
 
 
 def project_result(result: ToolResult) -> JsonValue:

@@ -250,6 +250,36 @@ CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
     schema={"type": "array", "items": {"type": "string", "minLength": 1}},
     flag="--cluster",
 )
+TOOL_SEARCH_MODE: Setting[str] = Setting(
+    key="tool_search.mode",
+    describe="Whether models and clients search tools instead of getting all of them: above the limits below (auto).",
+    default="auto",
+    read=_build_choice_parser("auto", "on", "off"),
+    schema={"enum": ["auto", "on", "off"]},
+    flag="--search",
+)
+TOOL_SEARCH_SHARE: Setting[int] = Setting(
+    key="tool_search.share",
+    describe="Percent of the context window that definitions of tools may take before tools are searched.",
+    default=10,
+    read=_build_number_parser(1, 100),
+    schema=_build_integer_schema(1, 100),
+)
+TOOL_SEARCH_COUNT: Setting[int] = Setting(
+    key="tool_search.count",
+    describe="How many tools are listed before tools are searched.",
+    default=128,
+    read=_build_number_parser(0, 100_000),
+    schema=_build_integer_schema(0, 100_000),
+)
+TOOL_SEARCH_ALWAYS_LIST: Setting[tuple[str, ...]] = Setting(
+    key="tool_search.always_list",
+    describe="Tools that stay listed where tools are searched: names, in which * stands for any text.",
+    default=(),
+    read=_parse_names,
+    schema={"type": "array", "items": {"type": "string", "minLength": 1}},
+    flag="--always-list",
+)
 REGISTRY_URL: Setting[str] = Setting(
     key="registry.url",
     describe="The MCP registry, or a mirror of it, that indus mcp search and install ask.",
@@ -277,6 +307,10 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             CALLS_PAYLOAD_HOURS,
             SERVE_VIEWS,
             CLUSTER_BROKERS,
+            TOOL_SEARCH_MODE,
+            TOOL_SEARCH_SHARE,
+            TOOL_SEARCH_COUNT,
+            TOOL_SEARCH_ALWAYS_LIST,
             REGISTRY_URL,
         ),
     )

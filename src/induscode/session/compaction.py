@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import BYTES_PER_TOKEN, compact_json, estimate_tokens, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.core.time import iso_utc, now_ms
@@ -20,11 +20,9 @@ from induscode.session.transcript import COMPACT_OP, build_row
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from induscode.session.transcript import Transcript
 
-BYTES_PER_TOKEN = 4
-"""Estimate for text, JSON and code, as in `indus tools`."""
 AUTOMATIC_SHARE = 0.85
 """Share of a known context window above which a conversation is compacted before the next turn."""
 _KEPT_TURNS = 2
@@ -80,12 +78,6 @@ class CompactionReport:
             f"{format_count(self.tool_results, 'tool result')}, {self.kept} stay: about {self.tokens_before:,} tokens "
             f"before, {self.tokens_after:,} now; the log keeps everything"
         )
-
-
-def estimate_tokens(value: JsonValue) -> int:
-    """Estimate the tokens of a text or a JSON value."""
-    text = value if isinstance(value, str) else compact_json(value)
-    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def estimate_message(message: JsonObject) -> int:

@@ -20,6 +20,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
+from indusagi.core.json import estimate_tokens
 from indusagi.core.tasks import BackgroundTask
 from induscode.boot.config_watch import ConfigFiles, list_config_files
 from induscode.boot.runners import check_named_configs
@@ -29,6 +30,7 @@ from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.search.options import read_search_options
 from induscode.session.agents.files import load_agents
 from induscode.session.agents.sub_session import ParentSession
 from induscode.session.compaction import (
@@ -37,10 +39,11 @@ from induscode.session.compaction import (
     CompactionError,
     NothingToCompactError,
     compact_transcript,
-    estimate_tokens,
     measure_context,
 )
 from induscode.session.contract import RequestBudget, RunPlan, Usage
+from induscode.session.deck_limit import DeckLimit
+from induscode.session.deck_search import DeckSearch, list_shown_names
 from induscode.session.kept_state import KeptState
 from induscode.session.models import NoModelError, choose_model
 from induscode.session.permissions import load_permissions
@@ -49,7 +52,6 @@ from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.resources import build_resources, find_leftovers, list_leftover_jobs
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
-from induscode.session.small_deck import DeckLimit
 from induscode.session.transcript import Transcript, add_session_note, open_transcript
 
 if TYPE_CHECKING:
@@ -102,7 +104,9 @@ class Conversation:
     plan_mode: PlanMode
     system_prompt: SystemPrompt
     limit: DeckLimit
-    """Leaves out cards that the context window of the model has no room for."""
+    """Hides or leaves out cards that the context window of the model has no room for."""
+    search: DeckSearch
+    """Makes the toolboxes, in which hidden cards are found."""
     notes: list[str]
     """Warnings so far; more are added while the conversation goes on."""
     stack: AsyncExitStack
@@ -154,7 +158,7 @@ class Conversation:
         loop = await self._open_loop()
         await self._compact_if_full(prompt, cancel)
         budget = budget or RequestBudget(self.invocation.max_requests)
-        session, system_prompt = self.session, self.system_prompt
+        session = self.session
         node = new_ulid()
         try:
             await to_thread.run_sync(self.resources.checkpoints.begin, node)
@@ -164,10 +168,8 @@ class Conversation:
         self.sampling.attach(partial(loop.complete_message, budget=budget))
         self._attach_tasks(loop, budget, sink, turns)
         plan = RunPlan(
-            toolbox=session.box,
-            system_prompt=lambda: system_prompt.render(
-                [card.name for card in session.deck().tools()], self.map_servers(), self.limit.left_out
-            ),
+            toolbox=lambda: self.search.open_box(session.deck()),
+            system_prompt=self.render_system_prompt,
             cancel=cancel,
             budget=budget,
             history=self.transcript.messages(),
@@ -210,6 +212,7 @@ class Conversation:
                 sink=sink,
                 on_turn=turns.record,
                 leases=self.session.mcp.fleet.leases,
+                search=self.search,
                 open_runner=self._open_agent_model,
             )
         )
@@ -347,7 +350,7 @@ class Conversation:
         choice = await choose_model(invocation, os.environ)
         self._past_usage, self.loop = self.usage, None
         self.invocation, self.choice = invocation, choice
-        self.limit.model, self.limit.window = choice.label, choice.context_window
+        self.limit.set_model(choice.label, choice.context_window)
         if self.resources.delegate.list_running():
             self._loop_stack = AsyncExitStack()  # tasks in the background go on with the former model
         else:
@@ -379,6 +382,12 @@ class Conversation:
             self.loop = await self._loop_stack.enter_async_context(open_loop(self.choice, self.session.calls.telemetry))
             self.stack.push_async_callback(self._loop_stack.aclose)
         return self.loop
+
+    def render_system_prompt(self) -> str:
+        """Render the system prompt for the deck as it is now."""
+        deck = self.session.deck()
+        shown, servers = list_shown_names(deck), self.map_servers()
+        return self.system_prompt.render(shown, servers, self.limit.left_out, hidden=deck.hidden)
 
     def map_servers(self) -> dict[str, str]:
         """Map the names of remote tools to their servers."""
@@ -451,7 +460,8 @@ async def open_conversation(
     async with AsyncExitStack() as stack:
         await to_thread.run_sync(check_named_configs, invocation)
         choice = await choose_model(invocation, os.environ)
-        limit = DeckLimit(choice.label, choice.context_window, invocation.tools or ())
+        search_options = read_search_options(invocation.settings)
+        limit = DeckLimit(choice.label, choice.context_window, invocation.tools or (), search_options)
         sampling, approver, handlers = SamplingModel(), None, None
         if dialog is not None:
             from induscode.session.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs
@@ -497,6 +507,8 @@ async def open_conversation(
                 origin=CallOrigin(via="session", conversation=transcript.id),
             )
         )
+        search = DeckSearch(session.mcp)
+        stack.callback(search.close)
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
         system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
         state = KeptState(transcript, session.native.context, mode, permissions.permissions)
@@ -514,6 +526,7 @@ async def open_conversation(
             plan_mode=mode,
             system_prompt=system_prompt,
             limit=limit,
+            search=search,
             notes=warnings,
             stack=stack,
             loading=loading,

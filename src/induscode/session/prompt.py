@@ -17,7 +17,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import IO
 
 # -- the system prompt --------------------------------------------------------------------------
@@ -51,12 +51,27 @@ class SystemPrompt:
     """The project's instructions, from `read_project_instructions`."""
     _cache: tuple[tuple[tuple[str | None, str], ...], str] | None = field(default=None, init=False)
 
-    def render(self, names: Sequence[str], servers: Mapping[str, str], left_out: Sequence[str] = ()) -> str:
+    def render(
+        self,
+        names: Sequence[str],
+        servers: Mapping[str, str],
+        left_out: Sequence[str] = (),
+        *,
+        hidden: Collection[str] = (),
+    ) -> str:
         """Render the prompt for the tools `names` in this order.
 
-        `servers` maps remote tools to their server. `left_out` are tools that the context window has no room for.
+        `servers` maps remote tools to their server. `left_out` are tools that the context window has no room for, and
+        `hidden` ones are found by search. Of these the servers are named, which seldom change.
         """
-        key = (*((servers.get(name), name) for name in names), (None, ""), *((None, name) for name in left_out))
+        owners = sorted({servers[name] for name in hidden if name in servers})
+        key = (
+            *((servers.get(name), name) for name in names),
+            (None, ""),
+            *((None, name) for name in left_out),
+            (None, str(bool(hidden))),
+            *((owner, "") for owner in owners),
+        )
         if self._cache is not None and self._cache[0] == key:
             return self._cache[1]
         groups: dict[str | None, list[str]] = {}
@@ -68,6 +83,9 @@ class SystemPrompt:
             lines.append(f"- {owner}: {', '.join(tools)}")
         if left_out:
             lines.append(f"Left out, for your context window is small: {list_names(left_out)}. Do without them.")
+        if hidden:
+            whose = f", those of the MCP servers {list_names(owners)} among them" if owners else ""
+            lines.append(f"More tools are not listed{whose}: search for them before you say that you lack one.")
         where = f"Working directory: {self.cwd}"
         parts = [
             _ROLE,

@@ -19,6 +19,7 @@ from indusagi.core.json import NotJson, compact_json
 from indusagi.core.read_write_lock import ReadWriteLock
 from induscode.deck.contract import can_overlap
 from induscode.session.contract import ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.session.deck_search import resolve_deck_call
 from induscode.session.transcript import add_session_note
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ToolCalls:
             RepeatedCallError: The call gave the same result too often.
             OSError: The sink failed: its reader is gone.
         """
+        call = resolve_deck_call(toolbox, call)
         card = toolbox.runner.cards.get(call.name)
         async with self._order.hold(shared=card is None or can_overlap(card, call.input)):
             content = await self._run(toolbox, call)

@@ -325,7 +325,7 @@ def test_what_a_server_lists_beyond_the_most_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"many": row("--tools", 1_000)})
     told = f"more than 1,000; {len(HONEST_TOOLS):,} were left out"
     for _ in ("never seen", "from the ledger"):
-        with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        with greeted("--profile", "none", "--search", "off", cwd=tmp_path) as gateway:
             assert len(gateway.tools()) == 1_000
             gateway.until(lambda gateway=gateway: told in gateway.said())
             assert gateway.said().count("were left out") == 1

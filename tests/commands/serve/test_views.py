@@ -45,6 +45,9 @@ class Box:
             remote("web__get", readOnlyHint=True),
         ]
 
+    def forwards_input(self, name: str) -> bool:
+        return False
+
     async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
         self.called.append(call.name)
         return ToolOutcome(call.id, ToolResult.text(call.name))
@@ -184,7 +187,7 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
         refused = await ask(two, "other", "tools/call", name="git__push", arguments={})
         assert "there is no tool named 'git__push'" in refused["message"]
     assert box.called == ["git__log"]
-    assert host.find_server("tools/call", {"name": "log"}) == "git"
+    assert host.find_target("tools/call", {"name": "log"}) == ("tools/call", "git")
 
 
 def write_views(**views: object) -> None:

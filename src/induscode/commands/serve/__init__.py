@@ -36,6 +36,7 @@ from induscode.commands.serve.options import (
 )
 from induscode.launch.options import ProfileChoice, flags, read_invocation
 from induscode.launch.settings import SERVE_VIEWS
+from induscode.search.options import SearchMode, read_search_options
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
@@ -129,6 +130,18 @@ from induscode.launch.settings import SERVE_VIEWS
     help="Calls that a server answers with a task only, of clients that know no tasks: wait for the result on their "
     "behalf, or let the server refuse them.",
 )
+@click.option(
+    "--search",
+    type=click.Choice(get_args(SearchMode)),
+    help="List three tools by which a client finds and calls all others: always (on), never (off), or where the list "
+    "would be too long (auto, the default).",
+)
+@click.option(
+    "--always-list",
+    multiple=True,
+    metavar="NAME",
+    help="A tool that stays listed where tools are searched; * stands for any text (repeatable).",
+)
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
 @click.option(
@@ -168,6 +181,8 @@ def command(
     view: str | None,
     names: Names,
     tasks: TaskHandling,
+    search: SearchMode | None,
+    always_list: tuple[str, ...],
     name: str,
     transparent: str | None,
     print_config: str | None,
@@ -217,6 +232,7 @@ def command(
         schemas=schemas,
         names=names,
         tasks=tasks,
+        search=read_search_options(invocation.settings, search, always_list),
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
         cluster=cluster,
     )

@@ -168,7 +168,7 @@ def _format_flags(context: click.Context) -> list[str]:
 def _format_serve_flags(context: click.Context) -> list[str]:
     params = context.params
     words: list[str] = []
-    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "names", "tasks", "name", "transparent")
+    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "names", "tasks", "search", "name", "transparent")
     for key in keys:
         if is_given(context, key):
             words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]
@@ -177,7 +177,12 @@ def _format_serve_flags(context: click.Context) -> list[str]:
             words += [AUTH_FLAGS.get(key, f"--{key}"), str(params[key])]
     for key in ("sse", "no_token", "any_token_type", "require_dpop", "dpop_nonce"):
         words += [f"--{key.replace('_', '-')}"] * bool(params[key])
-    for flag, key in (("--allowed-host", "hosts"), ("--allowed-origin", "origins"), ("--audience", "audiences")):
+    for flag, key in (
+        ("--allowed-host", "hosts"),
+        ("--allowed-origin", "origins"),
+        ("--audience", "audiences"),
+        ("--always-list", "always_list"),
+    ):
         for value in params[key]:
             words += [flag, value]
     return words

@@ -21,6 +21,8 @@ from induscode.deck.contract import Profile
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import SERVE_VIEWS
 from induscode.launch.views import View
+from induscode.search.cards import list_search_cards
+from induscode.search.options import estimate_definition
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.options import ServeOptions
     from induscode.commands.support.catalog import ListedTool
     from induscode.launch.invocation import Invocation
+    from induscode.search.options import SearchOptions
 
 
 def show_views(invocation: Invocation, options: ServeOptions) -> int:
@@ -50,7 +53,7 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
                 bridge, known = await stack.enter_async_context(open_content(listing.plan))
                 content.open(bridge, known, lambda _: False)
             for view in views:
-                _print_view(box, content, view)
+                _print_view(box, content, view, options.search)
         return 0
 
     return run_until_signal(show)
@@ -61,7 +64,7 @@ def _is_in_profile(tool: ListedTool, profile: str) -> bool:
     return tool.source != NATIVE or (value is not None and str(Profile(value)) in tool.profiles and not tool.missing)
 
 
-def _print_view(box: _ListedBox, content: GatewayContent, view: View) -> None:
+def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> None:
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
     print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
@@ -100,6 +103,13 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View) -> None:
                 ],
             )
     print_line(", ".join(counts))
+    shown = [descriptor for _, descriptor in selected]
+    if search.applies_to(shown):
+        kept = [descriptor for descriptor in shown if search.lists(descriptor.name)]
+        listed = [*list_search_cards(), *kept]
+        tokens, whole = (sum(map(estimate_definition, some)) for some in (listed, shown))
+        listed_names = ", ".join(descriptor.name for descriptor in listed)
+        print_line(f"searched: clients list {listed_names} ({tokens:,} tokens instead of {whole:,})")
     print_line("")
     for name in {**view.rename, **view.describe}:
         wanted = view.rename.get(name, name)

@@ -22,20 +22,23 @@ from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOu
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
+from induscode.calls.record import find_tool_ref
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
+from induscode.search.names import SEARCH_CARDS
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
+    from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
@@ -166,9 +169,35 @@ class GatewayBox:
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
 
+    @property
+    def context(self) -> ToolContext:
+        """The context of the native cards."""
+        return self.native.context
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        """Find the server of a tool and its own name there; None for a native card."""
+        return find_tool_ref(self._find_card(name))
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Tell which tools a rule denies to the caller of this task, whatever the arguments."""
+        cards = {name: self._find_card(name) for name in names}
+        return {name for name, card in cards.items() if card is not None and self.gateway.checks.is_denied(card)}
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the tools that cannot be called until their definitions are approved."""
+        return [tool for tool in self.gateway.list_disabled() if tool.ref.kind == "tool"]
+
+    def _find_card(self, name: str) -> Capability | None:
+        name = self.qualified.get(name, name)
+        return self.remote.runner.cards.get(name) or self.native.runner.cards.get(name)
+
     def find_server(self, name: str) -> str | None:
-        """Find the server of a listed tool; None for a native card, and for a tool that is not called."""
-        return self.servers.get(self.qualified.get(name, name))
+        """Find the server of a tool, a disabled one too; None for a native card, and for an unknown tool."""
+        server = self.servers.get(self.qualified.get(name, name))
+        if server is None and self.answers_unlisted(name):
+            disabled = self.gateway.find_disabled(name)
+            return None if disabled is None else disabled.ref.server
+        return server
 
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool is disabled: a call of it is answered with the reason."""
@@ -230,7 +259,7 @@ class Gateway:
         """Set by the first `tools/list`."""
         self._context = context
         self._started_ms = now_ms()
-        self._checks = checks
+        self.checks = checks
         session.addons.on_note = lambda note: self._print_notes([note])
         if session.calls.recorder is not None:
             session.calls.recorder.on_note = session.addons.on_note
@@ -268,23 +297,23 @@ class Gateway:
         rank = {row.id: index for index, row in enumerate(self.plan.rows)}
         live = [tool for tool in ledger.live_capabilities() if tool.ref.server not in self._ourselves]
         live.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
-        native, addons = self.session.native_deck().map_capabilities(self._checks.native), self.session.addons
+        native, addons = self.session.native_deck().map_capabilities(self.checks.native), self.session.addons
         deck = native.graft(live)
         grafted = deck.tools()[len(native.tools()) :]
         if addons.has_cards:
             added = graft_addon_cards(deck, addons)
-            cards = map(self._checks.native, added.tools()[len(deck.tools()) :])
+            cards = map(self.checks.native, added.tools()[len(deck.tools()) :])
             native, deck = native.graft(cards), added
         self._print_notes(deck.notes)
         # Invisible characters are removed from texts and from structured content, which has to fit its schema.
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
-        remote = ToolDeck(map(self._checks.remote, grafted), unlimited)
+        remote = ToolDeck(map(self.checks.remote, grafted), unlimited)
         if addons.intercepts:
             native, remote = native.map_capabilities(addons.wrap), remote.map_capabilities(addons.wrap)
         servers = {tool.name: tool.ref.server for tool in reversed(live)}
         qualified: dict[str, str] = {}
         if self.content.plain_names:
-            taken = {card.name for card in native.tools()}
+            taken = {*SEARCH_CARDS, *(card.name for card in native.tools())}
             qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in live], taken)
         self._box = GatewayBox(
             native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
@@ -298,13 +327,17 @@ class Gateway:
 
     def wrap_content(self, card: Capability) -> Capability:
         """Put the checks of a server's tool, and the interceptors of addons, in front of another request to it."""
-        card = self._checks.remote(card)
+        card = self.checks.remote(card)
         return self.session.addons.wrap(card) if self.session.addons.intercepts else card
 
     def build_agent_deck(self) -> ToolDeck:
         """Build the deck of a sub-agent: its calls of servers are checked as strictly as those of native cards."""
         live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
-        return self.session.native_deck().graft(live).map_capabilities(self._checks.native)
+        return self.session.native_deck().graft(live).map_capabilities(self.checks.native)
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the disabled tools, and items of other kinds."""
+        return self._enrolment.disabled
 
     def find_disabled(self, name: str) -> DisabledTool | None:
         """Find a disabled tool by the name that clients call."""
@@ -407,6 +440,7 @@ class Gateway:
         if event.event == "phase":
             self._print_fault(event.server, event.status)
             if needs_sign_in(event.status.fault):
+                self._box = None  # it has a tool to sign in now
                 self._changed.set()
             self._close_if_ourselves(event.server, tasks)
         elif event.event in {"tools", "items"}:
@@ -494,7 +528,7 @@ class Gateway:
 
     def print_all_notes(self) -> None:
         """Print everything that was left out, and why servers are missing."""
-        self._print_notes((*self._checks.notes, *self.session.notes))
+        self._print_notes((*self.checks.notes, *self.session.notes))
         self._print_notes(self._enrolment.notes)
         for server, status in self._bridge.status().items():
             self._print_fault(server, status)

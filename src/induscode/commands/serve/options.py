@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
@@ -11,6 +11,7 @@ import click
 from indusagi.core.records import record
 from induscode.launch.views import Schemas as Schemas
 from induscode.launch.views import View
+from induscode.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +64,7 @@ class ServeOptions:
     cluster: ClusterSettings | None = None
     """The cluster that it is a node of."""
     tasks: TaskHandling = "wait"
+    search: SearchOptions = field(default_factory=SearchOptions)
 
 
 _FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
@@ -95,6 +97,8 @@ _BESIDE_RELAY = (
     "view",
     "names",
     "tasks",
+    "search",
+    "always_list",
     "profile",
     "tools",
     "no_mcp",

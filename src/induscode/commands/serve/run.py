@@ -38,6 +38,7 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
+from induscode.commands.serve.search_box import SearchedBoxes
 from induscode.commands.serve.task_map import TASKS_FILE, TaskMap
 from induscode.commands.serve.tasks import GatewayTasks
 from induscode.commands.serve.view_box import GatewayViews, read_view_tokens
@@ -157,6 +158,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     def box() -> ToolBox:
         return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
 
+    searched = SearchedBoxes(options.search)
     clients = ClientRecorder()
     views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
     opened = anyio.Event()
@@ -167,9 +169,9 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     choose_view = None
     if views:
         tokens = read_view_tokens(views, os.environ)
-        choose_view = GatewayViews(box, views, tokens, options.view, offered).choose
+        choose_view = GatewayViews(box, views, tokens, options.view, offered, searched.wrap).choose
     host = create_provider_host(
-        box,
+        searched.wrap(box),
         context.info,
         ready=ready,
         choose_view=choose_view,
@@ -190,6 +192,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     failures: list[Exception] = []
 
     async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as group:
+        stack.callback(searched.close)
 
         async def serve() -> None:
             codes.append(await _serve(host, settings, signals, what, up, has_clients=_has_clients(options)))
@@ -205,6 +208,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
                 stack.push_async_callback(tasks.aclose)
                 gateways.append(gateway)
                 clients.open(gateway.session.mcp)
+                searched.journal = gateway.session.mcp.journal
                 opened.set()
                 _announce_stdio(options, what)
                 with following:

@@ -18,11 +18,14 @@ from induscode.terminal import print_status
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.calls import CallingClient
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor
     from induscode.commands.serve.content import GatewayContent
+    from induscode.deck.mcp.drift import DisabledTool
     from induscode.launch.views import View
 
 
@@ -45,6 +48,31 @@ class ServedBox(Protocol):
 
     def find_server(self, name: str) -> str | None:
         """Find the server of a tool."""
+        ...
+
+
+class SearchableBox(ServedBox, Protocol):
+    """What a search needs of the toolbox of a gateway, or of a view."""
+
+    @property
+    def context(self) -> ToolContext:
+        """The context of native cards."""
+        ...
+
+    def forwards_input(self, name: str) -> bool:
+        """Tell whether a tool belongs to a server."""
+        ...
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        """Find the server of a tool and its own name there."""
+        ...
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Tell which tools a rule denies."""
+        ...
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the disabled tools."""
         ...
 
 
@@ -87,6 +115,37 @@ class ViewBox:
         """Find the server of a tool, by the name that the view gives it."""
         return self.box.find_server(self._originals.get(name, name))
 
+    # -- for a search in the view ---------------------------------------------------------------
+
+    @property
+    def context(self) -> ToolContext:
+        """The context of native cards."""
+        return self._searchable.context
+
+    def forwards_input(self, name: str) -> bool:
+        """Tell whether a tool belongs to a server."""
+        return name in self._originals and self._searchable.forwards_input(self._originals[name])
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        """Find the server of a tool and its own name there; a renamed tool has that of the view."""
+        original = self._originals.get(name, name)
+        ref = self._searchable.find_ref(original)
+        return ref if ref is None or name == original else replace(ref, name=name)
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Tell which tools a rule denies."""
+        originals = {name: self._originals.get(name, name) for name in names}
+        denied = self._searchable.find_denied([*originals.values()])
+        return {name for name, original in originals.items() if original in denied}
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the disabled tools that the view would show."""
+        return [tool for tool in self._searchable.list_disabled() if self.answers_unlisted(tool.name)]
+
+    @property
+    def _searchable(self) -> SearchableBox:
+        return cast("SearchableBox", self.box)
+
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
     """Read the tokens of views from their variables; an unset one is reported, and its view has no token."""
@@ -109,6 +168,7 @@ class GatewayViews:
         tokens: Names of views by the token that selects them.
         forced: The view of every client, if there is one.
         content: What the gateway serves beside tools, if it does.
+        wrap: Puts a search in front of the toolbox of a view.
     """
 
     def __init__(
@@ -118,12 +178,13 @@ class GatewayViews:
         tokens: Mapping[bytes, str] | None = None,
         forced: View | None = None,
         content: GatewayContent | None = None,
+        wrap: Callable[[Callable[[], ToolBox]], Callable[[], ToolBox]] = lambda source: source,
     ) -> None:
         self._source, self._views, self._tokens, self._forced = source, views, tokens or {}, forced
         self._built: dict[str, tuple[ToolBox, ViewBox]] = {}
         self._served = {
             name: ServedView(
-                partial(self._build_box, view),
+                wrap(partial(self._build_box, view)),
                 None if content is None else ViewContent(content, view, partial(self._find_servers, view)),
             )
             for name, view in views.items()

@@ -6,10 +6,10 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
-from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from induscode.boot.runners import attach_servers, select_tools
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
+from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 NATIVE = "native"
-_BYTES_PER_TOKEN = 4
-
-
-def estimate_definition(descriptor: ToolDescriptor) -> int:
-    """Estimate the tokens of a definition as a model gets it, at four bytes of its JSON each."""
-    definition = {"name": descriptor.name, "description": descriptor.description, "parameters": descriptor.parameters}
-    return -(-len(compact_json(definition).encode("utf-8")) // _BYTES_PER_TOKEN)
 
 
 @record

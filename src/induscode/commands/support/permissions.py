@@ -7,12 +7,15 @@ rule denies is denied everywhere.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from indusagi.core.faults import Note
     from induscode.deck.contract import Capability
@@ -32,6 +35,8 @@ class CardChecks:
     notes: Sequence[Note] = ()
     checks_remote: bool = True
     """Whether `remote` does anything."""
+    is_denied: Callable[[Capability], bool] = lambda card: False
+    """Tells whether a rule denies every call of a checked card to the caller of this task."""
     posture: str = ""
     """Sentence for the system prompt of sub-agents: what runs without asking."""
 
@@ -86,20 +91,27 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     if not native and not invocation.allow and not has_rules(invocation.cwd):
         return CardChecks(_pass, _pass, checks_remote=False)  # without rules the checks need not be loaded
     from induscode.session.permissions import load_permissions  # noqa: PLC0415 — for a gateway with rules
-    from induscode.session.permissions.check import Permissions, require_permission  # noqa: PLC0415 — for a gateway with rules
+    from induscode.session.permissions.check import Permissions, is_denied, require_permission  # noqa: PLC0415 — for a gateway with rules
     from induscode.session.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
     from induscode.session.permissions.rules import Effect, Rule, RuleOrigin  # noqa: PLC0415 — for a gateway with rules
 
     loaded = load_permissions(invocation)
     assert loaded.wrap is not None
+    find_denial = partial(is_denied, workspace=os.path.realpath(invocation.cwd))
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
     if all(rule.effect is Effect.ALLOW for rule in rules):
-        return CardChecks(loaded.wrap, _pass, loaded.notes, checks_remote=False, posture=loaded.posture)
+        return CardChecks(
+            loaded.wrap, _pass, loaded.notes, checks_remote=False, is_denied=find_denial, posture=loaded.posture
+        )
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
     permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
     return CardChecks(
-        loaded.wrap, lambda card: require_permission(card, permissions), loaded.notes, posture=loaded.posture
+        loaded.wrap,
+        lambda card: require_permission(card, permissions),
+        loaded.notes,
+        is_denied=find_denial,
+        posture=loaded.posture,
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.json import estimate_tokens
 from indusagi.core.records import record
 from induscode.interactive.slash import SlashCommand, SlashError
 from induscode.interactive.status import format_tokens
-from induscode.session.compaction import CompactionError, estimate_message, estimate_tokens
-from induscode.session.small_deck import estimate_card
+from induscode.search.options import estimate_definition
+from induscode.session.compaction import CompactionError, estimate_message
 from induscode.terminal import escape_unprintable
 
 if TYPE_CHECKING:
@@ -44,15 +45,15 @@ def list_context_commands() -> Sequence[SlashCommand]:
 
 def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
     """Estimate the parts of the next request: system prompt, tools by server, messages."""
-    cards = conversation.session.deck().tools()
+    box = conversation.search.open_box(conversation.session.deck())
     servers = conversation.map_servers()
     tools: dict[str, int] = {}
-    for card in cards:
-        size = estimate_card(card)
-        owner = servers.get(card.name)
+    for descriptor in box.descriptors():
+        size = estimate_definition(descriptor)
+        owner = servers.get(descriptor.name)
         name = "native tools" if owner is None else f"tools of {owner}"
         tools[name] = tools.get(name, 0) + size
-    prompt = conversation.system_prompt.render([card.name for card in cards], servers, conversation.limit.left_out)
+    prompt = conversation.render_system_prompt()
     messages = sum(map(estimate_message, conversation.transcript.messages()))
     return (
         ContextPart("system prompt", estimate_tokens(prompt)),

@@ -12,7 +12,6 @@ from anyio import to_thread
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from induscode.commands.mcp.remedies import advise
-from induscode.commands.support.catalog import estimate_definition
 from induscode.commands.support.servers import (
     STATE_REMEDIES,
     build_unknown_server,
@@ -24,6 +23,7 @@ from induscode.commands.support.servers import (
 from induscode.interactive.calls import format_duration
 from induscode.interactive.slash import SlashCommand, SlashError, name_slash_commands, split_words
 from induscode.interactive.slash.consent import approve_tools, ask_about_servers, reload_config, show_drifts
+from induscode.search.options import estimate_definition
 from induscode.session.servers import RELOAD, BrokenConfigError
 
 if TYPE_CHECKING:

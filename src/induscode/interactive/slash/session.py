@@ -77,7 +77,9 @@ async def _switch_model(host: SlashHost, rest: str) -> None:
     except (NoModelError, InvalidAddressError) as exc:
         raise SlashError(str(exc)) from exc
     host.screen.show(f"{conversation.choice.label} answers from now on")
-    conversation.session.deck()  # the next one: it says what is left out
+    deck = conversation.session.deck()  # the next one: it says what is left out
+    if deck.hidden:
+        host.screen.show(f"{format_count(len(deck.hidden), 'tool')} are found by search, not listed")
     if conversation.limit.left_out:
         host.screen.show(f"its context window has no room for {list_names(conversation.limit.left_out)}")
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.text import format_count
-from induscode.commands.support.catalog import NATIVE, estimate_definition
+from induscode.commands.support.catalog import NATIVE
 from induscode.deck.contract import describe
 from induscode.interactive.slash import SlashCommand, SlashError, name_slash_commands, split_words
+from induscode.search.options import estimate_definition
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 
 if TYPE_CHECKING:
@@ -32,16 +33,20 @@ _MODES = {
 }
 
 
+_SEARCHED = "searched"
+
 # -- /tools -----------------------------------------------------------------------------------
 
 
 async def _show_tools(host: SlashHost, rest: str) -> None:
     word, session = rest.casefold(), host.conversation.session
     owners = host.conversation.map_servers()
+    deck = session.deck()
     rows = [
-        (card.name, owners.get(card.name, NATIVE), f"{tokens:,}", card.description.strip().partition("\n")[0], tokens)
-        for card in session.deck().tools()
-        for tokens in (estimate_definition(describe(card)),)
+        (card.name, owners.get(card.name, NATIVE), cell, card.description.strip().partition("\n")[0], tokens)
+        for card in deck.tools()
+        for tokens in (0 if card.name in deck.hidden else estimate_definition(describe(card)),)
+        for cell in (f"{tokens:,}" if tokens else _SEARCHED,)
     ]
     off = [(tool.name, tool.ref.server, "-", tool.reason, 0) for tool in session.mcp.disabled]
     off += [(name, NATIVE, "-", f"left out: {why}", 0) for name, why in session.left_out.items()]
@@ -49,9 +54,12 @@ async def _show_tools(host: SlashHost, rest: str) -> None:
     if not shown:
         raise SlashError(f"no tool has {rest!r} in its name, owner or description" if word else "there are no tools")
     host.print_table(("NAME", "OWNER", "TOKENS", "DESCRIPTION"), [row[:4] for row in shown])
-    usable = [row for row in shown if row[2] != "-"]
+    usable = [row for row in shown if row[2] not in {"-", _SEARCHED}]
     total = sum(row[4] for row in usable)
     host.screen.show(f"{format_count(len(usable), 'tool')} shown to the model, about {total:,} tokens")
+    found = sum(row[2] == _SEARCHED for row in shown)
+    if found:
+        host.screen.show(f"{format_count(found, 'tool')} found by the model, with find_tools")
     for tool in session.mcp.disabled:
         if not word or any(row[0] == tool.name for row in shown):
             host.screen.show(f"{tool.name}: {name_slash_commands(tool.remedy)}")

@@ -22,8 +22,8 @@ from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
 from induscode.boot.runners import canon_tool_name
 from induscode.deck.contract import DelegateReport, only_reads
-from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage
+from induscode.session.deck_search import DeckSearch, list_shown_names
 from induscode.session.plan_mode import ENTER, EXIT
 from induscode.session.transcript import ConversationReadState
 
@@ -82,6 +82,8 @@ class ParentSession:
     on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
     """Called before every request with the tools that the model is shown."""
     leases: ServerLeases
+    search: DeckSearch = field(default_factory=DeckSearch)
+    """Makes the toolboxes of decks with hidden cards."""
     open_runner: Callable[[AgentDefinition], AbstractAsyncContextManager[ModelRunner]] | None = None
     """Opens the model that an agent names; it raises a CoreError if there is no such model."""
 
@@ -164,8 +166,10 @@ class SubSession:
             elif isinstance(event, ToolAnswered) and event.code == "denied":
                 await parent.sink(event)
 
+        search = DeckSearch(parent.search.bridge)
+        stack.callback(search.close)
         plan = RunPlan(
-            toolbox=lambda: DeckToolBox(DeckRunner({card.name: card for card in self.select_deck().tools()}, context)),
+            toolbox=lambda: search.open_box(self.select_deck(), context),
             system_prompt=lambda: self._write_system_prompt(),
             cancel=task.cancel,
             budget=self._budget,
@@ -189,8 +193,8 @@ class SubSession:
 
     def _write_system_prompt(self) -> str:
         parent, agent = self._level.parent, self._agent
-        names = [card.name for card in self.select_deck().tools()]
-        text = parent.system_prompt.render(names, parent.servers())
+        deck = self.select_deck()
+        text = parent.system_prompt.render(list_shown_names(deck), parent.servers(), hidden=deck.hidden)
         if not agent.prompt:
             return text
         if agent.origin == "user":

@@ -7,11 +7,12 @@ result like any other. The library's own tool retries, usage limits and MCP clie
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 from pydantic_ai import Agent, BinaryContent, CancellationToken
 from pydantic_ai import exceptions as failures
+from pydantic_ai.capabilities import ToolSearch
 from pydantic_ai.messages import (
     AgentStreamEvent,
     FunctionToolResultEvent,
@@ -26,6 +27,7 @@ from pydantic_ai.messages import (
     repair_messages,
 )
 from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext
 from pydantic_ai.usage import RunUsage, UsageLimits
@@ -33,23 +35,29 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from indusagi.adapters.pydantic_ai import ToolBoxToolset
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
-from induscode.deck.contract import find_overlapping, only_reads
+from indusagi.runtime.contract import ToolCall
+from induscode.deck.contract import describe, find_overlapping, only_reads
+from induscode.search.index import FOUND
+from induscode.search.names import CALL_TOOL, SEARCH_CARDS
 from induscode.session.contract import RunResult, TextDelta, Usage
-from induscode.session.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
+from induscode.session.model_loop.chat import ChatModel
+from induscode.session.model_loop.chat.messages import HIDDEN, describe_file, is_image_refusal, replace_images
 from induscode.session.model_loop.providers import to_model_fault
 from induscode.session.model_loop.sampling import build_sampling_result, parse_sampling_request
 from induscode.session.tool_calls import RepeatedCallError, ToolCalls
 from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
+    from pydantic_ai.tools import ToolDefinition
+    from pydantic_ai.toolsets.abstract import ToolsetTool
 
     from indusagi.adapters.content import ModelContent
     from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import ToolCall, ToolDescriptor
+    from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.provision import DeckToolBox
     from induscode.session.contract import RequestBudget, RunPlan
 
@@ -63,22 +71,45 @@ _MAX_RETRIES = 1_000
 """Retries for unknown tools; the request limit is reached first."""
 
 
+_NATIVE_SEARCH = "tool_search"
+"""Kind of the search of a provider: https://ai.pydantic.dev/native-tools/"""
+Deferral: TypeAlias = Literal["provider", "client", "none"]
+"""Who keeps cards from a model that can be called all the same: the provider, which searches by itself; our own client,
+which does not send them; or neither, so that `call_tool` is the only way to them."""
+
+
+def find_deferral(model: Model) -> Deferral:
+    """Find out what the client of a model does with cards that the model is not listed."""
+    native = model.profile.get("supported_native_tools", ())
+    if model.system == "anthropic" and any(tool.kind == _NATIVE_SEARCH for tool in native):
+        return "provider"
+    return "client" if isinstance(_unwrap_model(model), ChatModel) else "none"
+
+
+def _unwrap_model(model: Model) -> Model:
+    return _unwrap_model(model.wrapped) if isinstance(model, WrapperModel) else model
+
+
 # -- the deck as a toolset ----------------------------------------------------------------------
 
 
 class DeckToolset(ToolBoxToolset):
     """The tools of a deck for one run."""
 
-    def __init__(self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False) -> None:
+    def __init__(
+        self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False, deferral: Deferral = "none"
+    ) -> None:
         """Take the plan of the run.
 
         Args:
             plan: Where the deck and the event sink come from.
             rich_results: Whether the API has images and an error mark in tool results.
             text_only: Whether the model accepts no images at all.
+            deferral: What the model's client does with cards that the model is not listed.
         """
         super().__init__("deck", _MAX_RETRIES)
         self._plan = plan
+        self._deferral = deferral
         self._rich_results, self._text_only = rich_results, text_only
         self._calls = ToolCalls(plan.sink, plan.cancel, plan.notices)
         self._toolbox: DeckToolBox | None = None
@@ -89,12 +120,33 @@ class DeckToolset(ToolBoxToolset):
         if self._toolbox is None or ctx.run_step != self._step:
             self._toolbox, self._step = self._plan.toolbox(), ctx.run_step
             await self._plan.on_turn(self._toolbox.descriptors())
-        cards = self._toolbox.runner.cards
+        toolbox = self._toolbox
         # `ToolCalls` orders the calls of a card that decides about each of them.
         return [
-            (tool, not only_reads(cards[tool.name]) and find_overlapping(cards[tool.name]) is None)
-            for tool in self._toolbox.descriptors()
+            (describe(card), not only_reads(card) and find_overlapping(card) is None)
+            for name, card in toolbox.runner.cards.items()
+            if name not in self._find_withheld(toolbox)
         ]
+
+    def _find_withheld(self, toolbox: DeckToolBox) -> Collection[str]:
+        """Find the cards that the library does not get, where some are hidden."""
+        if not toolbox.hidden or self._deferral == "client":
+            return ()
+        return toolbox.hidden if self._deferral == "none" else SEARCH_CARDS
+
+    async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[Any]]:
+        """Build the definitions; hidden cards are marked."""
+        tools = await super().get_tools(ctx)
+        hidden = () if self._toolbox is None else self._toolbox.hidden
+        for name in tools.keys() & hidden:
+            marked = replace(tools[name].tool_def, defer_loading=self._deferral == "provider", metadata={HIDDEN: True})
+            tools[name] = replace(tools[name], tool_def=marked)
+        return tools
+
+    async def find_tools(self, ctx: RunContext[None], queries: Sequence[str], _: Sequence[ToolDefinition]) -> list[str]:
+        """Find hidden cards for the search of the provider."""
+        find = None if self._toolbox is None else self._toolbox.find
+        return [] if find is None else [*await find(queries)]
 
     async def run_call(self, call: ToolCall) -> ModelContent:
         """Run a call, and report it."""
@@ -115,9 +167,14 @@ class DeckToolset(ToolBoxToolset):
 
     async def report_unknown_tool(self, event: FunctionToolResultEvent) -> None:
         """Report a call that the library answered itself, because the deck has no such tool."""
-        part = event.part
-        if self._toolbox is not None and part.tool_name not in self._toolbox.runner.cards:
-            await self._calls.report_unknown_tool(part.tool_call_id, part.tool_name, str(part.content))
+        part, toolbox = event.part, self._toolbox
+        if toolbox is None or part.tool_name in (*toolbox.runner.cards, ToolSearch.function_tool_name):
+            return
+        if toolbox.hidden:
+            # The library names every tool that can be called, also those that are hidden because they are too many.
+            asked = ToolCall(part.tool_call_id, CALL_TOOL, {"name": part.tool_name})
+            part.content = str((await toolbox.runner.run(asked)).output)
+        await self._calls.report_unknown_tool(part.tool_call_id, part.tool_name, str(part.content))
 
 
 # -- the loop -----------------------------------------------------------------------------------
@@ -263,12 +320,18 @@ class ModelLoop:
 
     async def _iterate(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
         plan = state.plan
-        deck = DeckToolset(plan, rich_results=self._model.system == "anthropic", text_only=self._text_only)
+        deck = DeckToolset(
+            plan,
+            rich_results=self._model.system == "anthropic",
+            text_only=self._text_only,
+            deferral=find_deferral(self._model),
+        )
         agent = Agent(
             self._model,
             deps_type=type(None),
             instructions=lambda: plan.system_prompt(),
             toolsets=[deck],
+            capabilities=[ToolSearch(strategy=deck.find_tools, max_results=FOUND)],
             retries={"tools": _MAX_RETRIES, "output": 1},
             model_settings=ModelSettings(timeout=_REQUEST_S),
         )

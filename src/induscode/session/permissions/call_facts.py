@@ -170,23 +170,9 @@ async def gather_facts(
     """
     if workspace is None:
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
-    name = card.name
-    kind = _find_kind(card, arguments)
-    client = current_client.get()
-    facts = CallFacts(
-        tool=name,
-        kind=kind,
-        arguments=arguments,
-        workspace=workspace,
-        cwd=ctx.cwd,
-        principal="" if client is None else client.principal,
-    )
+    facts = identify_card(card, workspace, arguments, ctx.cwd)
+    kind, name = facts.kind, facts.tool
     if kind is CallKind.REMOTE:
-        for layer in iter_layers(card):
-            ref = getattr(layer, "ref", None)
-            if isinstance(ref, RemoteToolRef):
-                shares_name = bool(getattr(layer, "shares_name", False))
-                return replace(facts, remote=ref, shares_name=shares_name, pin=getattr(layer, "pin", None))
         return facts
     if kind is CallKind.FILE:
         fact = await _resolve_path(ctx, path_given(arguments), writing=_PATH_TOOLS[name])
@@ -198,6 +184,28 @@ async def gather_facts(
             return await _add_target(facts, layer)
     url = arguments.get("url")
     return replace(facts, url=url if isinstance(url, str) else None)
+
+
+def identify_card(
+    card: Capability, workspace: str, arguments: JsonObject | None = None, cwd: str | None = None
+) -> CallFacts:
+    """Gather what is known about a call without its paths, commands and requests: the tool, its server, the caller."""
+    client = current_client.get()
+    facts = CallFacts(
+        tool=card.name,
+        kind=_find_kind(card, arguments or {}),
+        arguments=arguments or {},
+        workspace=workspace,
+        cwd=cwd or workspace,
+        principal="" if client is None else client.principal,
+    )
+    if facts.kind is CallKind.REMOTE:
+        for layer in iter_layers(card):
+            ref = getattr(layer, "ref", None)
+            if isinstance(ref, RemoteToolRef):
+                shares_name = bool(getattr(layer, "shares_name", False))
+                return replace(facts, remote=ref, shares_name=shares_name, pin=getattr(layer, "pin", None))
+    return facts
 
 
 async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:

@@ -18,8 +18,8 @@ from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
-from induscode.deck.contract import CardWrapper
-from induscode.session.permissions.call_facts import gather_facts, prepare_arguments
+from induscode.deck.contract import CardWrapper, iter_layers
+from induscode.session.permissions.call_facts import gather_facts, identify_card, prepare_arguments
 from induscode.session.permissions.confirm import (
     ApprovalScope,
     PermissionAnswer,
@@ -34,6 +34,7 @@ from induscode.session.permissions.policy import (
     PolicyContext,
     decide_call,
     find_denying_rule,
+    find_total_denial,
     is_sandboxed,
 )
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
@@ -338,6 +339,16 @@ class CheckedCard(CardWrapper):
         """Run the inner card if the permissions allow the call."""
         first, *others = self.permissions
         return await first.run(self.inner, arguments, ctx, others)
+
+
+def is_denied(card: Capability, workspace: str) -> bool:
+    """Tell whether a rule denies every call of a card to the caller of this task; `workspace` is resolved."""
+    for layer in iter_layers(card):
+        if isinstance(layer, CheckedCard):
+            facts = identify_card(layer.inner, workspace)
+            rules = (rule for permissions in layer.permissions for rule in permissions.rules)
+            return find_total_denial(facts, rules) is not None
+    return False
 
 
 def require_permission(card: Capability, permissions: Permissions) -> CheckedCard | InterceptedCard:

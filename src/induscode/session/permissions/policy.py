@@ -150,6 +150,14 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     )
 
 
+def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
+    """Find a rule that denies every call of a tool, whatever its arguments; the facts are those of the tool alone."""
+    for rule in rules:
+        if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
+            return rule
+    return None
+
+
 def is_sandboxed(facts: CallFacts) -> bool:
     """Tell whether a command would run in a sandbox."""
     return facts.sandbox is not None and facts.sandbox.kind != "none"

@@ -89,15 +89,15 @@ class ProviderHost(ServingHost):
             )
         return self._catalogs[view]
 
-    def find_server(self, method: str, params: JsonObject) -> str | None:
-        """Find the server that a request is for, by any catalog; None if it is unknown, or ambiguous."""
+    def find_target(self, method: str, params: JsonObject) -> tuple[str, str | None]:
+        """Find what a request is for, by any catalog; no server if it is unknown, or ambiguous."""
         catalogs, name = [self.catalog, *self._catalogs.values()], params.get("name")
         if method == "tools/call":
             catalogs = [one for one in catalogs if isinstance(name, str) and one.may_call(name)]
-        servers = {catalog.find_server(method, params) for catalog in catalogs}
+        targets = {catalog.find_target(method, params) for catalog in catalogs}
         if method != "tools/call":
-            servers.discard(None)  # what one view hides, another one may show
-        return servers.pop() if len(servers) == 1 else None
+            targets.discard((method, None))  # what one view hides, another one may show
+        return targets.pop() if len(targets) == 1 else (method, None)
 
     def find_schema(self, name: str) -> JsonObject | None:
         """Find the argument schema of a tool by its name in any catalog."""
@@ -129,7 +129,7 @@ class ProviderHost(ServingHost):
                 self.find_schema,
                 settings,
                 read=decode_frame,
-                find_server=self.catalog.find_server if self._choose_view is None else self.find_server,
+                find_target=self.catalog.find_target if self._choose_view is None else self.find_target,
             ) as serving:
                 yield serving
         finally:

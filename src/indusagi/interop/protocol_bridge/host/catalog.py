@@ -12,7 +12,7 @@ from indusagi.interop.protocol_bridge.contract import ItemKind, to_blocks
 from indusagi.interop.protocol_bridge.host.content import ContentSource
 from indusagi.interop.protocol_bridge.host.tasks import TaskSource
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
-from indusagi.runtime.contract import ToolBox, ToolDescriptor, ToolResult
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolResult
 
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
 """A tool box, or a function that returns the present one."""
@@ -208,6 +208,28 @@ class NamesServers(Protocol):
 
 
 @runtime_checkable
+class RedirectsCalls(Protocol):
+    """A tool box with tools about its other tools: one calls another tool by its name, others only list."""
+
+    def resolve_call(self, call: ToolCall) -> ToolCall:
+        """Return the call that is meant: that of the named tool, or the same call."""
+        ...
+
+    def is_listing(self, name: str) -> bool:
+        """Tell whether a tool only lists other tools."""
+        ...
+
+
+@runtime_checkable
+class SuggestsNames(Protocol):
+    """A tool box that knows which name may be meant by an unknown one."""
+
+    def suggest_names(self, name: str) -> Sequence[str]:
+        """List the nearest names, the best first."""
+        ...
+
+
+@runtime_checkable
 class ForwardsInput(Protocol):
     """A tool box with tools of other servers, which request input by themselves."""
 
@@ -271,14 +293,30 @@ class Catalog:
         box = self.box()
         return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
 
-    def find_server(self, method: str, params: JsonObject) -> str | None:
-        """Find the server that a request is for; None for a tool of this host, and if there is none."""
+    def resolve_call(self, call: ToolCall) -> ToolCall:
+        """Return the call that is meant: a tool may call another one by its name."""
+        box = self.box()
+        return box.resolve_call(call) if isinstance(box, RedirectsCalls) else call
+
+    def describe_unknown(self, name: str) -> str:
+        """Say that there is no tool of a name, and which names are near."""
+        box = self.box()
+        names = box.suggest_names(name) if isinstance(box, SuggestsNames) else ()
+        nearest = f"; the nearest: {', '.join(names)}" if names else ""
+        return f"there is no tool named {name!r}{nearest}"
+
+    def find_target(self, method: str, params: JsonObject) -> tuple[str, str | None]:
+        """Find the method that a request means, and its server; None for a tool of this host, and if there is none."""
         if method.startswith("tasks/"):
-            return None if self.tasks is None else self.tasks.find_server(params.get("taskId"))
+            return method, None if self.tasks is None else self.tasks.find_server(params.get("taskId"))
         if method != "tools/call":
-            return None if self.content is None else self.content.find_server(method, params)
+            return method, None if self.content is None else self.content.find_server(method, params)
         box, name = self.box(), params.get("name")
-        return box.find_server(name) if isinstance(box, NamesServers) and isinstance(name, str) else None
+        if isinstance(box, RedirectsCalls) and isinstance(name, str):
+            if box.is_listing(name):
+                return "tools/list", None
+            name = box.resolve_call(ToolCall("", name, params.get("arguments"))).name
+        return method, box.find_server(name) if isinstance(box, NamesServers) and isinstance(name, str) else None
 
     def forwards_input(self, name: str) -> bool:
         """Tell whether a tool belongs to another server, which may request input by itself."""

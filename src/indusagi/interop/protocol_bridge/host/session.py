@@ -483,13 +483,13 @@ class HostSession:
         if arguments is not None and not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
         if not self._catalog.may_call(name):
-            raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
-        call = ToolCall(str(request.id), name, arguments or {})
+            raise RpcError(INVALID_PARAMS, self._catalog.describe_unknown(name))
+        call = self._catalog.resolve_call(ToolCall(str(request.id), name, arguments or {}))
         run = partial(self._run_tool, request, call)
         declared = request.meta[CAPABILITIES] if VERSION in request.meta else None
         tasks = new_exchange(self._catalog.tasks, request.params, declared)
-        is_remote = VERSION in request.meta and self._catalog.forwards_input(name)
-        return self._answer(request, name, run, is_remote=is_remote, tasks=tasks)
+        is_remote = VERSION in request.meta and self._catalog.forwards_input(call.name)
+        return self._answer(request, call.name, run, is_remote=is_remote, tasks=tasks)
 
     def _answer(
         self, request: HostRequest, subject: str, run: RunRequest, *, is_remote: bool, tasks: TaskExchange | None = None

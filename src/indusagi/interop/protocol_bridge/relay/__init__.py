@@ -58,7 +58,7 @@ class RelayHost(ServingHost):
 
         try:
             async with open_http(
-                new_session, schemas.find, chosen, find_server=lambda method, params: pool.config.id
+                new_session, schemas.find, chosen, find_target=lambda method, params: (method, pool.config.id)
             ) as serving:
                 yield serving
         finally:

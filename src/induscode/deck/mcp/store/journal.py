@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import NotJson, compact_json
+from indusagi.runtime.calls import current_client
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.enrolment import iso_now
 from induscode.deck.mcp.redaction import Redaction
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import RowOp
 
 _LONGEST_DETAIL = 2_000
+_MOST_SEARCHES = 1_000
+"""Searches of one run that are recorded."""
+_LONGEST_QUERY = 200
+"""Characters of a query that are recorded."""
 
 
 class _EncodedDescriptor(NamedTuple):
@@ -63,6 +68,7 @@ class Journal:
         """The id of this run, a ULID: later runs sort later."""
         self.turns = 0
         """How many turns were recorded."""
+        self._searches = 0
         self._now = now
         self._redaction = Redaction()
         self._configs: dict[str, ServerConfig] = {}
@@ -159,6 +165,26 @@ class Journal:
     def record_client(self, principal: str, client_id: str, scopes: Sequence[str]) -> None:
         """Record the first request of a principal to a host; no part of its token."""
         self._append("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
+
+    def record_search(self, queries: Sequence[str], server: str | None, found: Sequence[str], left_out: int) -> None:
+        """Record a search of tools: what was looked for, and which tools were shown; of one run the first thousand."""
+        self._searches += 1
+        if self._searches > _MOST_SEARCHES:
+            return
+        clean = self._redaction.clean
+        facts: JsonObject = {
+            "queries": [clean(query)[:_LONGEST_QUERY] for query in queries],
+            "found": [*found],
+            "left_out": left_out,
+        }
+        client = current_client.get()
+        if client is not None and client.principal:
+            facts["principal"] = client.principal
+        if server is not None:
+            facts["server"] = server
+        if self._searches == _MOST_SEARCHES:
+            facts["last"] = True  # further searches of this run are not recorded
+        self._append("search", facts)
 
     # -- from a session ---------------------------------------------------------------------
 

@@ -31,7 +31,13 @@ from induscode.session.model_loop.chat.errors import (
     build_stream_error,
     parse_body,
 )
-from induscode.session.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS, write_messages, write_tool
+from induscode.session.model_loop.chat.messages import (
+    HIDDEN,
+    REASONING_FIELDS,
+    THINKING_TAGS,
+    write_messages,
+    write_tool,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -329,7 +335,8 @@ class ChatModel(Model[httpx2.AsyncClient]):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if tools := [write_tool(tool) for tool in parameters.declared_tool_defs.values()]:
+        listed = (tool for tool in parameters.declared_tool_defs.values() if not (tool.metadata or {}).get(HIDDEN))
+        if tools := [write_tool(tool) for tool in listed]:
             body |= {"tool_choice": "auto", "tools": tools}
         # Models of OpenAI that reason refuse the older name, and compatible servers may not know the newer one.
         values = cast("Mapping[str, object]", settings or {})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindServer, NewSession
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, NewSession
 
 
 @asynccontextmanager
@@ -38,7 +38,7 @@ async def open_http(
     settings: HttpSettings | None = None,
     *,
     read: Reader = decode_frame_verbatim,
-    find_server: FindServer = lambda method, params: None,
+    find_target: FindTarget = lambda method, params: (method, None),
 ) -> AsyncGenerator[HttpHost]:
     """Listen until the block is left; running calls may then finish within the limits of `settings`.
 
@@ -47,7 +47,7 @@ async def open_http(
         find_schema: Finds the argument schema of a tool, for arguments that are repeated in headers.
         settings: Address, access and limits.
         read: Parses the body of a request; the default keeps the exact bytes of `params`.
-        find_server: Finds the server that a request is for, for the scopes of access tokens.
+        find_target: Finds what a request is for, for the scopes of access tokens.
 
     Raises:
         ProtocolFault: It cannot be started (kind `transport`); the message says why.
@@ -77,7 +77,7 @@ async def open_http(
             await asyncio.to_thread(import_module, f"{__name__}.server")
             from indusagi.interop.protocol_bridge.host.http.server import serve_app  # noqa: PLC0415 — as above
 
-            opening = serve_app(new_session, find_schema, find_server, read, chosen, tokens)
+            opening = serve_app(new_session, find_schema, find_target, read, chosen, tokens)
             port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
             message = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken
     from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
-    from indusagi.interop.protocol_bridge.host.http.settings import AccessPolicy, FindServer
+    from indusagi.interop.protocol_bridge.host.http.settings import AccessPolicy, FindTarget
 
 _METADATA_HEADERS = [(b"cache-control", b"max-age=300")]
 _UNSCOPED = frozenset({"initialize", "ping", "server/discover", "logging/setLevel"})
@@ -131,7 +131,7 @@ class ResourceAccess:
             self._require_scope(identity, ADMIN_SCOPE)
         request.identity = identity
 
-    def authorize(self, request: HttpRequest, message: JsonObject, find_server: FindServer) -> None:
+    def authorize(self, request: HttpRequest, message: JsonObject, find_target: FindTarget) -> None:
         """Check that the client has the scope that a message needs; what runs for the message then knows its token.
 
         Raises:
@@ -142,11 +142,13 @@ class ResourceAccess:
         method, params = message.get("method"), message.get("params")
         if not isinstance(method, str) or method in _UNSCOPED or method.startswith("notifications/"):
             return
+        server = None
+        if method == "tools/call" or request.identity.find_missing_scope(CALL_SCOPE) is not None:
+            # A tool that finds others lists them, and a tool that calls another one is that call.
+            method, server = find_target(method, params if isinstance(params, dict) else {})
         if method.endswith("/list") or method in _LISTING:
             self._require_scope(request.identity, LIST_SCOPE)
-            return
-        if request.identity.find_missing_scope(CALL_SCOPE) is not None:
-            server = find_server(method, params if isinstance(params, dict) else {})
+        else:
             self._require_scope(request.identity, CALL_SCOPE, server)
 
     def _require_scope(self, identity: ClientIdentity, scope: str, server: str | None = None) -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import (
         AccessPolicy,
         FindSchema,
-        FindServer,
+        FindTarget,
         HttpSettings,
         NewSession,
     )
@@ -234,7 +234,7 @@ class HostApp:
         dropped: Mapping[str, int],
         start_task: Callable[[Callable[[], Coroutine[object, object, None]]], object],
         access: ResourceAccess | None = None,
-        find_server: FindServer = lambda method, params: None,
+        find_target: FindTarget = lambda method, params: (method, None),
     ) -> None:
         self.sessions = HttpSessions(new_session, settings)
         self._new_session = new_session
@@ -247,7 +247,7 @@ class HostApp:
         self._start_task = start_task
         self._access = access
         """Checks access tokens; None: the one-user token."""
-        self._find_server = find_server
+        self._find_target = find_target
         self._quota = Quota(settings)
         self._is_stopping = False
         self._single_sessions: set[ServerSession] = set()
@@ -340,7 +340,7 @@ class HostApp:
             if params is not None and not is_json_object(params):
                 raise HttpRefusal(400, "params must be an object")
         if self._access is not None:
-            self._access.authorize(request, message, self._find_server)
+            self._access.authorize(request, message, self._find_target)
         return message
 
     # -- revisions up to 2025-11-25, with sessions ----------------------------------------------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindServer, HttpSettings, NewSession
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, HttpSettings, NewSession
 
 _ACCEPTED = 128
 """Connections that are accepted in one turn of the event loop."""
@@ -41,7 +41,7 @@ would look like one that reads nothing."""
 async def serve_app(
     new_session: NewSession,
     find_schema: FindSchema,
-    find_server: FindServer,
+    find_target: FindTarget,
     read: Reader,
     settings: HttpSettings,
     tokens: Sequence[str],
@@ -71,7 +71,7 @@ async def serve_app(
                 task.add_done_callback(running.discard)
 
             app = HostApp(
-                new_session, find_schema, read, settings, policy, tracker.dropped, start_task, access, find_server
+                new_session, find_schema, read, settings, policy, tracker.dropped, start_task, access, find_target
             )
             server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
             # asyncio uses one number for the backlog and for the connections it accepts at once.

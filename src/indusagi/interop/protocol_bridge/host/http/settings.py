@@ -28,8 +28,9 @@ NewSession: TypeAlias = Callable[[ClientIdentity], ServerSession]
 """Creates the session of a client."""
 FindSchema: TypeAlias = Callable[[str], JsonObject | None]
 """Finds the argument schema of a tool by name."""
-FindServer: TypeAlias = Callable[[str, JsonObject], str | None]
-"""Finds the server that a request (method, parameters) is for, for scopes; None: this host itself."""
+FindTarget: TypeAlias = Callable[[str, JsonObject], tuple[str, str | None]]
+"""Finds what a request (method, parameters) is for, for scopes: the method that is meant, and the server; None for
+this host itself."""
 
 HEALTH = "/health"
 METRICS = "/metrics"

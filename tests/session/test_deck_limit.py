@@ -1,4 +1,4 @@
-"""The deck of a model with a small context window: what is kept, what is left out, and who is told."""
+"""The deck of a model with a small context window, or with many tools: what is listed, found, or left out."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.capabilities import ToolSpec, define_tool
-from induscode.deck.contract import DeckContext, Profile
+from induscode.deck.contract import DeckContext, Profile, describe
 from induscode.deck.provision import ToolDeck, provision_deck
+from induscode.search.options import SearchOptions, estimate_definition
+from induscode.session.deck_limit import ESSENTIAL_CARDS, LEAST_SEARCHED, SMALL_WINDOW, DeckLimit
+from induscode.session.deck_search import list_shown_names
 from induscode.session.prompt import SystemPrompt
-from induscode.session.small_deck import ESSENTIAL_CARDS, SMALL_WINDOW, DeckLimit, estimate_card
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +29,13 @@ def build_deck(tmp_path: Path, *tools: tuple[str, int]) -> ToolDeck:
     return provision_deck(Profile.ALL, DeckContext(str(tmp_path))).graft(cards)
 
 
+OFF = SearchOptions(mode="off")
+
+
+def measure(deck: ToolDeck) -> int:
+    return sum(estimate_definition(describe(card)) for card in deck.tools() if card.name not in deck.hidden)
+
+
 def names_of(deck: ToolDeck) -> Sequence[str]:
     return [card.name for card in deck.tools()]
 
@@ -41,11 +50,11 @@ def test_a_window_with_room_leaves_the_deck_as_it_is(tmp_path: Path, window: int
 
 def test_essential_cards_and_servers_come_before_the_rest(tmp_path: Path) -> None:
     deck = build_deck(tmp_path, ("s__small", 50), ("s__large", 5_000), ("s__other", 50))
-    limit = DeckLimit("m", 8_192)
+    limit = DeckLimit("m", 8_192, search=OFF)
     fitted = limit.fit(deck)
     assert {*names_of(fitted)} == {*ESSENTIAL_CARDS, "s__small", "s__other"}
     assert names_of(fitted) == [name for name in names_of(deck) if name in names_of(fitted)], "the order stays"
-    assert sum(map(estimate_card, fitted.tools())) <= 8_192 // 4
+    assert measure(fitted) <= 8_192 // 4
     assert limit.left_out == tuple(name for name in names_of(deck) if name not in names_of(fitted))
     (note,) = fitted.notes
     assert "model m: reads 8,192 tokens, so these tools are left out: find, " in str(note)
@@ -53,9 +62,9 @@ def test_essential_cards_and_servers_come_before_the_rest(tmp_path: Path) -> Non
 
 
 def test_a_very_small_window_keeps_the_first_cards(tmp_path: Path) -> None:
-    fitted = DeckLimit("m", 4_096).fit(build_deck(tmp_path, ("s__a", 2_000)))
+    fitted = DeckLimit("m", 4_096, search=OFF).fit(build_deck(tmp_path, ("s__a", 2_000)))
     assert {"read", "grep", "edit"} <= {*names_of(fitted)}
-    assert sum(map(estimate_card, fitted.tools())) <= 1_024
+    assert measure(fitted) <= 1_024
 
 
 def test_named_tools_are_never_left_out(tmp_path: Path) -> None:
@@ -66,10 +75,32 @@ def test_named_tools_are_never_left_out(tmp_path: Path) -> None:
 def test_another_model_has_another_deck(tmp_path: Path) -> None:
     deck = build_deck(tmp_path)
     limit = DeckLimit("m", 8_192)
-    assert len(limit.fit(deck).tools()) < len(deck.tools())
-    limit.window = 200_000
-    assert names_of(limit.fit(deck)) == names_of(deck)
-    assert limit.left_out == ()
+    assert limit.fit(deck).hidden
+    limit.set_model("n", 200_000)
+    assert not limit.fit(deck).hidden
+
+
+def test_what_a_small_window_has_no_room_for_is_found(tmp_path: Path) -> None:
+    deck = build_deck(tmp_path, ("s__small", 50), ("s__large", 5_000))
+    limit = DeckLimit("m", 8_192)
+    fitted = limit.fit(deck)
+    assert names_of(fitted) == names_of(deck), "all stay callable"
+    assert {*list_shown_names(fitted)} == {*ESSENTIAL_CARDS, "s__small"}
+    assert measure(fitted) <= 8_192 // 4
+    assert (limit.left_out, fitted.notes) == ((), ())
+    assert DeckLimit("m", LEAST_SEARCHED - 1).fit(deck).hidden == frozenset()
+
+
+@pytest.mark.parametrize("window", [None, 200_000])
+def test_a_large_deck_lists_native_cards_and_favourites(tmp_path: Path, window: int | None) -> None:
+    native = names_of(build_deck(tmp_path))
+    deck = build_deck(tmp_path, *((f"s__{number}", 150) for number in range(150)))
+    limit = DeckLimit("m", window, search=SearchOptions(always_list=("s__7",)))
+    assert list_shown_names(limit.fit(deck)) == [*native, "s__7"]
+    few = build_deck(tmp_path, ("s__1", 150))
+    assert list_shown_names(limit.fit(few)) == native, "the list stays the same while servers come and go"
+    assert limit.fit(deck).retain(lambda card: card.name == "s__1").hidden == {"s__1"}
+    assert not DeckLimit("m", window, search=OFF).fit(deck).hidden
 
 
 def test_the_model_is_told_what_was_left_out() -> None:
@@ -78,4 +109,6 @@ def test_the_model_is_told_what_was_left_out() -> None:
     text = prompt.render(["read"], {}, ["webfetch", "s__a"])
     assert "Left out, for your context window is small: webfetch, s__a. Do without them." in text
     assert "Left out" not in prompt.render(["read", "webfetch"], {})
+    assert "More tools are not listed: search" in prompt.render(["read"], {}, hidden=["find"])
+    assert "of the MCP servers s among them" in prompt.render(["read"], {"s__a": "s"}, hidden=["s__a"])
     assert " and 10 more." in prompt.render(["read"], {}, [f"tool{number}" for number in range(50)])

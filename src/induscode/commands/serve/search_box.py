@@ -1,0 +1,160 @@
+"""The toolbox of a gateway whose tools are searched: three tools are listed, and all others are found.
+
+Every tool stays callable by its own name. Which tools there are, and what a call may do, is decided by the box behind
+it: the gateway's own, or that of a view.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.records import record
+from induscode.deck.provision import DeckRunner
+from induscode.search.cards import build_search_cards, resolve_call
+from induscode.search.finder import ToolFinder
+from induscode.search.index import ToolIndex
+from induscode.search.names import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
+    from induscode.commands.serve.view_box import SearchableBox
+    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.store.journal import Journal
+    from induscode.search.finder import SearchReport
+    from induscode.search.options import SearchOptions
+
+
+@record
+class _SearchedTools:
+    """The tools of a box, without those whose names the search cards have."""
+
+    box: SearchableBox
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        return [tool for tool in self.box.descriptors() if tool.name not in SEARCH_CARDS]
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        return self.box.find_ref(name)
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        return self.box.find_denied(names)
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        return self.box.list_disabled()
+
+
+class SearchBox:
+    """A toolbox with the three search cards in front of another one."""
+
+    def __init__(
+        self,
+        box: SearchableBox,
+        options: SearchOptions,
+        open_index: Callable[[], ToolIndex],
+        on_search: Callable[[SearchReport], None] | None = None,
+    ) -> None:
+        self.box = box
+        self._finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
+        cards = {card.name: card for card in build_search_cards(finder)}
+        self._cards = DeckRunner(cards, box.context)
+        listed = [tool for name, tool in finder.tools.items() if options.lists(name)]
+        self._descriptors = (*(card.descriptor for card in cards.values()), *listed)
+
+    @property
+    def runner(self) -> SearchBox:
+        """The runner of the calls: this object."""
+        return self
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the search cards and the tools that stay listed."""
+        return self._descriptors
+
+    async def run(
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
+    ) -> ToolOutcome:
+        """Run a search, or the call of a tool by its own name."""
+        call = self.resolve_call(call)
+        if call.name in SEARCH_CARDS:
+            return await self._cards.run(call, cancel)
+        return await self.box.run(call, cancel, on_progress=on_progress)
+
+    def resolve_call(self, call: ToolCall) -> ToolCall:
+        """Return the call that `call_tool` stands for."""
+        return resolve_call(call, lambda name: name in SEARCH_CARDS or self.answers_unlisted(name))
+
+    def is_listing(self, name: str) -> bool:
+        """Tell whether a tool only lists other tools."""
+        return name in {FIND_TOOLS, DESCRIBE_TOOLS}
+
+    def suggest_names(self, name: str) -> Sequence[str]:
+        """List the names that are nearest to an unknown one."""
+        return self._finder.suggest(name)
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Tell whether there is a tool of this name, or a disabled one."""
+        return name in self._finder.tools or self.box.answers_unlisted(name)
+
+    def forwards_input(self, name: str) -> bool:
+        """Tell whether a tool belongs to a server."""
+        return self.box.forwards_input(name)
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool."""
+        return self.box.find_server(name)
+
+
+class SearchedBoxes:
+    """The search boxes of a gateway: one for the clients without a view, and one for each view.
+
+    With `auto`, a box whose tools were searched once stays so: its list must not change back while servers come and go.
+    """
+
+    def __init__(self, options: SearchOptions) -> None:
+        self.journal: Journal | None = None
+        """Records the searches; None before the ledger is open."""
+        self._options = options
+        self._indexes: list[ToolIndex] = []
+        """Opened by the first search of a box, in its thread."""
+
+    def wrap(self, source: Callable[[], ToolBox]) -> Callable[[], ToolBox]:
+        """Return a function that gives the present box of `source`, with a search in front where it applies."""
+        if self._options.mode == "off":
+            return source
+        is_searched = False
+        known: tuple[ToolBox, ToolBox] | None = None
+
+        @cache
+        def open_index() -> ToolIndex:
+            index = ToolIndex()
+            self._indexes.append(index)
+            return index
+
+        def find_box() -> ToolBox:
+            nonlocal is_searched, known
+            box = source()
+            if known is not None and known[0] is box:
+                return known[1]
+            if not hasattr(box, "find_ref"):
+                return box  # the empty box before the servers are known
+            is_searched = is_searched or self._options.applies_to(box.descriptors())
+            searched = box
+            if is_searched:
+                searched = SearchBox(cast("SearchableBox", box), self._options, open_index, self._record)
+            known = box, searched
+            return searched
+
+        return find_box
+
+    def _record(self, report: SearchReport) -> None:
+        if self.journal is not None:
+            self.journal.record_search(report.queries, report.server, report.found, report.left_out)
+
+    def close(self) -> None:
+        """Free the indexes."""
+        for index in self._indexes:
+            index.close()

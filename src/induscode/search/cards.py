@@ -1,0 +1,177 @@
+"""The three search cards: `find_tools`, `describe_tools` and `call_tool`.
+
+They stand for all tools that are not listed. A call of `call_tool` is never run as such: its caller resolves it to the
+call of the named tool, so that permissions, records, progress and results are those of that tool. The definitions are
+constant, so that a list which holds them stays the same while servers come and go.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from anyio import to_thread
+
+from indusagi.capabilities.arguments import coerce_to
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.core.json import is_json_object
+from indusagi.runtime.contract import ToolCall, ToolResult
+from induscode.search.finder import UnknownServerError
+from induscode.search.index import FOUND
+from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.search.finder import ToolFinder
+
+    RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]
+
+_MOST_FOUND: Final = 20
+_MOST_NAMES: Final = 10
+
+_FIND: JsonObject = {
+    "type": "object",
+    "properties": {
+        "queries": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "maxItems": _MOST_NAMES,
+            "description": 'One for each thing you need: a few words, such as "create a calendar event", or a name',
+        },
+        "server": {"type": "string", "description": "Only tools of this server"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_FOUND, "description": f"{FOUND} by default"},
+    },
+    "required": ["queries"],
+    "additionalProperties": False,
+}
+_DESCRIBE: JsonObject = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": _MOST_NAMES}},
+    "required": ["names"],
+    "additionalProperties": False,
+}
+_CALL: JsonObject = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "description": "The name as find_tools gives it"},
+        "arguments": {"type": "object", "description": "The arguments of that tool"},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
+    """Build the cards over a finder."""
+
+    async def find(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        queries = [query for query in _list_texts(arguments["queries"]) if query.strip()]
+        if not queries:
+            return ToolResult.error("Send at least one query with words in it.", code="invalid_arguments")
+        server, limit = arguments.get("server"), arguments.get("limit")
+        search = partial(
+            finder.find,
+            queries,
+            server if isinstance(server, str) and server else None,
+            limit if isinstance(limit, int) else FOUND,
+        )
+        try:
+            report = await to_thread.run_sync(search)
+        except UnknownServerError as exc:
+            return ToolResult.error(str(exc), code="unknown_server")
+        if finder.on_search is not None:
+            finder.on_search(report)
+        return ToolResult.text(report.text)
+
+    async def describe(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        text, is_known = await to_thread.run_sync(finder.describe, _list_texts(arguments["names"]))
+        return ToolResult.text(text) if is_known else ToolResult.error(text, code="unknown_tool")
+
+    async def refuse(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        name = str(arguments["name"])
+        if name == CALL_TOOL:
+            return ToolResult.error("call_tool cannot call itself.", code="invalid_arguments")
+        message = await to_thread.run_sync(finder.explain_unknown, name)
+        return ToolResult.error(f"{message} Search with find_tools.", code="unknown_tool")
+
+    return _define_cards(find, describe, refuse)
+
+
+def list_search_cards() -> Sequence[ToolDescriptor]:
+    """List the definitions of the cards, which cannot be called."""
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        raise NotImplementedError
+
+    return [card.descriptor for card in _define_cards(run, run, run)]
+
+
+def _define_cards(find: RunTool, describe: RunTool, refuse: RunTool) -> Sequence[DefinedTool]:
+    return (
+        define_tool(
+            ToolSpec(
+                FIND_TOOLS,
+                "Find tools by what they do. Most tools are not listed here: search before you say that something "
+                "cannot be done. Gives signatures, the best first; `?` marks optional parameters. Call what you have "
+                "found with call_tool.",
+                _FIND,
+                find,
+                title="Find tools",
+                read_only=True,
+                prepare=coerce_to(_FIND, {"query": "queries"}),
+            )
+        ),
+        define_tool(
+            ToolSpec(
+                DESCRIBE_TOOLS,
+                "Get the complete definitions of found tools, with the schemas of their arguments.",
+                _DESCRIBE,
+                describe,
+                title="Describe tools",
+                read_only=True,
+                prepare=coerce_to(_DESCRIBE, {"name": "names"}),
+            )
+        ),
+        define_tool(
+            ToolSpec(
+                CALL_TOOL,
+                "Call a tool that is not listed, by its name. Gives the result of that tool.",
+                _CALL,
+                refuse,
+                title="Call a tool",
+            )
+        ),
+    )
+
+
+def resolve_call(call: ToolCall, has_tool: Callable[[str], bool]) -> ToolCall:
+    """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged."""
+    given = call.input
+    if call.name != CALL_TOOL or not is_json_object(given):
+        return call
+    name = given.get("name")
+    if not isinstance(name, str) or name == CALL_TOOL or not has_tool(name):
+        return call
+    return ToolCall(call.id, name, _read_arguments(given.get("arguments")))
+
+
+def _read_arguments(value: JsonValue) -> JsonValue:
+    """Return the arguments as an object where they are one, also if a model has written them as a text."""
+    if isinstance(value, str):
+        try:
+            parsed: JsonValue = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return parsed if is_json_object(parsed) else value
+    return {} if value is None else value
+
+
+def _list_texts(value: JsonValue) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []

@@ -1,0 +1,175 @@
+"""Finder: the tools of a box, found by queries and described by name, where a list would be too long.
+
+A finder answers for one box. It finds only what may be called: a tool that a rule denies to the caller is not found,
+and a disabled one is named with the reason and the remedy. Each search is reported, for the ledger.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, Protocol
+
+from indusagi.core.json import compact_json
+from indusagi.core.records import record
+from indusagi.core.text import cut_text, format_count
+from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
+from induscode.search.index import FOUND
+from induscode.search.items import build_tool_item
+from induscode.search.signatures import format_signature
+from induscode.search.words import list_query_words, normalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.search.index import ToolIndex
+    from induscode.search.items import SearchItem
+
+_SIGNATURE_CHARS: Final = 200
+"""Of one found tool: five of them, and what was left out, are fewer than 300 tokens."""
+_MOST_NAMED: Final = 3
+"""Disabled tools, and names that are near, that one answer has."""
+_MOST_SERVERS: Final = 30
+_EVERY: Final = 1_000_000
+
+
+class ToolSource(Protocol):
+    """The tools that a finder looks through."""
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List every tool that may be called, by the names of the caller."""
+        ...
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        """Find the server of a tool and its own name there; None for a native one."""
+        ...
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Tell which tools a rule denies to the caller of this task."""
+        ...
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the tools that cannot be called until their definitions are approved."""
+        ...
+
+
+@record
+class SearchReport:
+    """One search: what was looked for, and what was shown."""
+
+    queries: Sequence[str]
+    server: str | None
+    found: Sequence[str]
+    left_out: int
+    """How many further tools matched."""
+    text: str = ""
+    """The answer: one line for each tool, and what was left out."""
+
+
+class UnknownServerError(ValueError):
+    """A search names a server that has no tools; the message names those that have."""
+
+
+class ToolFinder:
+    """Finds and describes the tools that a source has at the start. Its methods block, and may run in any thread.
+
+    Args:
+        source: The tools.
+        open_index: Gives an index that is kept from one source to the next: only what has changed is indexed anew.
+        on_search: Receives each search, in the event loop.
+    """
+
+    def __init__(
+        self,
+        source: ToolSource,
+        open_index: Callable[[], ToolIndex],
+        on_search: Callable[[SearchReport], None] | None = None,
+    ) -> None:
+        self._source = source
+        self._open_index = open_index
+        self.on_search = on_search
+        self.tools: Mapping[str, ToolDescriptor] = {tool.name: tool for tool in source.descriptors()}
+        """Every tool by its name."""
+        self._is_indexed = False
+
+    def find(self, queries: Sequence[str], server: str | None = None, limit: int = FOUND) -> SearchReport:
+        """Find tools, and say what was left out and why.
+
+        Raises:
+            UnknownServerError: No tool belongs to this server.
+        """
+        index = self._open_index()
+        if not self._is_indexed:
+            index.update(map(self._build_item, self.tools.values()))
+            self._is_indexed = True
+        servers = sorted({item.server for item in index.items} - {""})
+        if server is not None and server not in servers:
+            known = ", ".join(servers[:_MOST_SERVERS])
+            raise UnknownServerError(f"There is no server {server!r} with tools; there are: {known}")
+        hits = index.search(queries, server=server, kinds=("tool",), limit=_EVERY).hits
+        denied = self._source.find_denied([hit.item.qualified_name for hit in hits])
+        items = [hit.item for hit in hits if hit.item.qualified_name not in denied]
+        shown, left_out = items[:limit], max(0, len(items) - limit)
+        lines = [format_signature(item, _SIGNATURE_CHARS) for item in shown]
+        if not shown:
+            lines.append(f"Nothing matches among {format_count(len(self.tools), 'tool')}.")
+            lines += [f"Servers: {', '.join(servers[:_MOST_SERVERS])}"] if servers else []
+        elif left_out:
+            lines.append(f"{left_out:,} more match: name a server, or raise limit.")
+        text = "\n".join([*lines, *self._describe_disabled(queries, server)])
+        return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
+
+    def _build_item(self, tool: ToolDescriptor) -> SearchItem:
+        ref = self._source.find_ref(tool.name)
+        return build_tool_item(tool) if ref is None else build_tool_item(tool, ref.server, ref.name)
+
+    def _describe_disabled(self, queries: Sequence[str], server: str | None) -> list[str]:
+        """Name the disabled tools whose name has a word of a query: they are not found, and cannot be called."""
+        words = {word for query in queries for word in list_query_words(query)}
+        named = [
+            tool
+            for tool in self._source.list_disabled()
+            if server in {None, tool.ref.server} and words & {*list_query_words(tool.ref.name)}
+        ]
+        return [
+            f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {tool.approve_command}"
+            for tool in named[:_MOST_NAMED]
+        ]
+
+    def describe(self, names: Sequence[str]) -> tuple[str, bool]:
+        """Describe tools completely, one JSON object in each line, and tell whether any of them is known."""
+        denied = self._source.find_denied(names)
+        lines: list[str] = []
+        is_known = False
+        for name in names:
+            if name in self.tools and name not in denied:
+                is_known = True
+                lines.append(compact_json(build_tool_row(self.tools[name])))
+            else:
+                lines.append(self.explain_unknown(name, denied))
+        return "\n".join(lines), is_known
+
+    def explain_unknown(self, name: str, denied: Collection[str] = ()) -> str:
+        """Say why there is no definition of a name: a rule, a changed definition, or another name."""
+        disabled = next((tool for tool in self._source.list_disabled() if tool.name == name), None)
+        if disabled is not None:
+            return f"{name!r} is {disabled.reason}. A person can {disabled.remedy}"
+        if name in denied:
+            return f"{name!r} is denied by a rule."
+        nearest = self.suggest(name)
+        hint = f" The nearest: {', '.join(nearest)}." if nearest else ""
+        return f"There is no tool named {name!r}.{hint}"
+
+    def suggest(self, name: str) -> Sequence[str]:
+        """List the names that are nearest to an unknown one, the best first; none that is denied."""
+        wanted = normalize_name(name)
+        known: dict[str, str] = {}
+        for other in self.tools:
+            ref = self._source.find_ref(other)
+            for spelling in (other, other if ref is None else ref.name):
+                known.setdefault(normalize_name(spelling), other)
+        near = [known[key] for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED)]
+        denied = self._source.find_denied(near)
+        return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]

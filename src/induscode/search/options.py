@@ -1,0 +1,72 @@
+"""When tools are searched instead of listed: the settings of a user, the flags of a run, and the rule of `auto`.
+
+`auto` searches where the list would be a burden: more tools than some clients accept at all, or definitions that take
+more than a share of the context window.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+
+from indusagi.core.json import estimate_tokens
+from indusagi.core.records import record
+from induscode.launch.settings import (
+    TOOL_SEARCH_ALWAYS_LIST,
+    TOOL_SEARCH_COUNT,
+    TOOL_SEARCH_MODE,
+    TOOL_SEARCH_SHARE,
+    Settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.runtime.contract import ToolDescriptor
+
+SearchMode: TypeAlias = Literal["auto", "on", "off"]
+USUAL_WINDOW: Final = 200_000
+"""Context window in tokens where the real one is unknown: a gateway does not learn that of its client's model."""
+
+
+@record(kw_only=True)
+class SearchOptions:
+    """Whether tools are searched instead of listed, and which stay listed."""
+
+    mode: SearchMode = "auto"
+    share: int = TOOL_SEARCH_SHARE.default
+    """Percent of the context window that definitions may take before `auto` searches."""
+    count: int = TOOL_SEARCH_COUNT.default
+    """The most tools that `auto` lists."""
+    always_list: Sequence[str] = ()
+    """Names of tools that stay listed; `*` stands for any text."""
+
+    def applies_to(self, descriptors: Sequence[ToolDescriptor], window: int | None = None) -> bool:
+        """Tell whether these tools are searched, by a model with this context window."""
+        if self.mode != "auto":
+            return self.mode == "on"
+        return len(descriptors) > self.count or (
+            sum(map(estimate_definition, descriptors)) > (window or USUAL_WINDOW) * self.share // 100
+        )
+
+    def lists(self, name: str) -> bool:
+        """Tell whether a tool stays listed."""
+        return any(fnmatchcase(name, pattern) for pattern in self.always_list)
+
+
+def read_search_options(
+    settings: Settings, mode: SearchMode | None = None, always_list: Sequence[str] = ()
+) -> SearchOptions:
+    """Read the options of a run: its flags, and the settings of the user where there is no flag."""
+    return SearchOptions(
+        mode=mode or cast("SearchMode", settings.get(TOOL_SEARCH_MODE)),
+        share=settings.get(TOOL_SEARCH_SHARE),
+        count=settings.get(TOOL_SEARCH_COUNT),
+        always_list=(*settings.get(TOOL_SEARCH_ALWAYS_LIST), *always_list),
+    )
+
+
+def estimate_definition(descriptor: ToolDescriptor) -> int:
+    """Estimate the tokens of a definition as a model gets it."""
+    definition = {"name": descriptor.name, "description": descriptor.description, "parameters": descriptor.parameters}
+    return estimate_tokens(definition)

@@ -1,0 +1,106 @@
+"""Search in the deck of a session: cards that its model is not listed are found, and called by their own names.
+
+A model whose provider searches by itself gets the hidden cards as deferred ones, with our search behind it; every other
+model gets the three search cards.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from induscode.calls.record import find_tool_ref
+from induscode.deck.contract import describe
+from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.search.cards import build_search_cards, resolve_call
+from induscode.search.finder import ToolFinder
+from induscode.search.index import ToolIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ToolCall, ToolDescriptor
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.provision import ToolDeck
+    from induscode.search.finder import SearchReport
+
+
+class DeckSearch:
+    """Makes the toolboxes of one session or sub-session, with search where cards are hidden.
+
+    Args:
+        bridge: The servers, whose journal records each search; None if there are none.
+    """
+
+    def __init__(self, bridge: BootedBridge | None = None) -> None:
+        self.bridge = bridge
+        self._index: ToolIndex | None = None
+
+    def open_box(self, deck: ToolDeck, context: ToolContext | None = None) -> DeckToolBox:
+        """Make the toolbox of a deck, in the deck's context or another one."""
+        context = context or deck.context
+        cards = {card.name: card for card in deck.tools()}
+        if not deck.hidden:
+            return DeckToolBox(DeckRunner(cards, context))
+        disabled = () if self.bridge is None else self.bridge.disabled
+        finder = ToolFinder(_SearchedDeck(cards, context, disabled), self._open_index, self._record)
+
+        async def find(queries: Sequence[str]) -> Sequence[str]:
+            report = await to_thread.run_sync(finder.find, queries)
+            self._record(report)
+            return report.found
+
+        search: dict[str, Capability] = {card.name: card for card in build_search_cards(finder)}
+        return DeckToolBox(DeckRunner({**search, **cards}, context), deck.hidden, find)
+
+    def _open_index(self) -> ToolIndex:
+        if self._index is None:
+            self._index = ToolIndex()
+        return self._index
+
+    def _record(self, report: SearchReport) -> None:
+        if self.bridge is not None:
+            self.bridge.journal.record_search(report.queries, report.server, report.found, report.left_out)
+
+    def close(self) -> None:
+        """Free the index."""
+        if self._index is not None:
+            self._index.close()
+
+
+class _SearchedDeck:
+    """The cards of a deck as a source of a finder."""
+
+    def __init__(self, cards: dict[str, Capability], context: ToolContext, disabled: Sequence[DisabledTool]) -> None:
+        self._cards, self._context, self._disabled = cards, context, disabled
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        return [describe(card) for card in self._cards.values()]
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        return find_tool_ref(self._cards.get(name))
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        from induscode.session.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
+
+        workspace = os.path.realpath(self._context.cwd)
+        return {name for name in names if name in self._cards and is_denied(self._cards[name], workspace)}
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        return [tool for tool in self._disabled if tool.ref.kind == "tool"]
+
+
+def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:
+    """Return the call that a call of `call_tool` stands for, where cards are hidden."""
+    return resolve_call(call, box.runner.cards.__contains__) if box.hidden else call
+
+
+def list_shown_names(deck: ToolDeck) -> list[str]:
+    """List the names of the cards that the model of a deck is shown."""
+    return [card.name for card in deck.tools() if card.name not in deck.hidden]

@@ -1,0 +1,241 @@
+"""A gateway whose tools are searched: three are listed, all are found and called as if they were."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.commands.helpers import configured, row, told, user_file
+from tests.commands.serving import serving
+from tests.support.host_clients import client_of
+from tests.support.scripts import run
+from tests.support.searched import IMAGE, SearchableTools, make_tools
+
+from indusagi.core.json import estimate_tokens
+from indusagi.interop import create_provider_host
+from indusagi.interop.protocol_bridge.host.catalog import Catalog, build_listing
+from indusagi.runtime.contract import ToolCall, ToolDescriptor
+from induscode.commands.serve.search_box import SearchBox, SearchedBoxes
+from induscode.commands.serve.view_box import ViewBox
+from induscode.launch.views import View
+from induscode.search.index import ToolIndex
+from induscode.search.options import SearchOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from indusagi.core.json import JsonObject
+    from induscode.search.finder import SearchReport
+
+pytestmark = pytest.mark.anyio
+CARDS = ["find_tools", "describe_tools", "call_tool"]
+EVENT = "calendar__create_event"
+
+
+@pytest.fixture
+def index() -> Iterator[ToolIndex]:
+    index = ToolIndex()
+    yield index
+    index.close()
+
+
+async def ask(box: SearchBox, card: str, /, **arguments: object) -> str:
+    outcome = await box.run(ToolCall("1", card, json.loads(json.dumps(arguments))))
+    return str(outcome.output)
+
+
+# -- what it costs ------------------------------------------------------------------------------
+
+
+async def test_527_tools_cost_700_tokens_in_the_list_and_300_in_an_answer_of_five(index: ToolIndex) -> None:
+    tools = make_tools()
+    box = SearchBox(SearchableTools(tools), SearchOptions(), lambda: index)
+    listing = build_listing(box.descriptors(), {"name": "x"})
+    assert len(tools) == 527
+    assert estimate_tokens([*build_listing(tools, {}).legacy.values()]) > 50_000
+    assert len(listing.legacy.encoded) / 4 <= 700
+    for query in ("create a calendar event", "refund an order", "which playlists are there", "tracker__lost"):
+        answer = await ask(box, "find_tools", queries=[query])
+        assert estimate_tokens(answer) <= 300, answer
+
+
+# -- finding, describing, calling -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["memory-legacy", "memory-modern", "http-legacy", "http-modern"])
+async def test_a_client_finds_a_tool_and_calls_it_by_call_tool_or_by_its_name(index: ToolIndex, way: str) -> None:
+    inner = SearchableTools()
+    host = create_provider_host(SearchBox(inner, SearchOptions(), lambda: index))
+    async with client_of(host, way) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == CARDS
+        found = await client.call_tool("find_tools", {"queries": ["create an event in my calendar"]})
+        assert found.content[0].model_dump()["text"].startswith(f"{EVENT}(event_id: str, event_title?: str")
+        described = await client.call_tool("describe_tools", {"names": [EVENT]})
+        assert json.loads(described.content[0].model_dump()["text"])["inputSchema"]["required"] == ["event_id"]
+        by_card = await client.call_tool("call_tool", {"name": EVENT, "arguments": {"event_id": "7"}})
+        by_name = await client.call_tool(EVENT, {"event_id": "7"})
+        for result in (by_card, by_name):
+            assert result.structured_content == {"called": EVENT}
+            assert result.content[0].model_dump(by_alias=True, exclude_none=True) == IMAGE
+    assert [(call.name, call.input) for call in inner.called] == [(EVENT, {"event_id": "7"})] * 2
+
+
+async def test_an_exact_or_normalised_name_comes_first_and_several_queries_take_turns(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    for query in (EVENT, "create_event", "Create-Event", "calendar create event"):
+        assert (await ask(box, "find_tools", queries=[query])).startswith(f"{EVENT}(")
+    lines = (await ask(box, "find_tools", queries=[EVENT, "delete song"], limit=2)).splitlines()
+    assert [line.partition("(")[0] for line in lines[:2]] == [EVENT, "music__delete_song"]
+    assert lines[2].endswith("more match: name a server, or raise limit.")
+    only = await ask(box, "find_tools", queries=["delete"], server="music", limit=20)
+    assert {line.partition("__")[0] for line in only.splitlines()[:20]} == {"music"}
+
+
+async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    answer = await ask(box, "call_tool", name="calender__create_evnt")
+    assert answer.startswith("There is no tool named 'calender__create_evnt'. The nearest: calendar__create_event")
+    assert answer.endswith("Search with find_tools.")
+    assert "The nearest: calendar__create_event" in await ask(box, "describe_tools", names=["create_events"])
+    assert "there are: calendar, mail, music" in await ask(box, "find_tools", queries=["x"], server="calender")
+    assert "Nothing matches among 527 tools." in await ask(box, "find_tools", queries=["zygote"])
+    assert "one query with words" in await ask(box, "find_tools", queries=[" "])
+    assert "cannot call itself" in await ask(box, "call_tool", name="call_tool")
+    catalog = Catalog(box, {"name": "x"})
+    assert not catalog.may_call("calender__create_evnt")
+    assert "; the nearest: calendar__create_event" in catalog.describe_unknown("calender__create_evnt")
+
+
+async def test_arguments_that_a_model_has_written_as_a_text_are_read(index: ToolIndex) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    for arguments in ('{"event_id": "7"}', {"event_id": "7"}, "seven", None):
+        await ask(box, "call_tool", name=EVENT, arguments=arguments)
+    assert [call.input for call in inner.called] == [{"event_id": "7"}, {"event_id": "7"}, "seven", {}]
+
+
+# -- what is not found ----------------------------------------------------------------------------
+
+
+async def test_a_denied_tool_is_not_found_described_or_suggested(index: ToolIndex) -> None:
+    reports: list[SearchReport] = []
+    box = SearchBox(SearchableTools(denied={EVENT}), SearchOptions(), lambda: index, reports.append)
+    assert EVENT not in [
+        line.partition("(")[0] for line in (await ask(box, "find_tools", queries=[EVENT])).splitlines()
+    ]
+    assert EVENT not in reports[0].found
+    assert await ask(box, "describe_tools", names=[EVENT]) == f"{EVENT!r} is denied by a rule."
+    assert f"{EVENT}," not in await ask(box, "call_tool", name="calendar__create_evnt")
+
+
+async def test_a_disabled_tool_is_named_with_the_remedy_and_answers_why(index: ToolIndex) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    answer = await ask(box, "find_tools", queries=["lost luggage"])
+    assert "Not callable: tracker__lost, disabled" in answer
+    assert "a person can run: indus mcp approve tracker lost" in answer
+    assert "tracker__lost' is disabled" in await ask(box, "describe_tools", names=["tracker__lost"])
+    await ask(box, "call_tool", name="tracker__lost")
+    assert inner.called[0].name == "tracker__lost"  # the box behind it gives the reason
+
+
+async def test_a_view_is_searched_by_its_own_names(index: ToolIndex) -> None:
+    inner = SearchableTools()
+    view = View(name="v", servers=("calendar",), rename={EVENT: "plan_meeting"})
+    box = SearchBox(ViewBox(inner, view), SearchOptions(always_list=("plan_*",)), lambda: index)
+    assert [tool.name for tool in box.descriptors()] == [*CARDS, "plan_meeting"]
+    assert (await ask(box, "find_tools", queries=["plan meeting"])).startswith("plan_meeting(")
+    assert "There is no tool named" in await ask(box, "call_tool", name="music__delete_song")
+    assert "music" not in await ask(box, "find_tools", queries=["delete a song", "lost"])
+    await ask(box, "call_tool", name="plan_meeting")
+    assert [call.name for call in inner.called] == [EVENT]
+
+
+def test_scopes_are_those_of_the_list_and_of_the_tool_that_is_called(index: ToolIndex) -> None:
+    catalog = Catalog(SearchBox(SearchableTools(), SearchOptions(), lambda: index), {"name": "x"})
+    assert catalog.find_target("tools/call", {"name": "find_tools"}) == ("tools/list", None)
+    assert catalog.find_target("tools/call", {"name": "describe_tools"}) == ("tools/list", None)
+    wrapped: JsonObject = {"name": "call_tool", "arguments": {"name": EVENT}}
+    assert catalog.find_target("tools/call", wrapped) == ("tools/call", "calendar")
+    assert catalog.find_target("tools/call", {"name": EVENT}) == ("tools/call", "calendar")
+    assert catalog.find_target("tools/call", {"name": "call_tool"}) == ("tools/call", None)
+
+
+# -- the list ---------------------------------------------------------------------------------------
+
+
+def test_the_list_stays_the_same_while_servers_come_and_go() -> None:
+    boxes = [SearchableTools(make_tools(count)) for count in (200, 527, 3)]
+    searched = SearchedBoxes(SearchOptions())
+    present = boxes[0]
+    catalog = Catalog(searched.wrap(lambda: present), {"name": "x"})
+    listed: list[bytes] = []
+    changes: list[None] = []
+    catalog.listen(lambda: changes.append(None))
+    for present in boxes:  # noqa: B007 — the lambda reads it
+        catalog.refresh()
+        listed.append(catalog.listing().modern.encoded)
+    assert (len({*listed}), len(changes)) == (1, 1)
+    searched.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "expected"),
+    [
+        (SearchOptions(), 60, False),
+        (SearchOptions(), 129, True),
+        (SearchOptions(share=2), 60, True),
+        (SearchOptions(mode="off"), 527, False),
+        (SearchOptions(mode="on"), 1, True),
+    ],
+)
+def test_auto_searches_above_a_count_or_a_share(options: SearchOptions, count: int, expected: bool) -> None:
+    box = SearchableTools(make_tools(count))
+    shown = SearchedBoxes(options).wrap(lambda: box)().descriptors()
+    assert ([tool.name for tool in shown] == CARDS) is expected
+
+
+def test_a_tool_with_the_name_of_a_search_card_gives_way(index: ToolIndex) -> None:
+    tools = [ToolDescriptor("call_tool", "Mine.", {}), *make_tools(1)]
+    box = SearchBox(SearchableTools(tools), SearchOptions(always_list=("*",)), lambda: index)
+    assert [tool.name for tool in box.descriptors()] == [*CARDS, tools[1].name]
+
+
+# -- the command ------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_calls_through_the_search_keep_progress_questions_cancel_and_records(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row("--era", "modern")})
+    (tmp_path / ".indusvx").mkdir()
+    (tmp_path / ".indusvx" / "permissions.json").write_text('{"deny": ["honest__add"]}', encoding="utf-8")
+    with serving("--profile", "none", "--search", "on", "--always-list", "*__pid", cwd=tmp_path) as gateway:
+        gateway.greet(elicitation={})
+        assert gateway.tools() == [*CARDS, "honest__pid"]
+        assert gateway.text("find_tools", queries=["echo"]).startswith("honest__echo(")
+        assert "honest__add" not in gateway.text("find_tools", queries=["honest__add"], limit=20)
+        add = {"name": "honest__add", "arguments": {"a": 1, "b": 2}}
+        denied = gateway.ask("tools/call", name="call_tool", arguments=add)["result"]
+        assert "it is denied" in denied["content"][0]["text"]
+        ask = {"name": "honest__ask", "arguments": {"method": "elicitation/create"}}
+        asked = gateway.send("tools/call", name="call_tool", arguments=ask)
+        gateway.until(lambda: bool(gateway.questions))
+        given = {"action": "accept", "content": {"name": "Ada"}}
+        gateway.write({"jsonrpc": "2.0", "id": gateway.questions[0]["id"], "result": given})
+        assert gateway.answer(asked)["result"]["structuredContent"] == given
+        slow = {"name": "honest__slow", "arguments": {"seconds": 60, "progress": 600}}
+        gateway.heard.clear()
+        asked = gateway.send("tools/call", name="call_tool", arguments=slow, _meta={"progressToken": "p"})
+        gateway.until(lambda: any(note["method"] == "notifications/progress" for note in gateway.heard))
+        gateway.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": asked}})
+        assert gateway.text("honest__echo", text="on") == "on"
+    records = {row["tool"]: row["outcome"] for row in told("calls", "--json", cwd=tmp_path)["calls"]}
+    assert records["ask"] == records["echo"] == "ok"
+    assert (records["slow"], records["add"], records.get("call_tool")) == ("cancelled", "denied", None)
+    searches = [row for row in told("ledger", "--json", cwd=tmp_path)["rows"] if row["event"] == "search"]
+    assert searches[0]["facts"]["queries"] == ["echo"]
+    assert searches[0]["facts"]["found"][0] == "honest__echo"
+    shown = run("serve", "--dry-run", "--search", "on", "--profile", "none", cwd=tmp_path).stdout
+    assert "searched: clients list find_tools, describe_tools, call_tool (" in shown
