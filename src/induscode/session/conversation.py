@@ -30,7 +30,6 @@ from induscode.deck.contract import DeckFramework, DelegateRequest
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.provision import DeckRunner, DeckToolBox
-from induscode.search.options import read_search_options
 from induscode.session.agents.files import load_agents
 from induscode.session.agents.sub_session import ParentSession
 from induscode.session.compaction import (
@@ -42,7 +41,7 @@ from induscode.session.compaction import (
     measure_context,
 )
 from induscode.session.contract import RequestBudget, RunPlan, Usage
-from induscode.session.deck_limit import DeckLimit
+from induscode.session.deck_limit import DeckLimit, build_deck_limit
 from induscode.session.deck_search import DeckSearch, list_shown_names
 from induscode.session.kept_state import KeptState
 from induscode.session.models import NoModelError, choose_model
@@ -386,8 +385,8 @@ class Conversation:
     def render_system_prompt(self) -> str:
         """Render the system prompt for the deck as it is now."""
         deck = self.session.deck()
-        shown, servers = list_shown_names(deck), self.map_servers()
-        return self.system_prompt.render(shown, servers, self.limit.left_out, hidden=deck.hidden)
+        left_out, hidden = self.limit.left_out, deck.hidden
+        return self.system_prompt.render(list_shown_names(deck), self.map_servers(), left_out, hidden=hidden)
 
     def map_servers(self) -> dict[str, str]:
         """Map the names of remote tools to their servers."""
@@ -460,8 +459,7 @@ async def open_conversation(
     async with AsyncExitStack() as stack:
         await to_thread.run_sync(check_named_configs, invocation)
         choice = await choose_model(invocation, os.environ)
-        search_options = read_search_options(invocation.settings)
-        limit = DeckLimit(choice.label, choice.context_window, invocation.tools or (), search_options)
+        limit = build_deck_limit(choice, invocation)
         sampling, approver, handlers = SamplingModel(), None, None
         if dialog is not None:
             from induscode.session.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs

@@ -16,13 +16,15 @@ from induscode.boot.runners import canon_tool_name
 from induscode.deck.catalog import has_capability
 from induscode.deck.contract import describe
 from induscode.deck.provision import ToolDeck
-from induscode.search.options import SearchOptions, estimate_definition
+from induscode.search.options import SearchOptions, estimate_definition, read_search_options
 from induscode.session.prompt import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from induscode.deck.contract import Capability
+    from induscode.launch.invocation import Invocation
+    from induscode.session.models import ModelChoice
 
 SMALL_WINDOW = 32_768
 """The largest context window in tokens in which listed cards have a quarter of the room."""
@@ -102,6 +104,12 @@ class DeckLimit:
         if len(listed) == len(cards) - len(rest) and sum(map(_estimate_card, rest)) <= room:
             return None
         return listed
+
+
+def build_deck_limit(choice: ModelChoice, invocation: Invocation) -> DeckLimit:
+    """Build the limit for a model, with the tools that the invocation names and the search of its settings."""
+    options = read_search_options(invocation.settings)
+    return DeckLimit(choice.label, choice.context_window, invocation.tools or (), options)
 
 
 def _estimate_card(card: Capability) -> int:
