@@ -26,7 +26,7 @@ from outside.host import agreeable
 from outside.install import CannotInstall, find_node, node_packages, python_commands
 from outside.remote import pages
 from outside.say import complain, say
-from outside.servers import make_scratch, node_servers, python_servers
+from outside.servers import make_scratch, node_servers, python_servers, restarted_servers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,9 +219,11 @@ def _list_servers(scratch: Path, address: str) -> list[Server]:
     if node is None:
         raise CannotInstall("no node 22 or newer with npm; run `make setup`, or install one")
     commands, modern = python_commands("servers"), python_commands("modern")
+    varied, unordered = python_commands("varied"), python_commands("unordered")
     return [
         *python_servers(commands, modern, scratch, f"{address}/note.txt"),
         *node_servers(node.path, node_packages(node), scratch),
+        *restarted_servers(varied, unordered, node.path, node_packages(node), scratch),
     ]
 
 
@@ -231,7 +233,9 @@ async def _compare_all(servers: Sequence[Server], scratch: Path) -> int:
         home = scratch / f"home-{server.id}"
         await asyncio.to_thread(home.mkdir)
         calls = [(call.tool, call.arguments) for call in server.calls if not call.steps]
-        compared = await compare_server(server.id, server.command, home, calls, server.env)
+        # Both have a process of the server: sets must have the same order in both.
+        env = {**server.env, "PYTHONHASHSEED": "0"}
+        compared = await compare_server(server.id, server.command, home, calls, env)
         failed += bool(compared.differences)
         say(f"{server.id}: {compared.compared} compared, {len(compared.differences)} differ")
         for line in compared.differences:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 _HEAD = ("subject", "revision", "scenario", "passed", "failed", "result")
 _WIDTHS = (12, 10, 45, 6, 6, 11)
+_PREPARE_S = 120
 _NOT_OFFERED = "not offered"
 _REST = "all scenarios without a number"
 _STATE = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
@@ -60,6 +64,8 @@ class Judged:
     def complaints(self, verdict: Verdict) -> list[str]:
         """What counts of what the suite complains about."""
         reason = self.subject.why_not(verdict.scenario)
+        if reason is None and verdict.revision == EXTENSION and verdict.passed <= 1:
+            return [*verdict.wrong, "the suite judged the connection alone: the extension is not declared"]
         if reason is None:
             return verdict.wrong
         if verdict.passed > 1 and not verdict.wrong and self.subject.only is None:
@@ -113,6 +119,9 @@ class _Judging:
 
     async def all(self, scenarios: Mapping[str, Sequence[str]]) -> Judged:
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._subject.prepare:
+            run = partial(subprocess.run, self._subject.prepare, cwd=self._scratch, env={**os.environ, **self._env()})
+            await asyncio.to_thread(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_PREPARE_S)
         only = self._subject.only
         for revision, listed in scenarios.items():
             offered = [one for one in listed if only is None or one in only]
@@ -130,8 +139,7 @@ class _Judging:
 
     async def _some(self, revision: str, scenarios: Sequence[str], *, together: bool) -> None:
         log, results = self._folder / "log.txt", self._folder / revision
-        # Without the settings of the user, and without files in the home directory.
-        env = {**dict.fromkeys(_STATE, str(self._scratch)), "PYTHONPATH": str(ROOT)}
+        env = self._env()
         command, judge = self._subject.command, self._suite.judge_server
         try:
             async with listening(command, log=log, env=env, cwd=self._scratch) as port:
@@ -145,6 +153,10 @@ class _Judging:
         self._judged.verdicts += found
         for verdict in found:
             _tell(self._judged, verdict)
+
+    def _env(self) -> dict[str, str]:
+        # Without the settings of the user, and without files in the home directory.
+        return {**dict.fromkeys(_STATE, str(self._scratch)), "PYTHONPATH": str(ROOT)}
 
     def _complain(self, line: str) -> None:
         self._judged.wrong.append(line)

@@ -100,6 +100,8 @@ class Subject:
     """Checks about the same inside of other scenarios."""
     only: frozenset[str] | None = None
     """All that can be judged, where that is the shorter list."""
+    prepare: tuple[str, ...] = ()
+    """A command that is run once before: a gateway declares extensions of servers that it has seen."""
     sessions: int | None = None
     """So many scenarios a process of it has room for: the suite leaves its sessions open."""
 
@@ -128,6 +130,12 @@ def subjects(scratch: Path) -> list[Subject]:
             may_fail=_BOX_MAY_FAIL,
         ),
         Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
-        Subject("gateway", gateway, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
+        Subject(
+            "gateway",
+            gateway,
+            left_out=_RELAY_LEFT_OUT,
+            prepare=(python, "-m", "induscode", "resources", "list", "--mcp", str(config)),
+            sessions=_SESSIONS,
+        ),
         Subject("deck", (*indus, "--no-mcp"), may_fail=_DECK_MAY_FAIL, only=_GENERAL, sessions=_SESSIONS),
     ]

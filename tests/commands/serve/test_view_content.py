@@ -144,6 +144,9 @@ async def test_a_prompt_is_renamed_and_a_resource_keeps_its_uri() -> None:
     assert (await content.list_content("prompt")).rows[0]["description"] == "Ours."
     expected = {"uri": uri, "name": "the list", "title": "the list", "description": "Of today."}
     assert (await content.list_content("resource")).rows[0] == expected
+    skill = "skill://git/tidy/SKILL.md"
+    _, changed = view(rename={skill: "x"}, describe={skill: "x"})
+    assert (await changed.list_content("skill")).rows[0] == inner.known_items("skill").rows[0]
     await content.request("prompts/get", {"name": "review"})
     await content.request("completion/complete", {"ref": {"type": "ref/prompt", "name": "review"}})
     ref = {"type": "ref/prompt", "name": "git__review"}

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolOutcome
     from induscode.commands.serve.options import ServeOptions
     from induscode.commands.support.catalog import ListedTool
@@ -84,7 +86,7 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
     counts = [format_count(len(rows), "tool")]
     for kind in LISTED_KINDS:
         items, identity = content.known_items(kind), ITEM_LISTS[kind].identity
-        shown_rows = select_rows(kind, items, view)
+        shown_rows = [(name, {**row, **_read_front_matter(row)}) for name, row in select_rows(kind, items, view)]
         # A renamed resource keeps its URI.
         names |= {name: str(row["name" if name in view.rename else identity]) for name, row in shown_rows}
         counts += [format_count(len(shown_rows), kind)] if items.rows else []
@@ -117,6 +119,11 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
             print_status(f"view {view.name!r}: it changes {name!r}, which it does not show")
         elif names[name] != wanted:
             print_status(f"view {view.name!r}: {name!r} keeps its name: another one is called {wanted!r}")
+
+
+def _read_front_matter(row: JsonObject) -> JsonObject:
+    front = row.get("frontmatter")  # of a skill
+    return front if is_json_object(front) else {}
 
 
 def _cut_line(text: str) -> str:

@@ -161,6 +161,9 @@ def select_rows(kind: ItemKind, items: KnownItems, view: View) -> list[tuple[str
         if not view.shows(original, items.refs[original].server, kind=kind):
             continue
         changed: JsonObject = {}
+        if kind == "skill":  # an entry repeats the front matter of its file, word by word
+            selected.append((original, row))
+            continue
         if kind == "prompt":
             changed["name"] = view.choose_name(original, items.refs)
         elif original in view.rename:
