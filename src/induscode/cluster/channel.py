@@ -163,10 +163,14 @@ class Channel(QueuedTransport):
         except ClusterFault:
             return  # the table of channels tells it when the broker is back
 
-    async def close(self) -> None:
-        """End it after the frames that wait to be sent; safe to call twice."""
+    def end_after_queue(self) -> None:
+        """End it after the frames that wait to be sent."""
         self._is_closing = True
         self._queued.set()
+
+    async def close(self) -> None:
+        """End it after the frames that wait to be sent, and wait for that; safe to call twice."""
+        self.end_after_queue()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._pump.wait()

@@ -84,6 +84,10 @@ class ClusterSettings:
         """Return the subject on which one node takes requests of others."""
         return f"{self.prefix}.node.{instance}"
 
+    def http_subject(self, instance: str) -> str:
+        """Return the subject on which one node takes HTTP requests for its sessions."""
+        return f"{self.prefix}.http.{instance}"
+
     def inbox_subject(self, instance: str, channel: str) -> str:
         """Return the subject of one end of a channel."""
         return f"{self.prefix}.inbox.{instance}.{channel}"

@@ -65,7 +65,7 @@ class ClusterNode:
         self._served: dict[str, ServedServer] = {}
         """The servers that this node owns, by key."""
         self._remote: dict[Channel, str] = {}
-        """The channels to owners, with their leases."""
+        """The channels to other nodes, with the lease or the instance whose end ends them."""
         self._wanted: dict[str, float] = {}
         """Keys that another node has asked this one to own, and when."""
         self._tokens = CallerTokens()
@@ -181,12 +181,7 @@ class ClusterNode:
     ) -> ClientSession | None:
         """Open a channel to the owner; `None` if nothing listens there."""
         subject = self.broker.settings.call_subject(placement.key, placement.epoch)
-
-        def forget() -> None:
-            self._remote.pop(channel, None)
-
-        channel = self.channels.open(subject, forget)
-        self._remote[channel] = placement.lease
+        channel = self.open_channel(subject, placement.lease)
         session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
         session.describe_caller = self._tokens.describe
         try:
@@ -206,9 +201,22 @@ class ClusterNode:
         if isinstance(transport, Channel):
             await transport.close()
 
+    def open_channel(self, subject: str, owner: str) -> Channel:
+        """Open a channel to another node, named by its lease or its instance; it ends when that is gone."""
+
+        def forget() -> None:
+            self._remote.pop(channel, None)
+
+        channel = self.channels.open(subject, forget)
+        self._remote[channel] = owner
+        return channel
+
     def _lose_node(self, node: NodeInfo) -> None:
-        for channel, lease in [*self._remote.items()]:
-            if lease == node.lease:
+        gone = {node.lease}
+        if all(other.instance != node.instance for other in self.membership.list_nodes()):
+            gone.add(node.instance)
+        for channel, owner in [*self._remote.items()]:
+            if owner in gone:
                 channel.is_unheard = True
                 channel.finish(f"was on node {node.node!r}, which has left the cluster")
 

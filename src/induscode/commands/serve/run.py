@@ -138,16 +138,20 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         return await _run_host(invocation, options, plan, context)
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.node import open_node  # noqa: PLC0415 — only with --cluster
+    from induscode.cluster.sessions import open_sessions  # noqa: PLC0415 — only with --cluster
 
     async with AsyncExitStack() as stack:
         try:
             node = await stack.enter_async_context(open_node(options.cluster))
+            sessions = await stack.enter_async_context(open_sessions(node))
         except ClusterFault as fault:
             print_status(f"the cluster cannot be joined: {fault}")
             return int(ExitCode.FAILED)
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
         boot = replace(context.options, open_session=node.open_session)
+        if options.settings is not None:
+            options = replace(options, settings=replace(options.settings, router=sessions))
         return await _run_host(invocation, options, plan, replace(context, options=boot, node=node))
 
 

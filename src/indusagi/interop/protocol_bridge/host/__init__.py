@@ -122,7 +122,8 @@ class ProviderHost(ServingHost):
             ProtocolFault: It cannot be started (kind `transport`); the message says why.
         """
         # Over HTTP a session of revision 2026-07-28 is one request long; a suspended call takes several.
-        suspended = SuspendedCalls()
+        router = None if settings is None else settings.router
+        suspended = SuspendedCalls(seal=None if router is None else router.seal)
         try:
             async with open_http(
                 lambda identity: self.new_session(suspended, identity),

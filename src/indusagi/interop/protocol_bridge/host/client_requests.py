@@ -234,7 +234,10 @@ class SuspendedCall:
 class SuspendedCalls:
     """The running calls of a host that may have questions, and those that wait for answers."""
 
-    def __init__(self, calls: int = _SUSPENDED_CALLS, round_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, calls: int = _SUSPENDED_CALLS, round_s: float = ANSWER_S, seal: Callable[[str], str] | None = None
+    ) -> None:
+        self._seal = seal
         self._limit = calls
         self._round_s = round_s
         self._running: set[SuspendedCall] = set()
@@ -281,6 +284,8 @@ class SuspendedCalls:
         if result is not None:
             return result
         state = secrets.token_urlsafe(32)
+        if self._seal is not None:
+            state = self._seal(state)
         timer = asyncio.get_running_loop().call_later(self._round_s, self._expire, state)
         self._waiting[state] = (call, timer)
         return {"resultType": "input_required", "inputRequests": call.questions(), "requestState": state}

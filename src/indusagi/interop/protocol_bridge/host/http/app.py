@@ -108,6 +108,8 @@ class HttpSessions:
                 return None
             del self._open[spare.id]
         session = HttpSession(identity.owner, self._new_session(identity), now)
+        if self._settings.router is not None:
+            session.id = self._settings.router.seal(session.id)
         self._open[session.id] = session
         if spare is not None:
             # The new session counts already: another client may ask for one while the old one ends.
@@ -276,6 +278,8 @@ class HostApp:
             HttpRefusal: The request is refused.
         """
         method, path = request.method, request.path
+        if self._forward(request, request.headers.get(_SESSION)):
+            return
         if path == self._settings.path:
             version = request.headers.get(VERSION_HEADER)
             if version is not None and version not in LEGACY_VERSIONS:
@@ -301,12 +305,16 @@ class HostApp:
             self._start(partial(self._open_old_stream, request), request)
         else:
             self._require_method(request, "POST")
-            session_id = parse_qs(request.query).get("session_id", [""])[0]
-            session = self.sessions.find(session_id, request.identity.owner)
-            if session is None or session.stream is None:
-                raise HttpRefusal(404, "there is no such session")
-            session.client.dispatcher.receive(self._read_message(request), session.stream)
-            request.respond(202)
+            self._post_old_message(request)
+
+    def _forward(self, request: HttpRequest, identity: object) -> bool:
+        """Forward a request to the node that an id in it belongs to; return whether it is another one."""
+        router = self._settings.router
+        node = router.find_node(identity) if router is not None and isinstance(identity, str) else None
+        if router is None or node is None:
+            return False
+        router.forward(request, node)
+        return True
 
     def _write_metrics(self) -> bytes:
         assert self._settings.metrics is not None
@@ -454,16 +462,15 @@ class HostApp:
             raise HttpRefusal(406, _UNACCEPTABLE)
         message = self._read_message(request)
         if "id" not in message or "method" not in message:
-            unsupported = check_version(version)
-            if unsupported is not None:
-                raise HttpRefusal(unsupported.status, unsupported.message, code=unsupported.code)
-            request.respond(202)
+            self._take_notification(request, version)
             return
         problem = check_headers(request.lines, message, self._find_schema)
         if problem is None and message["method"] == "initialize":
             problem = RequestProblem(METHOD_NOT_FOUND, "this version of the protocol has no handshake")
         if problem is not None:
             request.respond(problem.status, problem.to_response(message["id"]))
+            return
+        if self._forward(request, cast("JsonObject", message.get("params") or NO_PARAMS).get("requestState")):
             return
         accepts_events, identity = request.accepts(EVENTS), request.identity
         is_subscription = message["method"] == "subscriptions/listen"
@@ -485,6 +492,13 @@ class HostApp:
 
         request.when_finished(finish)
         self._send(request, client, message, partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES))
+
+    @staticmethod
+    def _take_notification(request: HttpRequest, version: str) -> None:
+        unsupported = check_version(version)
+        if unsupported is not None:
+            raise HttpRefusal(unsupported.status, unsupported.message, code=unsupported.code)
+        request.respond(202)
 
     # -- the HTTP+SSE transport of revision 2024-11-05 ------------------------------------------
     # https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse
@@ -508,6 +522,16 @@ class HostApp:
         response = HttpResponse(request, self._settings.ping_s)
         response.start_stream(b"endpoint", f"{OLD_MESSAGES}?session_id={session.id}".encode())
         session.stream = session.client.notification_channel = response
+
+    def _post_old_message(self, request: HttpRequest) -> None:
+        session_id = parse_qs(request.query).get("session_id", [""])[0]
+        if self._forward(request, session_id):
+            return
+        session = self.sessions.find(session_id, request.identity.owner)
+        if session is None or session.stream is None:
+            raise HttpRefusal(404, "there is no such session")
+        session.client.dispatcher.receive(self._read_message(request), session.stream)
+        request.respond(202)
 
     # -- tasks and the end ----------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ async def serve_app(
             app = HostApp(
                 new_session, find_schema, read, settings, policy, tracker.dropped, start_task, access, find_target
             )
+            if settings.router is not None:
+                settings.router.attach(app.handle)
             server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
             # asyncio uses one number for the backlog and for the connections it accepts at once.
             listener.listen(_BACKLOG)

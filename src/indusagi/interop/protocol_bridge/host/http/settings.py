@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.json import JsonObject
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
 
     from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
+    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
 
 NewSession: TypeAlias = Callable[[ClientIdentity], ServerSession]
 """Creates the session of a client."""
@@ -42,6 +43,26 @@ LEAST_TOKEN = 32
 _TOKEN_BYTES = 32
 _MOST_TOKEN = 4096
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class SessionRouter(Protocol):
+    """Sends requests to the node of a cluster that has their session or suspended call."""
+
+    def seal(self, identity: str) -> str:
+        """Return the id that a client gets for a session or suspended call of this node."""
+        ...
+
+    def find_node(self, identity: str) -> str | None:
+        """Find the other node that an id belongs to; None: it is one of this node, or none of ours."""
+        ...
+
+    def forward(self, request: HttpRequest, node: str) -> None:
+        """Have the other node answer a request whose access was checked here."""
+        ...
+
+    def attach(self, handle: Callable[[HttpRequest], None]) -> None:
+        """Answer requests that other nodes forward with `handle`, which may raise `HttpRefusal`."""
+        ...
 
 
 @record(kw_only=True)
@@ -69,6 +90,8 @@ class HttpSettings:
     metrics: Callable[[], str] | None = field(default=None, repr=False)
     """Returns metrics in the Prometheus text format, which `/metrics` serves with those of the host; None: it is not
     served."""
+    router: SessionRouter | None = field(default=None, repr=False)
+    """Sends requests for sessions of other nodes there; None: all sessions are here."""
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
     head_s: float = 10.0

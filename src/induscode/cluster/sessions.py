@@ -1,0 +1,299 @@
+"""Sessions of clients in a cluster: any node takes a request, and the node that has its session answers it.
+
+The id of a session, and the state of a suspended call, is sealed: it names its node, and carries an HMAC with the
+secret of the cluster, so that a client cannot make one up. A node that gets an id of another one forwards the whole
+HTTP request over a channel; the response, or the stream of events, comes back the same way. Access was checked at the
+first node, whose word the other one takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal, HttpRequest
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.host.http.request import Headers
+    from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+    from induscode.cluster.channel import Channel
+    from induscode.cluster.node import ClusterNode
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "n1."
+_MAC_BYTES = 16
+_PARTS = 4
+_KEPT_BACK = frozenset({"authorization", "connection", "content-length", "cookie", "dpop", "host", "transfer-encoding"})
+"""Headers that are not forwarded: credentials, and what belongs to the connection of the client."""
+
+
+class SealedIds:
+    """Seals ids with the name of this node's process, and reads those of others."""
+
+    def __init__(self, instance: str, secret: bytes) -> None:
+        self._instance = instance
+        self._secret = secret
+
+    def seal(self, identity: str) -> str:
+        """Return an id that names this node."""
+        text = f"{_PREFIX}{self._instance}.{identity}"
+        return f"{text}.{self._sign(text)}"
+
+    def find_instance(self, sealed: str) -> str | None:
+        """Return the instance that an id names; `None` if it is not sealed by this cluster."""
+        text, _, mac = sealed.rpartition(".")
+        if not sealed.startswith(_PREFIX) or not hmac.compare_digest(mac.encode(), self._sign(text).encode()):
+            return None
+        parts = text.split(".", _PARTS - 2)
+        return parts[1] if len(parts) == _PARTS - 1 else None
+
+    def _sign(self, text: str) -> str:
+        mac = hmac.digest(self._secret, text.encode("utf-8", "backslashreplace"), hashlib.sha256)[:_MAC_BYTES]
+        return base64.urlsafe_b64encode(mac).decode().rstrip("=")
+
+
+class ClusterSessions:
+    """Forwards requests for sessions of other nodes, and answers those that others forward; a `SessionRouter`."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+        self._ids = SealedIds(node.info.instance, node.secret)
+        self._handle: Callable[[HttpRequest], None] | None = None
+        self._open: dict[str, ForwardedConnection] = {}
+        """Requests of other nodes, by the subject of their end."""
+
+    def seal(self, identity: str) -> str:
+        """Return the id that a client gets."""
+        return self._ids.seal(identity)
+
+    def find_node(self, identity: str) -> str | None:
+        """Find the other node that an id belongs to; None: it is one of this node, or none of ours."""
+        instance = self._ids.find_instance(identity)
+        return None if instance == self._node.info.instance else instance
+
+    def attach(self, handle: Callable[[HttpRequest], None]) -> None:
+        """Answer requests that other nodes forward with `handle`."""
+        self._handle = handle
+
+    # -- at the node that the client has chosen ---------------------------------------------
+
+    def forward(self, request: HttpRequest, node: str) -> None:
+        """Have the other node answer a request; a session of a node that is gone is unknown."""
+        has_begun = False
+
+        def receive(data: bytes | JsonValue) -> None:
+            nonlocal has_begun
+            frame = decode_frame(data) if isinstance(data, bytes) else data
+            if is_json_object(frame) and not request.is_answered:
+                has_begun = True
+                _write(request, frame)
+
+        def finish(end: TransportEnd) -> None:
+            if request.is_answered:
+                return
+            if has_begun:
+                request.connection.end_stream()
+                return
+            refusal = HttpRefusal(404, f"there is no such session: its node {end.message}; send initialize again")
+            request.respond(refusal.status, refusal.body, refusal.headers)
+
+        channel = self._node.open_channel(self._node.broker.settings.http_subject(node), node)
+        channel.attach(receive, finish)
+
+        def leave() -> None:
+            channel.finish(CLIENT_GONE)
+
+        request.on_disconnect = leave
+        identity = request.identity
+        lines: list[JsonValue] = [[name, value] for name, value in request.lines if name not in _KEPT_BACK]
+        scopes = None if identity.scopes is None else sorted(identity.scopes)
+        channel.send(
+            {
+                "method": request.method,
+                "target": f"{request.path}?{request.query}" if request.query else request.path,
+                "headers": lines,
+                "body": request.body.decode("latin-1"),
+                "owner": identity.owner.hex(),
+                "principal": identity.principal,
+                "client_id": identity.client_id,
+                "scopes": cast("JsonValue", scopes),
+            }
+        )
+
+    # -- at the node that has the session ---------------------------------------------------
+
+    async def receive(self, message: Msg) -> None:
+        """Take a message of a request that another node forwards."""
+        connection = self._open.get(message.reply)
+        if connection is None:
+            if not message.reply:
+                return
+            reply = message.reply
+            channel = self._node.channels.open(reply, lambda: self._forget(reply))
+            connection = self._open[reply] = ForwardedConnection(channel)
+            channel.attach(connection.receive(self._handle), lambda _: None)
+        connection.channel.receive(message)
+
+    def _forget(self, reply: str) -> None:
+        connection = self._open.pop(reply, None)
+        if connection is not None:
+            connection.disconnect()
+
+
+def _write(request: HttpRequest, frame: JsonObject) -> None:
+    """Write a part of the other node's response to the client."""
+    connection, body = request.connection, frame.get("body")
+    data = body.encode("latin-1", "replace") if isinstance(body, str) else b""
+    status = frame.get("status")
+    if isinstance(status, int):
+        connection.send_response(status, data, _read_headers(frame))
+    elif "headers" in frame:
+        connection.start_stream(_read_headers(frame))
+    elif data:
+        connection.write_stream(data)
+    else:
+        connection.end_stream()
+
+
+def _to_json(headers: Headers) -> JsonValue:
+    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+
+
+def _read_headers(frame: JsonObject) -> Headers:
+    headers = frame.get("headers")
+    pairs = headers if isinstance(headers, list) else []
+    return [
+        (str(pair[0]).encode("latin-1"), str(pair[1]).encode("latin-1")) for pair in pairs if isinstance(pair, list)
+    ]
+
+
+class ForwardedConnection:
+    """Answers one request that another node has forwarded; a `Connection`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.writable = channel.writable
+        self._request: HttpRequest | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def receive(self, handle: Callable[[HttpRequest], None] | None) -> Callable[[bytes | JsonValue], None]:
+        """Return the function that takes the frames of the channel: the first one is the request."""
+
+        def receive(data: bytes | JsonValue) -> None:
+            frame = decode_frame(data) if isinstance(data, bytes) else data
+            if self._request is not None or not is_json_object(frame):
+                return
+            try:
+                request = self._request = self._build_request(frame)
+                if handle is None:
+                    raise HttpRefusal(503, "the node does not serve clients")
+                handle(request)
+            except HttpRefusal as refusal:
+                self.send_response(refusal.status, refusal.body, refusal.headers)
+            except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+                _log.error("the host failed in a forwarded request", exc_info=exc)
+                self.send_response(500)
+
+        return receive
+
+    def _build_request(self, frame: JsonObject) -> HttpRequest:
+        import h11  # noqa: PLC0415 — with a host over HTTP
+
+        try:
+            event = h11.Request(
+                method=str(frame.get("method")),
+                target=str(frame.get("target")),
+                headers=[(b"host", b"cluster"), *_read_headers(frame)],
+            )
+            owner = bytes.fromhex(str(frame.get("owner")))
+        except (h11.ProtocolError, ValueError) as exc:
+            raise HttpRefusal(400, "the forwarded request is invalid") from exc
+        request = HttpRequest(self, event)
+        request.body = str(frame.get("body", "")).encode("latin-1", "replace")
+        scopes = frame.get("scopes")
+        request.identity = ClientIdentity(
+            owner=owner,
+            principal=str(frame.get("principal", "")),
+            client_id=str(frame.get("client_id", "")),
+            scopes=frozenset(map(str, scopes)) if isinstance(scopes, list) else None,
+        )
+        return request
+
+    def send_response(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
+        """Answer in one piece."""
+        self._send({"status": status, "body": body.decode("latin-1"), "headers": _to_json(headers)})
+        self._finish()
+
+    def start_stream(self, headers: Headers) -> None:
+        """Begin a response of unknown length."""
+        self._send({"headers": _to_json(headers)})
+
+    def write_stream(self, data: bytes) -> None:
+        """Write a part of it."""
+        self._send({"body": data.decode("latin-1")})
+
+    def end_stream(self) -> None:
+        """End it."""
+        self._send({})
+        self._finish()
+
+    def _send(self, frame: JsonObject) -> None:
+        if self._request is None or not self._request.is_finished:
+            self.channel.send(frame)
+
+    def set_deadline(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` after this time, unless another deadline replaces this one."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+    def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
+        """Do nothing: a forwarded request was accepted at the first node."""
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        request = self._request
+        if request is not None and not request.is_finished:
+            request.is_answered = True
+            # Not before the caller has done with it.
+            asyncio.get_running_loop().call_soon(request.finish)
+        self.channel.end_after_queue()
+
+    def disconnect(self) -> None:
+        """The client, or the node in between, is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        request = self._request
+        if request is not None and not request.is_finished:
+            if not request.is_answered:
+                request.disconnect()
+            request.finish()
+
+
+@asynccontextmanager
+async def open_sessions(node: ClusterNode) -> AsyncGenerator[ClusterSessions]:
+    """Take requests for sessions of this node from the others inside the block.
+
+    Raises:
+        ClusterFault: The broker is away.
+    """
+    sessions = ClusterSessions(node)
+    stop = await node.broker.subscribe(node.broker.settings.http_subject(node.info.instance), sessions.receive)
+    try:
+        yield sessions
+    finally:
+        await stop()
