@@ -1,0 +1,152 @@
+"""`indus serve --cluster`: two nodes as processes, clients without a home node, and nodes that stop or die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from tests.commands.helpers import configured, row, user_file
+from tests.commands.serving import hello, serving, wait_for
+from tests.support.broker import broker_process
+from tests.support.waiting import LIMIT_S, is_alive
+
+from induscode.program import run
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from tests.commands.serving import Gateway
+
+pytestmark = pytest.mark.process
+META = "io.modelcontextprotocol/"
+LEASE_S = "2"
+Json = dict[str, Any]
+
+
+@contextmanager
+def node(broker: str, name: str, cwd: Path, *flags: str) -> Generator[tuple[Gateway, str]]:
+    """Run a node, and give where it listens."""
+    words = ("--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--cluster", broker, "--node", name, *flags)
+    with serving(*words, cwd=cwd) as gateway:
+        wait_for(lambda: "native tools" in gateway.said())
+        found = re.search(r"serving at (\S+)", gateway.said())
+        assert found is not None
+        yield gateway, found[1]
+
+
+def call(url: str, tool: str, arguments: Json | None = None, **params: Any) -> Json:
+    """Call a tool as a client of the modern protocol."""
+    who = {"name": "test", "version": "1"}
+    meta = {"protocolVersion": "2026-07-28", "clientCapabilities": {"elicitation": {"form": {}}}, "clientInfo": who}
+    given = {"name": tool, "arguments": arguments or {}, **params, "_meta": {META + key: meta[key] for key in meta}}
+    headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": tool}
+    return post(url, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": given}, headers)
+
+
+def post(url: str, frame: Json, headers: dict[str, str]) -> Json:
+    accept = {"accept": "application/json, text/event-stream", **headers}
+    response = httpx2.post(url, json=frame, headers=accept, timeout=LIMIT_S)
+    assert response.status_code == 200, response.text
+    return json.loads(response.text.strip().rpartition("data: ")[2])
+
+
+def read_process(url: str) -> Json | None:
+    """Return the ids of the server's process and of its node, or None while there is none."""
+    return call(url, "one__pid")["result"].get("structuredContent")
+
+
+def wait_for_other_process(url: str, former: Json) -> Json:
+    found: list[Json] = []
+
+    def look() -> bool:
+        process = read_process(url)
+        found[:] = [process] if process is not None and process["pid"] != former["pid"] else []
+        return bool(found)
+
+    wait_for(look)
+    return found[0]
+
+
+def test_any_node_serves_any_client_and_a_lost_node_is_replaced(tmp_path: Path) -> None:
+    """One pair of nodes for all of it: a start takes longer than the rest."""
+    configured(user_file(), {"one": row("--era", "legacy")})
+    with broker_process(tmp_path / "broker") as broker:
+        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
+        with node(broker.url, "a", tmp_path) as (first, url), node(broker.url, "b", tmp_path) as (second, other):
+            process = read_process(url)
+            assert process is not None
+            assert process == read_process(other)
+            _use_session_at_two_nodes(url, other)
+            _answer_question_at_another_node(url, other)
+            owner, rest = (first, (second, other)) if process["parent"] == first.pid else (second, (first, url))
+            late = other if owner is second else url
+            _stop_past_the_lease(owner, rest, late, process)
+
+
+def _use_session_at_two_nodes(url: str, other: str) -> None:
+    accept = {"accept": "application/json, text/event-stream"}
+    opened = httpx2.post(url, json=hello(), headers=accept, timeout=LIMIT_S)
+    session = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
+    ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    assert httpx2.post(other, json=ready, headers={**accept, **session}, timeout=LIMIT_S).status_code == 202
+    with httpx2.stream("GET", other, headers={**session, "accept": "text/event-stream"}, timeout=LIMIT_S) as events:
+        params = {"name": "one__mutate", "arguments": {"kind": "add"}}
+        frame = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+        assert post(other, frame, session)["result"]["content"] == [{"type": "text", "text": "add"}]
+        assert "list_changed" in next(line for line in events.iter_lines() if line.startswith("data:"))
+    forged = {**session, "mcp-session-id": session["mcp-session-id"][:-2] + "xx"}
+    assert httpx2.post(other, json=frame, headers={**accept, **forged}, timeout=LIMIT_S).status_code == 404
+    assert httpx2.request("DELETE", other, headers=session, timeout=LIMIT_S).status_code == 200
+    assert httpx2.post(url, json=frame, headers={**accept, **session}, timeout=LIMIT_S).status_code == 404
+
+
+def _answer_question_at_another_node(url: str, other: str) -> None:
+    asked = call(url, "one__ask", {"method": "elicitation/create"})["result"]
+    assert asked["resultType"] == "input_required"
+    answers = {key: {"action": "accept", "content": {"name": "Ada"}} for key in asked["inputRequests"]}
+    state = asked["requestState"]
+    answered = call(other, "one__ask", {"method": "elicitation/create"}, inputResponses=answers, requestState=state)
+    assert answered["result"]["structuredContent"] == {"action": "accept", "content": {"name": "Ada"}}
+
+
+def _stop_past_the_lease(owner: Gateway, rest: tuple[Gateway, str], late: str, process: Json) -> None:
+    """An owner that sleeps loses its servers to the other node, and ends its own before it answers."""
+    successor, url = rest
+    os.kill(owner.pid, signal.SIGSTOP)
+    try:
+        moved = wait_for_other_process(url, process)
+        assert moved["parent"] == successor.pid
+    finally:
+        os.kill(owner.pid, signal.SIGCONT)
+    # Each answer of the node that slept comes from the new process, or says that there is none yet.
+    assert wait_for_other_process(late, process) == moved
+    wait_for(lambda: not is_alive(process["pid"]))
+    successor.process.kill()
+    assert wait_for_other_process(late, moved)["parent"] == owner.pid
+
+
+def test_offered_server_is_used_by_its_name(tmp_path: Path) -> None:
+    laptop = configured(tmp_path / "laptop.json", {"db": row()})
+    team = configured(tmp_path / "team.json", {"one": {"command": "cluster:ada/db"}})
+    with broker_process(tmp_path / "broker") as broker:
+        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
+        words = ("--cluster", broker.url, "--node", "ada", "--offer-only", "--mcp", str(laptop), "--profile", "none")
+        with serving(*words, cwd=tmp_path) as ada:
+            wait_for(lambda: "native tools" in ada.said())
+            assert "serving no clients" in ada.said()
+            with node(broker.url, "gw", tmp_path, "--doors-only", "--mcp", str(team)) as (gateway, url):
+                process = read_process(url)
+                assert process is not None
+                assert process["parent"] == ada.pid
+                assert run(["cluster", "drain", "gw", "--cluster", broker.url]) == 0
+                ada.process.terminate()
+                ada.process.wait(LIMIT_S)
+                wait_for(lambda: read_process(url) is None)
+                wait_for(lambda: "'ada', which offers it, is not in the cluster" in gateway.said())
