@@ -44,8 +44,17 @@ def node(broker: str, name: str, cwd: Path, *flags: str) -> Generator[tuple[Gate
 def call(url: str, tool: str, arguments: Json | None = None, **params: Any) -> Json:
     """Call a tool as a client of the modern protocol."""
     who = {"name": "test", "version": "1"}
-    meta: Json = {"protocolVersion": "2026-07-28", "clientCapabilities": {"elicitation": {"form": {}}}, "clientInfo": who}
-    given: Json = {"name": tool, "arguments": arguments or {}, **params, "_meta": {META + key: meta[key] for key in meta}}
+    meta: Json = {
+        "protocolVersion": "2026-07-28",
+        "clientCapabilities": {"elicitation": {"form": {}}},
+        "clientInfo": who,
+    }
+    given: Json = {
+        "name": tool,
+        "arguments": arguments or {},
+        **params,
+        "_meta": {META + key: meta[key] for key in meta},
+    }
     headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": tool}
     return post(url, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": given}, headers)
 
