@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
-.PHONY: interop conformance clients adapters connectors signin resource-server coldstart lock clean
+.PHONY: interop conformance clients adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -105,6 +105,9 @@ adapters: setup  ## let other authors' frameworks use a toolbox, and run the exa
 
 connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
 	@.venv/bin/python -m outside.connectors
+
+search-bench: setup  ## judge the tool search by public sets, beside FastMCP (fetches them into .outside; SETS=directory)
+	@.venv/bin/python -m outside.search_bench $(if $(SETS),--sets "$(SETS)")
 
 signin: setup  ## sign in by Chromium, a device and a pasted address; races, kills, a keyring (installs into .outside)
 	@.venv/bin/python -m outside.sign_in

@@ -114,6 +114,13 @@ ROWS = (
         budget=30,
     ),
     Row(
+        "tools-search",
+        f"indus tools search, {_SERVERS * _TOOLS} tools of {_SERVERS} servers, none started",
+        _NOTHING,
+        partial(_listing, "tools", "search", "do one thing"),
+        budget=30,
+    ),
+    Row(
         "mcp-list",
         f"indus mcp list --no-check, {_SERVERS} servers",
         _NOTHING,

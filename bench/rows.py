@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import agents, answer, bridge, calls, commands, deck, gateway, kernel, sign_in, start, terminal, tools
+from bench import (
+    agents,
+    answer,
+    bridge,
+    calls,
+    commands,
+    deck,
+    gateway,
+    kernel,
+    search,
+    sign_in,
+    start,
+    terminal,
+    tools,
+)
 from bench.gateway import access_tokens
 from bench.gateway import crowd as gateway_crowd
 from bench.tools import search as tools_search
@@ -28,4 +42,5 @@ ROWS: tuple[Row, ...] = (
     *gateway_crowd.ROWS,
     *access_tokens.ROWS,
     *calls.ROWS,
+    *search.ROWS,
 )

@@ -152,17 +152,34 @@ def test_a_tool_is_shown_with_all_that_a_model_is_told(tmp_path: Path) -> None:
     assert shown["annotations"]["readOnlyHint"] is True
 
 
-def test_a_search_wants_all_words_and_puts_names_first(tmp_path: Path) -> None:
-    found = told("tools", "search", "FILE", "content", "--json", cwd=tmp_path)["tools"]
-    assert "grep" in [one["name"] for one in found]
-    first = run("tools", "search", "read", cwd=tmp_path).stdout.splitlines()[1]
-    assert first.startswith("read ")
+def test_a_search_ranks_by_words_and_puts_a_name_first(tmp_path: Path) -> None:
+    answer = told("tools", "search", "text", "in", "FILES", "--json", "--limit", "3", cwd=tmp_path)
+    assert "grep" in [one["name"] for one in answer["tools"]]
+    assert (len(answer["tools"]), answer["semantic"]) == (3, False)
+    assert answer["leftOut"] > 0
+    done = run("tools", "search", "Read", "--limit", "1", cwd=tmp_path)
+    assert done.stdout.startswith("read(")
+    assert "more match less well" in done.stderr
+
+
+def test_a_search_finds_items_of_a_known_server_without_starting_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"honest": row("--log", log)})
+    told("tools", "--json", cwd=tmp_path)
+    log.unlink()
+    found = told("tools", "search", "sum of two numbers", "--server", "honest", "--no-check", "--json", cwd=tmp_path)
+    assert [(one["server"], one["kind"]) for one in found["tools"]][:1] == [("honest", "tool")]
+    assert found["tools"][0]["signature"].startswith(found["tools"][0]["name"] + "(")
+    one_line(run("tools", "search", "sum", "--server", "nope", cwd=tmp_path), "There is no server 'nope'", code=2)
+    assert json.loads(run("tools", "search", "sum", "--kind", "prompt", "--json", cwd=tmp_path).stdout)["tools"] == []
+    assert not log.exists()
 
 
 def test_a_search_without_a_hit_is_exit_code_1(tmp_path: Path) -> None:
-    one_line(run("tools", "search", "zxqv", cwd=tmp_path), "no tool has all of these", code=1)
+    one_line(run("tools", "search", "zxqv", cwd=tmp_path), "nothing found among", code=1)
     done = run("tools", "search", "zxqv", "--json", cwd=tmp_path)
-    assert (done.returncode, json.loads(done.stdout)) == (1, {"tools": []})
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["tools"], answer["leftOut"]) == (1, [], 0)
 
 
 def test_what_a_server_says_cannot_move_the_cursor(tmp_path: Path) -> None:

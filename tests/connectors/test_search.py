@@ -5,19 +5,19 @@ from __future__ import annotations
 from tests.support.openapi import build_document
 
 from induscode.connectors.operations import list_operations
-from induscode.connectors.search import OperationIndex, find_methods, split_words
+from induscode.connectors.search import OperationIndex
+from induscode.search.words import find_verb_groups, list_stems
 
 
 def test_words_are_split_and_reduced_to_stems() -> None:
-    assert split_words("listHTTPCategories for the users") == split_words("list http category user")
-    assert split_words("releases") == split_words("release")
-    assert split_words("address") == ["address"]
+    assert list_stems("list-Categories for the users") == list_stems("list category user")
+    assert list_stems("releases") == list_stems("release")
+    assert list_stems("address") == ["address"]
 
 
-def test_verbs_of_a_query_name_methods() -> None:
-    assert find_methods("delete the branch") == {"DELETE"}
-    assert find_methods("fork a repository") == {"POST", "PUT"}
-    assert find_methods("who am I") == frozenset()
+def test_verbs_that_people_use_for_one_another_are_one_group() -> None:
+    assert find_verb_groups(list_stems("delete the branch")) == find_verb_groups(list_stems("removing it"))
+    assert find_verb_groups(list_stems("fork a repository")) == frozenset()
 
 
 def test_a_search_is_limited_to_connectors_and_may_find_nothing() -> None:

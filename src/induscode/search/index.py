@@ -1,12 +1,16 @@
 """Index of what can be found: items in, ranked hits out.
 
 An item whose name is the query comes first, whatever its score; names are compared without case, `-`, `_` and spaces.
-The order depends on the items and the queries alone. `update` indexes only what has changed. An index can be used from
-several threads; its methods block, a search for about a millisecond.
+The order depends on the items and the queries alone. `update` indexes only what has changed.
+
+With a sentence encoder the semantic half takes part as soon as `prepare` has made the vectors of all items: the score
+is the cosine and a share of the lexical score. Until then, and without an encoder, the lexical half ranks alone. An
+index can be used from several threads; its methods block, a search for about a millisecond, or 15 with the encoder.
 """
 
 from __future__ import annotations
 
+import heapq
 from itertools import zip_longest
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -17,13 +21,18 @@ from induscode.search.lexical import LexicalIndex
 from induscode.search.words import LONGEST_QUERY, normalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from induscode.search.items import SearchItem, SearchKind
+    from induscode.search.semantic import Array, SemanticIndex
 
 FOUND: Final = 5
 """Hits of one search, unless told otherwise."""
 _MOST_QUERIES: Final = 10
+_LEXICAL_SHARE: Final = 0.005
+"""What one point of the lexical score counts beside the cosine; docs/search.md says what it was chosen on."""
+_LEAST_COSINE: Final = 0.3
+"""An item without a word of the query matches from here on."""
 
 
 @record
@@ -45,6 +54,8 @@ class SearchAnswer:
     """How many items matched a query, with the hits."""
     searched: int
     """How many items were looked at, after the restriction to a server and to kinds."""
+    is_semantic: bool = False
+    """Whether the semantic half took part."""
 
     @property
     def left_out(self) -> int:
@@ -57,14 +68,16 @@ class ToolIndex:
 
     Args:
         items: What can be found.
+        semantic: The semantic half, which takes part after `prepare`.
 
     Raises:
         SearchUnavailableError: SQLite was built without FTS5.
     """
 
-    def __init__(self, items: Iterable[SearchItem] = ()) -> None:
+    def __init__(self, items: Iterable[SearchItem] = (), semantic: SemanticIndex | None = None) -> None:
         self._lock = Lock()
         self._lexical = LexicalIndex()
+        self._semantic = semantic
         self._items: dict[int, SearchItem] = {}
         self._numbers: dict[tuple[SearchKind, str], int] = {}
         self._names: dict[str, set[int]] = {}
@@ -80,7 +93,8 @@ class ToolIndex:
     def update(self, items: Iterable[SearchItem]) -> int:
         """Replace what can be found; only items with a new digest are indexed. Returns the number of those.
 
-        Of several items with one kind and one qualified name the last one counts.
+        Of several items with one kind and one qualified name the last one counts. New items have no vectors before
+        `prepare`.
         """
         wanted: dict[tuple[SearchKind, str], SearchItem] = {(item.kind, item.qualified_name): item for item in items}
         with self._lock:
@@ -106,7 +120,24 @@ class ToolIndex:
             for number, item in added.items():
                 for name in _list_names(item):
                     self._names.setdefault(name, set()).add(number)
+            if self._semantic is not None:
+                self._semantic.select(self._items)
             return len(added)
+
+    def prepare(self, report: Callable[[int, int], None] = lambda _done, _all: None) -> bool:
+        """Make the vectors that are missing, so that the semantic half takes part; tell whether it does.
+
+        It blocks, for about 50 ms for each item that no earlier run has made the vector of: call it in a thread of its
+        own. Searches go on meanwhile.
+
+        Args:
+            report: Gets how many of the missing vectors are made, and how many there are.
+        """
+        if self._semantic is None:
+            return False
+        self._semantic.prepare(self.items, report)
+        with self._lock:
+            return self._semantic.select(self._items)
 
     def search(
         self,
@@ -126,37 +157,61 @@ class ToolIndex:
             kinds: Only items of these kinds.
             limit: The most hits.
         """
+        texts = [query[:LONGEST_QUERY] for query in queries[:_MOST_QUERIES]]
+        semantic = self._semantic
+        vectors = [None if semantic is None else semantic.encode_query(text) for text in texts]
         with self._lock:
-            permitted = {
-                number
-                for number, item in self._items.items()
-                if item.kind in kinds and (server is None or item.server == server)
-            }
-            ranked = [self._rank(query[:LONGEST_QUERY], permitted) for query in queries[:_MOST_QUERIES]]
+            permitted: Collection[int] = self._items
+            if server is not None or len(kinds) < len(SEARCH_KINDS):
+                permitted = {
+                    number
+                    for number, item in self._items.items()
+                    if item.kind in kinds and (server is None or item.server == server)
+                }
+            pairs = zip(texts, vectors, strict=True)
+            ranked = [self._rank(text, vector, permitted, limit) for text, vector in pairs]
             merged: dict[int, float] = {}
-            for row in zip_longest(*ranked):
+            for row in zip_longest(*(best for best, _ in ranked)):
                 for number, score in filter(None, row):
                     merged.setdefault(number, score)
-            hits = [SearchHit(self._items[number], score) for number, score in merged.items()]
-        return SearchAnswer(hits[: max(0, limit)], len(hits), len(permitted))
+            hits = [SearchHit(self._items[number], score) for number, score in [*merged.items()][: max(0, limit)]]
+            matched = len(set[int]().union(*(numbers for _, numbers in ranked)))
+        return SearchAnswer(hits, matched, len(permitted), any(vector is not None for vector in vectors))
 
     def close(self) -> None:
         """Free the memory."""
         with self._lock:
             self._lexical.close()
 
-    def _rank(self, query: str, permitted: Collection[int]) -> list[tuple[int, float]]:
-        """Rank the items for one query."""
-        scores = {number: score for number, score in self._lexical.score(query).items() if number in permitted}
-        best = max(scores.values(), default=0.0) or 1.0
-        named = self._names.get(normalize_name(query), set()) & set(permitted)
-        found = {number: score / best for number, score in scores.items()} | dict.fromkeys(named, 1.0)
+    def _rank(
+        self, query: str, vector: Array | None, permitted: Collection[int], limit: int
+    ) -> tuple[Sequence[tuple[int, float]], Collection[int]]:
+        """Rank the items for one query: the best with their scores, and all that match."""
+        scores = self._lexical.score(query)
+        name = normalize_name(query)
+        if vector is not None and self._semantic is not None and name:
+            scores = {
+                number: cosine + _LEXICAL_SHARE * scores.get(number, 0.0)
+                for number, cosine in self._semantic.score(vector).items()
+                if number in scores or cosine >= _LEAST_COSINE
+            }
+        if permitted is not self._items:
+            scores = {number: score for number, score in scores.items() if number in permitted}
+        named = {number for number in self._names.get(name, ()) if number in permitted}
+        top = max(scores.values(), default=0.0)
 
         def order(number: int) -> tuple[bool, float, str, str]:
             item = self._items[number]
             return number not in named, -scores.get(number, 0.0), item.qualified_name, item.kind
 
-        return [(number, found[number]) for number in sorted(found, key=order)]
+        matched = scores.keys() | named
+        # Only the last places need the names: first a cut by score, which keeps all that share the last one.
+        least = heapq.nlargest(limit, scores.values())[-1:] if len(scores) > limit > 0 else []
+        close = [number for number, score in scores.items() if score >= least[0]] if least else [*scores]
+        best = sorted({*close, *named}, key=order)[: max(0, limit)]
+        return [
+            (number, 1.0 if number in named else max(0.0, scores[number] / top) if top > 0 else 0.0) for number in best
+        ], matched
 
 
 def _list_names(item: SearchItem) -> set[str]:

@@ -1,16 +1,19 @@
 """Lexical half of the search: SQLite FTS5 in memory, with a weight for each field.
 
 An item matches if one word of the query is in one of its fields. The score is that of `bm25()`
-(https://www.sqlite.org/fts5.html#the_bm25_function); words are reduced to their stems by the Porter tokenizer.
+(https://www.sqlite.org/fts5.html#the_bm25_function); words are reduced to their stems by the Porter tokenizer. Two
+facts raise it: the query has most of the words of the heading (the title, or else the name), and a verb of the query
+fits the verb of the heading.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from typing import TYPE_CHECKING, Final
+from weakref import finalize
 
 from indusagi.core.faults import CoreError
-from induscode.search.words import list_query_words, split_humps
+from induscode.search.words import find_stem, find_verb_groups, list_query_words, list_stems, split_humps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,14 +23,19 @@ if TYPE_CHECKING:
 FIELDS: Final = {
     "name": 3.0,
     "server": 1.0,
-    "title": 3.0,
-    "description": 1.5,
-    "parameters": 1.0,
-    "parameter_texts": 0.5,
-    "keywords": 1.0,
+    "title": 4.0,
+    "description": 0.6,
+    "parameters": 0.6,
+    "parameter_texts": 0.3,
+    "keywords": 0.5,
 }
 """The indexed fields and their weights; docs/search.md says what they were chosen on."""
-_LONGEST_FIELD: Final = 4_000
+_COVERAGE: Final = 0.8
+_FITTING_VERB: Final = 1.3
+_VERB_PLACES: Final = 2
+"""The verb is among the first words of a name or title."""
+_LONGEST_FIELD: Final = 600
+"""Characters of a field that are indexed: what a tool does is said first, and `bm25()` holds length against it."""
 _CREATE: Final = f"CREATE VIRTUAL TABLE items USING fts5({', '.join(FIELDS)}, tokenize = 'porter unicode61')"
 _INSERT: Final = f"INSERT INTO items (rowid, {', '.join(FIELDS)}) VALUES ({', '.join('?' * (len(FIELDS) + 1))})"
 
@@ -52,20 +60,30 @@ class LexicalIndex:
             self._database.close()
             message = f"SQLite {sqlite3.sqlite_version} of this Python has no FTS5 ({exc}): use a Python that has it"
             raise SearchUnavailableError(message) from exc
+        self._close = finalize(self, self._database.close)
         ranked = ", ".join(str(weights[field]) for field in FIELDS)
         self._select = f"SELECT rowid, -bm25(items, {ranked}) FROM items WHERE items MATCH ?"
+        self._headings: dict[int, tuple[frozenset[str], frozenset[int]]] = {}
 
     def add(self, rows: Iterable[tuple[int, SearchItem]]) -> None:
         """Add items under new numbers."""
+        added = list(rows)
         self._database.execute("BEGIN")
-        self._database.executemany(_INSERT, ((number, *_list_fields(item)) for number, item in rows))
+        self._database.executemany(_INSERT, ((number, *_list_fields(item)) for number, item in added))
         self._database.execute("COMMIT")
+        for number, item in added:
+            name, title = list_stems(item.name), list_stems(item.title)
+            verbs = find_verb_groups((*name[:_VERB_PLACES], *title[:_VERB_PLACES]))
+            self._headings[number] = frozenset(title or name), verbs
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove items."""
+        removed = list(numbers)
         self._database.execute("BEGIN")
-        self._database.executemany("DELETE FROM items WHERE rowid = ?", ((number,) for number in numbers))
+        self._database.executemany("DELETE FROM items WHERE rowid = ?", ((number,) for number in removed))
         self._database.execute("COMMIT")
+        for number in removed:
+            del self._headings[number]
 
     def score(self, query: str) -> dict[int, float]:
         """Return the scores of all items that have a word of the query; all are positive."""
@@ -74,11 +92,19 @@ class LexicalIndex:
             return {}
         # In quotes a word is never an operator: https://www.sqlite.org/fts5.html#fts5_strings.
         match = " OR ".join(f'"{word}"' for word in words)
-        return dict(self._database.execute(self._select, (match,)))
+        stems = frozenset(map(find_stem, words))
+        verbs = find_verb_groups(stems)
+        scores: dict[int, float] = {}
+        for number, score in self._database.execute(self._select, (match,)):
+            heading, own_verbs = self._headings[number]
+            if not heading.isdisjoint(stems):
+                score *= 1 + _COVERAGE * len(heading & stems) / len(heading)
+            scores[number] = score if verbs.isdisjoint(own_verbs) else score * _FITTING_VERB
+        return scores
 
     def close(self) -> None:
         """Free the memory."""
-        self._database.close()
+        self._close()
 
 
 def _list_fields(item: SearchItem) -> tuple[str, ...]:

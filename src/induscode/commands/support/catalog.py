@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from indusagi.core.faults import Note
 from indusagi.core.records import record
@@ -12,15 +12,17 @@ from induscode.commands.support.runner import build_fault_note, load_plan, opene
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
+    from induscode.search.items import SearchItem, SearchKind
 
 NATIVE = "native"
 
@@ -193,6 +195,43 @@ async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: boo
     remembered = await read_disabled_tools(store, plan.configs.values())
     disabled = [tool for server in plan.configs for tool in remembered.get(server, ())]
     return ToolListing(listed, plan, states, (*notes, *faults), disabled)
+
+
+async def list_search_items(
+    invocation: Invocation, kinds: Collection[SearchKind], *, check: bool
+) -> tuple[ToolListing, Sequence[SearchItem]]:
+    """List every tool, and what can be found: tools, and the prompts and resources that the ledger knows.
+
+    Raises:
+        click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
+    """
+    from indusagi.interop.protocol_bridge.contract import LISTED_KINDS  # noqa: PLC0415 — imports the bridge
+    from induscode.deck.mcp.boot import read_known_items  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
+    from induscode.search.items import build_content_item, build_tool_item  # noqa: PLC0415 — for searches alone
+
+    listing = await list_tools(invocation, check=check)
+    items = [
+        build_tool_item(tool.descriptor, "" if tool.source == NATIVE else tool.source, tool.tool)
+        for tool in listing.tools
+    ]
+    # A template is looked for with the resources.
+    wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
+    if wanted and listing.plan.rows:
+        async with opened_store(report_notes=False) as store:
+            configs = listing.plan.configs.values()
+            disabled = {tool.ref for tools in (await read_disabled_tools(store, configs)).values() for tool in tools}
+            for kind in wanted:
+                for server, known in (await read_known_items(store, configs, kind)).items():
+                    mark = "/" if kind == "prompt" else "@"
+                    items += [
+                        build_content_item(
+                            cast("SearchKind", kind), server, f"{mark}{server}:{item.ref.name}", item.raw
+                        )
+                        for item in known
+                        if item.ref not in disabled
+                    ]
+    return listing, items
 
 
 async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:

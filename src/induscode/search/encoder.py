@@ -1,0 +1,141 @@
+"""Sentence encoder: turns a text into a vector, so that texts of one meaning have vectors of one direction.
+
+The model is all-MiniLM-L6-v2, a BERT with six layers (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2).
+The forward pass is numpy in float32: embeddings, six layers of attention and feed-forward
+(https://arxiv.org/abs/1810.04805), the mean over the parts of the text, length one. Tests compare it with another
+implementation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from induscode.search.arrays import np
+from induscode.search.wordpiece import WordPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float32]
+
+WIDTH: Final = 384
+"""Numbers of a vector."""
+LONGEST_TEXT: Final = 128
+"""Parts of a text that are read; the sentences that the model was trained on had no more."""
+_HEADS: Final = 12
+_EPSILON: Final = 1e-12
+_BATCH: Final = 16
+_MASKED: Final = np.float32(-1e9)
+
+
+class SentenceEncoder:
+    """The model with its weights, by the names that their authors gave them."""
+
+    def __init__(self, tensors: Mapping[str, Array], vocabulary: Sequence[str], heads: int = _HEADS) -> None:
+        self._tensors = tensors
+        self._words = WordPiece(vocabulary)
+        self._heads = heads
+        self._layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("encoder.layer."))
+
+    def encode(self, texts: Sequence[str]) -> Array:
+        """Encode texts, each as a row of length one."""
+        rows = [self._words.encode(text, LONGEST_TEXT) for text in texts]
+        vectors = np.empty((len(rows), self._tensors["embeddings.LayerNorm.weight"].shape[0]), np.float32)
+        # Texts of similar length share a batch, which is padded to the longest of them.
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            longest = max(len(rows[number]) for number in batch)
+            numbers = np.zeros((len(batch), longest), np.int64)
+            mask = np.zeros((len(batch), longest), np.float32)
+            for place, number in enumerate(batch):
+                numbers[place, : len(rows[number])] = rows[number]
+                mask[place, : len(rows[number])] = 1
+            vectors[batch] = self._run(numbers, mask)
+        return vectors
+
+    def _run(self, numbers: NDArray[np.int64], mask: Array) -> Array:
+        """Run the model on a batch: the numbers of word parts, and 0 in the mask for padding."""
+        get = self._tensors
+        state = get["embeddings.word_embeddings.weight"][numbers]
+        state = state + get["embeddings.position_embeddings.weight"][: numbers.shape[1]]
+        state = self._normalize(state + get["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+        bias = ((1 - mask) * _MASKED)[:, None, None, :]
+        for layer in range(self._layers):
+            name = f"encoder.layer.{layer}"
+            attended = self._apply(
+                self._attend(state, bias, f"{name}.attention.self"), f"{name}.attention.output.dense"
+            )
+            state = self._normalize(state + attended, f"{name}.attention.output.LayerNorm")
+            inner = _gelu(self._apply(state, f"{name}.intermediate.dense"))
+            state = self._normalize(state + self._apply(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
+        weights = mask / mask.sum(1, keepdims=True)
+        pooled = np.einsum("btw,bt->bw", state, weights)
+        return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+    def _attend(self, state: Array, bias: Array, name: str) -> Array:
+        count, length, width = state.shape
+
+        def split(part: str) -> Array:  # (batch, length, width) to (batch, heads, length, width of a head)
+            heads = self._apply(state, f"{name}.{part}").reshape(count, length, self._heads, -1)
+            return heads.transpose(0, 2, 1, 3)
+
+        query, key, value = split("query"), split("key"), split("value")
+        scores = query @ key.transpose(0, 1, 3, 2) / np.float32(math.sqrt(query.shape[-1])) + bias
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        return (scores @ value).transpose(0, 2, 1, 3).reshape(count, length, width)
+
+    def _apply(self, state: Array, name: str) -> Array:
+        return state @ self._tensors[f"{name}.weight"].T + self._tensors[f"{name}.bias"]
+
+    def _normalize(self, state: Array, name: str) -> Array:
+        centred = state - state.mean(-1, keepdims=True)
+        spread = np.sqrt((centred * centred).mean(-1, keepdims=True) + np.float32(_EPSILON))
+        return centred / spread * self._tensors[f"{name}.weight"] + self._tensors[f"{name}.bias"]
+
+
+def _gelu(values: Array) -> Array:
+    """Multiply by the normal distribution function: https://arxiv.org/abs/1606.08415.
+
+    numpy has no error function: https://doi.org/10.1119/1.15018 — formula 7.1.26 of Abramowitz and Stegun, whose error
+    is at most 1.5e-7, less than the precision of float32.
+    """
+    scaled = np.abs(values) * np.float32(math.sqrt(0.5))
+    step = 1 / (1 + np.float32(0.3275911) * scaled)
+    series = np.float32(1.061405429) * step + np.float32(-1.453152027)
+    for factor in (1.421413741, -0.284496736, 0.254829592):
+        series = series * step + np.float32(factor)
+    tail = series * step * np.exp(-scaled * scaled)  # 1 - erf(scaled)
+    return values * np.where(values < 0, tail, 2 - tail) * np.float32(0.5)
+
+
+def read_encoder(path: str) -> SentenceEncoder:
+    """Read the model from its file: safetensors (https://huggingface.co/docs/safetensors), then the vocabulary.
+
+    The weights are mapped into memory: what is never used is never read.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It has another form.
+    """
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    length = int.from_bytes(data[:8], "little")
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    tensors: dict[str, Array] = {}
+    end = 0
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] != "F32":
+            continue
+        first, last = entry["data_offsets"]
+        end = max(end, last)
+        values = np.frombuffer(data, np.float32, (last - first) // 4, 8 + length + first)
+        tensors[name] = values.reshape(entry["shape"])
+    vocabulary = data[8 + length + end :].decode("utf-8").split("\n")
+    return SentenceEncoder(tensors, vocabulary)

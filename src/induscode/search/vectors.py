@@ -1,0 +1,99 @@
+"""Cache of vectors: a private SQLite file that may be deleted at any time.
+
+A vector is found by the digest of the definition it was made from, so that one that has changed is made anew and every
+other stays. A damaged file is removed and begun again, with a note. All functions block.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Final
+
+from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file, state_dir
+from indusagi.core.faults import Note
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_APPLICATION_ID: Final = 0x76656373
+_VERSION: Final = 1
+"""Rises with the model and with the texts that vectors are made from."""
+_MOST_ROWS: Final = 50_000
+"""The oldest leave first."""
+_TOGETHER: Final = 500
+_BUSY_S: Final = 2.0
+
+
+def vectors_path() -> str:
+    """Return the path of the cache, which may be absent.
+
+    Raises:
+        OSError: The home directory is unknown.
+    """
+    return os.path.join(state_dir(), "search-vectors.db")
+
+
+class VectorCache:
+    """The cache; without a usable file it keeps nothing, and a note says so."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.notes: list[Note] = []
+
+    def read(self, digests: Collection[str]) -> dict[str, bytes]:
+        """Read the vectors that are there."""
+        vectors: dict[str, bytes] = {}
+        wanted = list(digests)
+        try:
+            with closing(self._open()) as database:
+                for start in range(0, len(wanted), _TOGETHER):
+                    some = wanted[start : start + _TOGETHER]
+                    marks = ", ".join("?" * len(some))
+                    vectors.update(
+                        database.execute(f"SELECT digest, vector FROM vectors WHERE digest IN ({marks})", some)
+                    )
+        except sqlite3.DatabaseError as exc:
+            self._begin_again(exc)
+        except OSError as exc:
+            self._give_up(exc)
+        return vectors
+
+    def write(self, vectors: Mapping[str, bytes]) -> None:
+        """Add vectors."""
+        try:
+            with closing(self._open()) as database, database:
+                database.executemany("INSERT OR REPLACE INTO vectors (digest, vector) VALUES (?, ?)", vectors.items())
+                database.execute(
+                    "DELETE FROM vectors WHERE rowid <= (SELECT max(rowid) FROM vectors) - ?", (_MOST_ROWS,)
+                )
+        except (OSError, sqlite3.Error) as exc:
+            self._give_up(exc)
+
+    def _open(self) -> sqlite3.Connection:
+        prepare_database_file(self.path)
+        database = sqlite3.connect(self.path, timeout=_BUSY_S)
+        try:
+            facts = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+            if facts != [_APPLICATION_ID, _VERSION]:
+                with database:
+                    database.execute("DROP TABLE IF EXISTS vectors")
+                    database.execute("CREATE TABLE vectors (digest TEXT NOT NULL UNIQUE, vector BLOB NOT NULL)")
+                    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                    database.execute(f"PRAGMA user_version = {_VERSION}")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _begin_again(self, exc: sqlite3.DatabaseError) -> None:
+        self.notes.append(Note(f"the search cache {self.path}", f"it is damaged ({exc}), and was begun again"))
+        for side in ("", *SQLITE_SIDE_FILES):
+            with suppress(OSError):
+                os.unlink(self.path + side)
+
+    def _give_up(self, exc: Exception) -> None:
+        note = Note(f"the search cache {self.path}", f"it cannot be used: {exc}", "vectors are made again in each run")
+        if note not in self.notes:
+            self.notes.append(note)

@@ -1,0 +1,121 @@
+"""The semantic half: vectors of items, their cache, and the mixture of both halves."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from induscode.search.index import ToolIndex
+from induscode.search.items import build_item
+from induscode.search.opening import open_index
+from induscode.search.semantic import SemanticIndex, list_texts
+from induscode.search.vectors import VectorCache, vectors_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from induscode.search.items import SearchItem
+    from induscode.search.semantic import Array
+
+TOPICS = (("mail", "email", "message", "post"), ("file", "document", "folder"), ("issue", "bug", "ticket"))
+
+
+class TopicEncoder:
+    """Encodes a text by the topics of its words, and remembers what it has encoded."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> Array:
+        """Encode texts."""
+        self.texts += texts
+        rows = np.array([[0.1 + sum(text.lower().count(word) for word in topic) for topic in TOPICS] for text in texts])
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def make_item(name: str, description: str = "") -> SearchItem:
+    return build_item("tool", "srv", name, f"srv__{name}", description=description)
+
+
+ITEMS = (make_item("sendMessage", "Send an email."), make_item("read_file", "Read a file."), make_item("open_bug"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> VectorCache:
+    return VectorCache(str(tmp_path / "state" / "vectors.db"))
+
+
+def test_items_are_found_by_meaning_after_prepare() -> None:
+    index = ToolIndex(ITEMS, SemanticIndex(TopicEncoder()))
+    before = index.search(["ticket"])
+    assert (before.hits, before.is_semantic) == ([], False)
+    assert index.prepare()
+    answer = index.search(["ticket"])
+    assert answer.is_semantic
+    assert [hit.item.name for hit in answer.hits] == ["open_bug"]
+    assert answer.hits[0].score == 1.0
+    assert index.search([""]).hits == []
+    assert not ToolIndex(ITEMS).prepare()
+
+
+def test_a_name_comes_before_meaning_and_words_decide_between_equals() -> None:
+    named, other = make_item("mail_folder"), make_item("mail_document")
+    index = ToolIndex([other, named], SemanticIndex(TopicEncoder()))
+    index.prepare()
+    assert index.search(["post document folder"]).hits[0].item is other  # both have one meaning, this has a word more
+    assert index.search(["mail-folder"]).hits[0].item is named
+
+
+def test_only_changed_items_are_encoded_and_the_cache_serves_the_next_run(cache: VectorCache) -> None:
+    first = TopicEncoder()
+    index = ToolIndex(ITEMS, SemanticIndex(first, cache))
+    index.prepare()
+    assert len(first.texts) == 2 * len(ITEMS)
+    changed = make_item("open_bug", "Report a ticket.")
+    index.update([*ITEMS[:2], changed])
+    assert not index.search(["ticket"]).is_semantic  # until the new vector is there
+    index.prepare()
+    assert first.texts[2 * len(ITEMS) :] == list(list_texts(changed))
+    second, reports = TopicEncoder(), list[tuple[int, int]]()
+    index = ToolIndex([*ITEMS[:2], changed], SemanticIndex(second, cache))
+    index.prepare(lambda done, total: reports.append((done, total)))
+    assert (second.texts, reports) == ([], [])
+    assert index.search(["letter or email"]).hits[0].item is ITEMS[0]
+    assert stat.S_IMODE(os.stat(cache.path).st_mode) == 0o600
+    assert cache.notes == []
+
+
+def test_a_damaged_cache_is_begun_again_with_a_note(cache: VectorCache) -> None:
+    os.makedirs(os.path.dirname(cache.path))
+    with open(cache.path, "wb") as file:
+        file.write(b"not a database" * 100)
+    assert cache.read(["a"]) == {}
+    assert "damaged" in str(cache.notes[0])
+    cache.write({"a": b"1234"})
+    assert cache.read(["a", "b"]) == {"a": b"1234"}
+    with open(cache.path, "r+b") as file:
+        file.truncate(os.path.getsize(cache.path) - 4096)
+    index = ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache))
+    assert index.prepare()
+
+
+def test_a_cache_that_cannot_be_written_leaves_one_note(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = VectorCache(str(tmp_path / "file" / "vectors.db"))
+    index = ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache))
+    assert index.prepare()
+    assert len(cache.notes) == 1
+    assert "each run" in str(cache.notes[0])
+
+
+def test_without_the_model_an_index_is_lexical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    index = open_index(ITEMS)
+    assert not index.prepare()
+    assert index.search(["email"]).hits[0].item is ITEMS[0]
+    assert vectors_path().startswith(str(tmp_path))
