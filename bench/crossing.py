@@ -1,8 +1,9 @@
-"""`python -m bench.crossing`: two clients on one server, with colliding ids, tokens and subscriptions.
+"""`python -m bench.crossing`: two clients on the same servers, with colliding ids, tokens, subscriptions and tasks.
 
-Both clients use the same request ids, the same progress token and the same resource at the same time; every text that
-reaches one of them carries a mark of its own request. What carries another client's mark has crossed. Ends with 1 if
-anything has, or if an answer or an update is missing.
+Both clients use the same request ids, the same progress token and the same resource at the same time, and each makes a
+task; every text that reaches one of them carries a mark of its own request. What carries another client's mark has
+crossed, and so has a notification about another client's task. Ends with 1 if anything has, or if an answer or an
+update is missing.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from indusagi.capabilities.registry import ToolRegistry
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers
+from indusagi.interop.protocol_bridge.client.tasks import TASKS
 from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import MountedTool
 from indusagi.interop.protocol_bridge.host import ProviderHost, create_provider_host
 from indusagi.interop.protocol_bridge.rpc.transport import linked_pair
 from induscode.commands.serve.content import GatewayContent
+from induscode.commands.serve.tasks import GatewayTasks
 from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
 from induscode.deck.mcp.store import memory_store
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.transport import MemoryTransport
 
-_SERVER = Path(__file__).parent.parent / "tests" / "servers" / "library.py"
+_SERVERS = Path(__file__).parent.parent / "tests" / "servers"
 _META = "io.modelcontextprotocol/"
 _NOTE = "indus://shelf/note:///today"
 _TOKEN = 1
@@ -50,6 +53,8 @@ class Client:
         self.is_modern = is_modern
         self.counts: Counter[str] = Counter()
         self._mark = ""
+        self._own_tasks: set[JsonValue] = set()
+        self._told_tasks: set[JsonValue] = set()
         self._transport: MemoryTransport | None = None
         self._answers: dict[JsonValue, asyncio.Future[JsonObject]] = {}
 
@@ -80,6 +85,26 @@ class Client:
         async with asyncio.TaskGroup() as tasks:
             for index, (method, params) in enumerate(requests, start=1):
                 tasks.create_task(self._check(index, method, params, marked=index < len(requests)))
+            tasks.create_task(self._run_task(len(requests) + 1))
+        self.counts["crossed"] += len(self._told_tasks - self._own_tasks)
+
+    async def _run_task(self, request_id: int) -> None:
+        """Make a task, wait for its end and judge its result; a modern client of a legacy server gets the result."""
+        call: JsonObject = {"name": "jobs__slow_compute", "arguments": {"seconds": 0, "label": self._mark}}
+        answer = await self.request(request_id, "tools/call", call if self.is_modern else {**call, "task": {}})
+        result = answer.get("result")
+        task = result.get("task", result) if is_json_object(result) else None
+        task_id = task.get("taskId") if is_json_object(task) else None
+        if task_id is not None:
+            self.counts["tasks"] += 1
+            self._own_tasks.add(task_id)
+            method = "tasks/get" if self.is_modern else "tasks/result"
+            while True:
+                answer = await self.request(request_id, method, {"taskId": task_id})
+                result = answer.get("result")
+                if not is_json_object(result) or result.get("status") not in {"working", "input_required"}:
+                    break
+        self._judge("answers", answer)
 
     async def _check(self, request_id: int, method: str, params: JsonObject, *, marked: bool) -> None:
         answer = await self.request(request_id, method, params)
@@ -99,7 +124,7 @@ class Client:
             meta = params.get("_meta")
             stamped: JsonObject = {
                 f"{_META}protocolVersion": "2026-07-28",
-                f"{_META}clientCapabilities": {},
+                f"{_META}clientCapabilities": {"extensions": {TASKS: {}}},
                 f"{_META}logLevel": "debug",
             }
             params = {**params, "_meta": {**stamped, **(meta if is_json_object(meta) else {})}}
@@ -115,11 +140,16 @@ class Client:
             else:
                 self.counts["stray"] += 1
         elif method == "notifications/progress":
-            self._judge("progress", frame)
+            # The states of a task stand in for progress, and name nobody.
+            if "the task is" not in str(frame):
+                self._judge("progress", frame)
         elif method == "notifications/message":
             self._judge("messages", frame)
         elif method == "notifications/resources/updated":
             self.counts["updates"] += 1
+        elif method == "notifications/tasks/status":
+            params = frame.get("params")
+            self._told_tasks.add(params.get("taskId") if is_json_object(params) else None)
 
     def _judge(self, what: str, frame: JsonObject) -> None:
         text = str(frame)
@@ -130,26 +160,32 @@ class Client:
 
 @asynccontextmanager
 async def open_gateway(era: str) -> AsyncGenerator[ProviderHost]:
-    """Open a gateway in this process, in front of one server process."""
+    """Open a gateway in this process, in front of two server processes."""
     limits = ServerLimits(in_flight=64)
-    config = StdioServerConfig("shelf", sys.executable, ["-I", "-S", str(_SERVER), "--era", era], limits=limits)
+    files = {"shelf": "library.py", "jobs": "tasks.py"}
+    configs = [
+        StdioServerConfig(name, sys.executable, ["-I", "-S", str(_SERVERS / file), "--era", era], limits=limits)
+        for name, file in files.items()
+    ]
     store = await memory_store()
     content = GatewayContent()
+    tasks = GatewayTasks(content)
     handlers = forwarding_handlers()
     handlers = replace(handlers, roots=content.answer_roots, on_notification=content.receive)
     bridge = await boot_bridge(
-        store, ServerPlan.from_configs([config]), BootOptions(handlers=handlers, kinds=CONTENT_KINDS)
+        store, ServerPlan.from_configs(configs), BootOptions(handlers=handlers, kinds=CONTENT_KINDS)
     )
     try:
         await bridge.wait_started()
-        await bridge.fleet.wait_listed("shelf")
-        endpoint = bridge.fleet.endpoint("shelf")
-        assert endpoint is not None
         registry = ToolRegistry()
-        registry.register_all(MountedTool(bridge.fleet, tool).tool for tool in endpoint.known_tools or ())
+        for name in files:
+            await bridge.fleet.wait_listed(name)
+            endpoint = bridge.fleet.endpoint(name)
+            assert endpoint is not None
+            registry.register_all(MountedTool(bridge.fleet, tool).tool for tool in endpoint.known_tools or ())
         content.open(bridge, ServerContent(bridge), lambda _: False)
         content.listed.set()
-        yield create_provider_host(registry.to_tool_box(make_inert_context()), content=content)
+        yield create_provider_host(registry.to_tool_box(make_inert_context()), content=content, tasks=tasks)
     finally:
         await bridge.aclose()
         await store.aclose()
@@ -183,7 +219,8 @@ def main(arguments: Sequence[str]) -> int:
         counts = asyncio.run(cross(rounds // len(combinations), era, eras))
         failed += counts["crossed"] + counts["stray"]
         shown = ", ".join(
-            f"{what} {counts[what]:,}" for what in ("answers", "progress", "messages", "updates", "crossed", "stray")
+            f"{what} {counts[what]:,}"
+            for what in ("answers", "tasks", "progress", "messages", "updates", "crossed", "stray")
         )
         sys.stdout.write(f"server {era}, clients {' and '.join(eras)}: {shown}\n")
     return 1 if failed else 0

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the suite and return the exit code."""
     parser = argparse.ArgumentParser(prog="outside.conformance", description=__doc__)
     parser.add_argument("--only", metavar="SCENARIO", help="run one scenario; writes no table")
-    parser.add_argument("--of", metavar="SUBJECT", help="judge the client, sign-in, or one server")
+    parser.add_argument("--of", metavar="SUBJECT", help="judge the client, sign-in, tasks, or one server")
     options = parser.parse_args(arguments, _Options())
     results = HOME / "results"
     shutil.rmtree(results, ignore_errors=True)
@@ -59,7 +59,9 @@ def _judge(suite: Suite, results: Path, options: _Options) -> int:
     if options.only is None and options.of is None:
         rows = [cells(verdict) for verdict in verdicts if verdict not in signed_in]
         write_between(_PAGE, "conformance", markdown(_HEAD, rows))
-        write_between(_PAGE, "conformance of servers", table(servers))
+        write_between(_PAGE, "conformance of servers", table([one for one in servers if not one.subject.has_tasks]))
+    if options.only is None and options.of in {None, "tasks"}:
+        write_between(_PAGE, "conformance of tasks", table([one for one in servers if one.subject.has_tasks]))
     failed = [f"client, {one.revision}, {one.scenario}" for one in verdicts if one.wrong]
     if options.only is None:
         failed += [line for judged in servers for line in judged.stale]

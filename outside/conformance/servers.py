@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outside.conformance.subjects import Subject, subjects
-from outside.conformance.suite import EXTENSION, REVISIONS, Suite, Verdict, end_of, is_judged_in, read_results
+from outside.conformance.suite import EXTENSION, REVISIONS, TASKS, Suite, Verdict, end_of, is_judged_in, read_results
 from outside.install import ROOT
 from outside.leftovers import Watch
 from outside.remote import NotListening, listening
@@ -100,9 +100,14 @@ async def _all(suite: Suite, results: Path, scratch: Path, only: tuple[str | Non
         for revision in (*REVISIONS, EXTENSION)
     }
     return [
-        await _Judging(suite, subject, results / subject.name, scratch).all(scenarios)
+        await _Judging(suite, subject, results / subject.name, scratch).all(
+            {
+                key: [one for one in listed if one.startswith(TASKS) == subject.has_tasks]
+                for key, listed in scenarios.items()
+            }
+        )
         for subject in subjects(scratch)
-        if wanted in {None, subject.name}
+        if wanted in {None, subject.name} or (wanted == "tasks" and subject.has_tasks)
     ]
 
 

@@ -59,6 +59,7 @@ _BOX_MAY_FAIL: dict[str, str] = {
     "sep-2575-missing-capability-http-400": _NO_ERROR,
 }
 _SESSIONS = 8
+_TASKS_LEFT_OUT = {"tasks-status-notifications": "the suite skips it for every server"}
 _RELAY_LEFT_OUT = {"server-sse-polling": _OWN_STREAM}
 _GENERAL = frozenset(
     {
@@ -102,6 +103,8 @@ class Subject:
     """All that can be judged, where that is the shorter list."""
     prepare: tuple[str, ...] = ()
     """A command that is run once before: a gateway declares extensions of servers that it has seen."""
+    has_tasks: bool = False
+    """Whether the scenarios of tasks are judged, and they alone."""
     sessions: int | None = None
     """So many scenarios a process of it has room for: the suite leaves its sessions open."""
 
@@ -118,6 +121,9 @@ def subjects(scratch: Path) -> list[Subject]:
     server = {"command": sys.executable, "args": ["-m", "outside.conformance.server"], "cwd": str(ROOT)}
     config.write_text(json.dumps({"mcpServers": {"conformance": server}}), "utf-8")
     python = sys.executable
+    task_config, task_server = scratch / "tasks.json", (python, str(ROOT / "tests/servers/tasks.py"))
+    tasks = {"command": task_server[0], "args": [task_server[1], "--era", "modern"]}
+    task_config.write_text(json.dumps({"mcpServers": {"tasks": tasks}}), "utf-8")
     indus = (python, "-m", "induscode", "serve", "--http", "127.0.0.1:{port}", "--no-token")
     gateway = (*indus, "--profile", "none", "--names", "plain", "--mcp", str(config))
     relay = (*indus, "--transparent", "conformance", "--mcp", str(config))
@@ -136,6 +142,13 @@ def subjects(scratch: Path) -> list[Subject]:
             left_out=_RELAY_LEFT_OUT,
             prepare=(python, "-m", "induscode", "resources", "list", "--mcp", str(config)),
             sessions=_SESSIONS,
+        ),
+        Subject("tasks, direct", (*task_server, "--http", "{port}"), left_out=_TASKS_LEFT_OUT, has_tasks=True),
+        Subject(
+            "tasks, gateway",
+            (*indus, "--profile", "none", "--names", "plain", "--tasks", "refuse", "--mcp", str(task_config)),
+            left_out=_TASKS_LEFT_OUT,
+            has_tasks=True,
         ),
         Subject("deck", (*indus, "--no-mcp"), may_fail=_DECK_MAY_FAIL, only=_GENERAL, sessions=_SESSIONS),
     ]

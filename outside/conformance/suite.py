@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 REVISIONS = ("2025-11-25", "2026-07-28")
 EXTENSION = "extension"
 """Instead of a revision: scenarios that belong to none."""
-JUDGED_EXTENSIONS = ("sep-2640-",)
-"""How the scenarios of the extensions begin that are judged: skills."""
+TASKS = "tasks-"
+JUDGED_EXTENSIONS = ("sep-2640-", TASKS)
+"""How the scenarios of the extensions begin that are judged: skills, and tasks."""
 _SUITE = "@modelcontextprotocol/conformance/dist/index.js"
 _SCENARIO_MS = 60_000
 _RUN_S = 300

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from tests.support.servers import SERVERS
 from tests.support.waiting import until
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.json import is_json_object
 from indusagi.interop import ProtocolFault, StdioServerConfig, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.tasks import (
@@ -27,9 +27,11 @@ from indusagi.interop.protocol_bridge.rpc.connection import InvalidResponseError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.contract import RemoteCallResult
     from indusagi.runtime.contract import ToolProgress
 
 ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
@@ -37,10 +39,10 @@ ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
 
 @asynccontextmanager
 async def server(
-    era: str, *flags: str, handlers: Handlers | None = None, **limits: float
+    era: str, *flags: str, handlers: Handlers | None = None, limits: ServerLimits | None = None
 ) -> AsyncGenerator[ServerEndpointImpl]:
     args = ["-I", "-S", str(SERVERS / "tasks.py"), "--era", era, *flags]
-    config = StdioServerConfig("s", sys.executable, args, limits=ServerLimits(**limits))
+    config = StdioServerConfig("s", sys.executable, args, limits=limits or ServerLimits())
     endpoint = create_server_endpoint(config, handlers=handlers)
     await endpoint.open()
     try:
@@ -50,8 +52,10 @@ async def server(
         await endpoint.close()
 
 
-def text_of(result: object) -> str:
-    return str(result.content[0]["text"])  # type: ignore[attr-defined]
+def text_of(result: RemoteCallResult) -> str:
+    block = result.content[0]
+    assert is_json_object(block)
+    return str(block["text"])
 
 
 async def confirm(params: JsonObject) -> JsonObject:
@@ -101,8 +105,8 @@ async def test_a_question_without_a_handler_fails_the_call_and_cancels_the_task(
 @pytest.mark.parametrize("how", ["token", "deadline"])
 async def test_a_call_that_ends_early_cancels_its_task(how: str, tmp_path: Path) -> None:
     log, token = tmp_path / "log", CancelToken()
-    limits = {"call_hard_s": 0.3} if how == "deadline" else {}
-    async with server("modern", "--log", str(log), **limits) as endpoint:
+    limits = ServerLimits(call_hard_s=0.3) if how == "deadline" else None
+    async with server("modern", "--log", str(log), limits=limits) as endpoint:
 
         def stop(progress: ToolProgress) -> None:
             if how == "token":
@@ -136,7 +140,7 @@ async def test_without_following_the_server_refuses_a_call_that_needs_a_task() -
 @pytest.mark.process
 async def test_a_notification_ends_the_pause_between_two_polls() -> None:
     # Polled each minute: only the notification of the server can end the call in time.
-    async with server("legacy", "--poll", "60000", call_hard_s=20) as endpoint:
+    async with server("legacy", "--poll", "60000", limits=ServerLimits(call_hard_s=20)) as endpoint:
         assert text_of(await endpoint.invoke("failing_job", {})) == "it did not work"
 
 
