@@ -4,8 +4,12 @@ It is checked, never run (`test_typing.py`). Names come from the documented pack
 """
 
 from collections.abc import Mapping, Sequence
-from typing import assert_type
+from typing import Any, assert_type
 
+from indusagi.adapters.anthropic import AnthropicTools, to_anthropic
+from indusagi.adapters.blocking import BlockingToolBox
+from indusagi.adapters.gate import GateRequest, allow_all
+from indusagi.adapters.openai import OpenAITools, to_openai
 from indusagi.capabilities import (
     DefinedTool,
     LocalFs,
@@ -55,6 +59,7 @@ from indusagi.runtime import (
     ToolResult,
     ToolRunner,
 )
+from induscode import open_deck, open_deck_sync
 from induscode.deck import Capability, CapabilityId, DeckContext, Profile, capability_id
 from induscode.deck.mcp import AttachResult, attach_bridge_capabilities
 from induscode.deck.mcp.ledger import BridgeLedger
@@ -164,3 +169,27 @@ async def use_a_deck(servers: Sequence[ServerConfig]) -> None:
     cards: list[Capability] = deck.tools()
     identity: CapabilityId = capability_id("read")
     assert_type((len(cards), len(identity)), tuple[int, int])
+
+
+def deny_shell(request: GateRequest) -> bool | str:
+    """Decide about a call."""
+    return request.tool != "bash" or f"no commands: {request.title}"
+
+
+async def use_adapters(box: ToolBox, response: JsonObject) -> None:
+    """Give a toolbox to models of two APIs, with a gate."""
+    tools = to_openai(box, gate=deny_shell, api="chat")
+    assert_type(tools, OpenAITools)
+    assert_type(tools.definitions, list[dict[str, Any]])
+    assert_type(await tools.run(response), list[dict[str, Any]])
+    assert_type(to_anthropic(box, gate=allow_all, cancel=CancelToken()), AnthropicTools)
+
+
+async def use_the_deck_of_the_product() -> None:
+    """Open native and remote tools for a program, with and without an event loop."""
+    async with open_deck("servers.json", gate=deny_shell, profile="read-only", servers={"a": {"args": ["b"]}}) as box:
+        to_openai(box)
+        assert_type(box.descriptors(), Sequence[ToolDescriptor])
+    with open_deck_sync("servers.json", gate=deny_shell, cwd=".") as blocking:
+        assert_type(blocking, BlockingToolBox)
+        assert_type(blocking.run_sync(ToolCall("1", "read", {})), ToolOutcome)
