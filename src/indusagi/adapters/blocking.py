@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from anyio import to_thread
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from indusagi.core.cancel import CancelToken
@@ -74,9 +75,19 @@ class BlockingToolBox:
 
     async def call_async(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
         """Run `work` in the loop of the toolbox, and wait for it in this task."""
-        future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
-        # Cancelling the task cancels the wrapped future, and with it the task in the other loop.
-        return await asyncio.wrap_future(future)
+        futures: list[Future[ResultT]] = []
+
+        def start() -> None:
+            futures.append(self._portal.start_task_soon(work, *arguments))
+
+        try:
+            await to_thread.run_sync(start)  # it waits until the other loop has started the task
+            # Cancelling this task cancels the wrapped future, and with it the task in the other loop.
+            return await asyncio.wrap_future(futures[0])
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
 
     async def _run(self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None) -> ToolOutcome:
         return await self.toolbox.runner.run(call, cancel, on_progress=on_progress)

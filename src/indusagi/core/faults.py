@@ -21,6 +21,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── AddonError             an addon that cannot be used as it is
 ├── InvalidPromptError     nothing to ask, or too much of it
 ├── InvalidRuleError       a permission rule that cannot be parsed
+├── MissingExtraError      packages of an extra that are not installed
 ├── NoModelError           no model to ask, or none of that name
 ├── InvalidAddressError    an invalid address of a model server
 ├── ConversationError      no conversation to continue
