@@ -174,7 +174,7 @@ async def compare_server(
     serve = ["-m", "induscode", "serve", "--mcp", str(config)]
     async with AsyncExitStack() as stack:
         endpoints: list[ServerEndpointImpl] = []
-        gateway = ("gateway", ("--profile", "none"))
+        gateway = ("gateway", ("--profile", "none", "--search", "off"))
         # The first start of the gateway learns the instructions, which the handshake of the second one has.
         for name, flags in (gateway, gateway, ("relay", ("--transparent", server))):
             one = StdioServerConfig(name, sys.executable, [*serve, *flags], variables, cwd=str(folder))
