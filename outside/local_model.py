@@ -57,14 +57,11 @@ FACTS = {
     "Which release is release.txt about?": "4.2",
     "What is the value of RETRIES in src/config.py?": "3",
     "Look into release.txt: who manages the release?": "Lovelace",
-    "Call task with three arguments only: "
-    "objective 'Who manages the release, by release.txt?', agent 'explore', timeoutMs 600000.": "Lovelace",
-    "Call task with three arguments only: "
-    "objective 'Which port is in release.txt?', agent 'explore', timeoutMs 600000.": "8347",
-    "Call task with three arguments only: "
-    "objective 'Read RETRIES in src/config.py', agent 'explore', timeoutMs 600000.": "3",
-    "Start a task with timeoutMs 600000: explore reads release.txt and names the release manager.": "Lovelace",
-    "Start a task with timeoutMs 600000: explore reads release.txt and names the release.": "4.2",
+    "Have a sub-agent find out who the release manager is in release.txt.": "Lovelace",
+    "Use task to find the port of the server in release.txt.": "8347",
+    "Start a task: explore reads release.txt and names the release manager.": "Lovelace",
+    "Let the agent explore find the value of RETRIES in src/config.py.": "3",
+    "Give a task to explore: which release is release.txt about?": "4.2",
 }
 """What the answer to a question must contain."""
 REQUESTS = 8

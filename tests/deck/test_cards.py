@@ -21,7 +21,7 @@ from induscode.deck.cards import plan as plans
 from induscode.deck.cards.bg_process import CAPTURE_DIRNAME, MAX_BUFFERED_LINES, STOP_GRACE_MS
 from induscode.deck.cards.plan import PLANS_DIRNAME, plan_file_path, plan_slug, read_plan, write_plan
 from induscode.deck.cards.todo import TodoItem, TodoLedger, TodoState, TodoWeight
-from induscode.deck.contract import ActionError, DelegateReport, DelegateRequest
+from induscode.deck.contract import ActionError, DelegateReport, DelegateRequest, LeanCard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,6 +155,21 @@ async def test_an_unknown_agent_is_answered_with_the_roster(tmp_path: Path) -> N
     assert delegate.requests == []
     empty = await run(card, tmp_path, objective="x")
     assert text(empty) == "The agent reported nothing."
+
+
+async def test_the_lean_task_has_an_objective_and_one_of_the_agents(tmp_path: Path) -> None:
+    delegate = Delegate(DelegateReport(ok=True, text="Done."))
+    card = build(task_card(), tmp_path, delegate=delegate)
+    assert isinstance(card, LeanCard)
+    lean = card.lean
+    properties = lean.parameters["properties"]
+    assert is_json_object(properties)
+    assert {*properties} == {"objective", "agent"}
+    assert properties["agent"] == {"type": "string", "enum": ["scout", "smith"]}
+    assert text(await run(lean, tmp_path, prompt="x", subagent_type="scout")) == "Done."
+    assert delegate.requests == [DelegateRequest(objective="x", agent="scout")]
+    assert (await run(lean, tmp_path, objective="x", resume="1")).is_error, "an invented id starts nothing"
+    assert len(delegate.requests) == 1
 
 
 # -- saas-action ------------------------------------------------------------------------------

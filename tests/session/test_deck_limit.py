@@ -61,6 +61,15 @@ def test_essential_cards_and_servers_come_before_the_rest(tmp_path: Path) -> Non
     assert "s__large" in str(note)
 
 
+@pytest.mark.parametrize(("window", "count"), [(SMALL_WINDOW, 2), (8_192, 2), (SMALL_WINDOW + 1, 6), (None, 6)])
+def test_a_small_window_shows_cards_in_their_lean_form(tmp_path: Path, window: int | None, count: int) -> None:
+    fitted = DeckLimit("m", window).fit(build_deck(tmp_path))
+    (task,) = [card for card in fitted.tools() if card.name == "task"]
+    properties = task.parameters["properties"]
+    assert isinstance(properties, dict)
+    assert len(properties) == count
+
+
 def test_a_very_small_window_keeps_the_first_cards(tmp_path: Path) -> None:
     fitted = DeckLimit("m", 4_096, search=OFF).fit(build_deck(tmp_path, ("s__a", 2_000)))
     assert {"read", "grep", "edit"} <= {*names_of(fitted)}

@@ -49,7 +49,8 @@ def run(setup: SessionSetup, *script: Reply, **flags: Any) -> dict[str, Any]:
 
 def objective_of(body: dict[str, Any]) -> str:
     """Give the first line of the first prompt of a request."""
-    return next(str(message["content"]) for message in body["messages"] if message["role"] == "user").partition("\n")[0]
+    prompt = next(str(message["content"]) for message in body["messages"] if message["role"] == "user")
+    return prompt.removeprefix("Your task: ").partition("\n")[0]
 
 
 def tasks(*rows: tuple[str, str]) -> Reply:

@@ -149,6 +149,16 @@ class ForeignCard(Protocol):
         ...
 
 
+@runtime_checkable
+class LeanCard(Protocol):
+    """A card that has a form with fewer parameters, for a model with a small context window."""
+
+    @property
+    def lean(self) -> Capability:
+        """The same card with the parameters that every call needs."""
+        ...
+
+
 class CardWrapper:
     """A card around another card, with the same name, label, description and schema; subclasses define `run`."""
 

@@ -2,7 +2,7 @@
 
 Cards that are not listed are found by search, and stay callable. A large deck is searched above the limits of
 `SearchOptions`: then the native cards are listed, and the tools of servers and addons are found. In a small
-window the listed cards take at most a quarter: the essential ones come first, then the tools of servers and addons that
+window cards are shown in their lean form, and the listed ones take at most a quarter: the essential ones come first, then the tools of servers and addons that
 have room, then all other native cards if there is room for all of them. Where search is off, a small window loses the
 rest: the model is told in its system prompt what was left out, and the person by a note.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.faults import Note
 from induscode.boot.runners import canon_tool_name
 from induscode.deck.catalog import has_capability
-from induscode.deck.contract import describe
+from induscode.deck.contract import LeanCard, describe
 from induscode.deck.provision import ToolDeck
 from induscode.search.options import SearchOptions, estimate_definition, read_search_options
 from induscode.session.prompt import list_names
@@ -61,8 +61,12 @@ class DeckLimit:
     def fit(self, deck: ToolDeck) -> ToolDeck:
         """Hide the cards that are found by search, or leave them out with a note where there is no search."""
         self.left_out = ()
+        is_small = self.window is not None and self.window <= SMALL_WINDOW
+        if is_small:
+            lean = (card.lean if isinstance(card, LeanCard) else card for card in deck.tools())
+            deck = ToolDeck(lean, deck.context, deck.notes)
         cards = deck.tools()
-        listed = self._select_small(cards) if self.window is not None and self.window <= SMALL_WINDOW else None
+        listed = self._select_small(cards) if is_small else None
         can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)
         if listed is None and can_search and self._is_large(cards):
             listed = {card.name for card in cards if has_capability(card.name) or self._is_kept(card)}

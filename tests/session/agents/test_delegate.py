@@ -59,7 +59,7 @@ class Runner:
     free: dict[str, anyio.Event] = field(default_factory=dict[str, anyio.Event])
 
     async def run(self, prompt: str, plan: RunPlan) -> RunResult:
-        name = prompt.partition("\n")[0]
+        name = prompt.removeprefix("Your task: ").partition("\n")[0]
         self.started.append(name)
         self.plans[name] = plan
         self.running.append(name)

@@ -24,7 +24,7 @@ from induscode.deck.contract import (
 
 _ALIASES = {"prompt": "objective", "subagent_type": "agent"}
 _PROPERTIES: JsonObject = {
-    "objective": {"type": "string", "minLength": 1, "description": "Complete in itself: the agent sees nothing else."},
+    "objective": {"type": "string", "minLength": 1, "description": "The work, with every name and fact it needs."},
     "agent": {"type": "string"},
     "context": {"type": "string", "description": "Facts it needs."},
     "resume": {"type": "string", "description": "Id of a task: it goes on, or is waited for."},
@@ -43,9 +43,18 @@ def task_card() -> CapabilityCard:
 class TaskCard(CardWrapper):
     """The card with its runner: a task that only reads may run beside other calls."""
 
-    def __init__(self, inner: Capability, runner: DelegateRunner | None) -> None:
+    def __init__(self, inner: Capability, runner: DelegateRunner | None, lean: Capability | None = None) -> None:
         super().__init__(inner)
         self._runner = runner
+        self._lean = lean
+
+    @property
+    def lean(self) -> Capability:
+        """The card with an objective and an agent alone.
+
+        A small model fills in every parameter: it invents a task to resume, and a limit that is too short for it.
+        """
+        return self._lean or self
 
     def can_overlap(self, arguments: JsonValue, /) -> bool:
         """Tell whether a task only reads, or runs in the background."""
@@ -96,16 +105,22 @@ def _build(deck: DeckContext) -> Capability:
         blocks = (TextContentBlock(format_report(report)), JsonContentBlock(facts))
         return ToolResult(blocks, is_error=not report.ok, details=facts)
 
-    spec = ToolSpec(
-        "task",
-        _describe(runner, agents),
-        parameters,
-        run,
-        title="Delegate task",
-        prepare=coerce_to(parameters, _ALIASES),
-        terse=True,
-    )
-    return TaskCard(define_tool(spec), runner)
+    def build_card(parameters: JsonSchema) -> Capability:
+        spec = ToolSpec(
+            "task",
+            _describe(runner, agents),
+            parameters,
+            run,
+            title="Delegate task",
+            prepare=coerce_to(parameters, _ALIASES),
+            terse=True,
+        )
+        return define_tool(spec)
+
+    named: JsonObject = {"type": "string", "enum": [*agents]} if agents else {"type": "string"}
+    few: JsonObject = {"objective": _PROPERTIES["objective"], "agent": named}
+    lean = TaskCard(build_card({**parameters, "properties": few}), runner)
+    return TaskCard(build_card(parameters), runner, lean)
 
 
 def format_report(report: DelegateReport) -> str:

@@ -180,7 +180,8 @@ class SubSession:
             time_s=self._limit_s,
         )
         facts = f"\n\nWhat is known:\n{self._request.context}" if self._request.context else ""
-        prompt = f"{self._request.objective}{facts}\n\nEnd with a report of what you found or did."
+        # Small models take "End with a report" as an instruction to write calls without end.
+        prompt = f"Your task: {self._request.objective}{facts}\n\nWhen it is done, report what you found or did."
         agent = current_agent.get()
         current_agent.set(f"{agent}/{self._agent.name}" if agent else self._agent.name)
         try:
