@@ -6,7 +6,7 @@ import asyncio
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin
 
 import httpx2
@@ -19,10 +19,12 @@ from tests.support.sdk_hosts import served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+T = TypeVar("T")
 TOOL: dict[str, Any] = {
     "name": "whoami",
     "description": "Say who is signed in.",
@@ -113,16 +115,16 @@ async def protected_site(issuer: AuthlibServer | None = None) -> AsyncGenerator[
 
 
 @contextmanager
-def site_in_thread() -> Generator[Site]:
-    """Serve both in a thread of its own, for tests whose program has the event loop or none."""
-    sites: list[Site] = []
+def opened_in_thread(opening: AbstractAsyncContextManager[T]) -> Generator[T]:
+    """Open servers in a thread of their own, for tests whose program has the event loop or none."""
+    opened: list[T] = []
     loops: list[asyncio.AbstractEventLoop] = []
     ready, done = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        async with protected_site() as site:
-            sites.append(site)
+        async with opening as servers:
+            opened.append(servers)
             ready.set()
             await done.wait()
 
@@ -130,10 +132,15 @@ def site_in_thread() -> Generator[Site]:
     thread.start()
     ready.wait(30)
     try:
-        yield sites[0]
+        yield opened[0]
     finally:
         loops[0].call_soon_threadsafe(done.set)
         thread.join()
+
+
+def site_in_thread() -> AbstractContextManager[Site]:
+    """Serve an authorization server and a server that it protects in a thread of its own."""
+    return opened_in_thread(protected_site())
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ class LiveConnectors:
         self._web = web
         self._store = ConnectorStore()
         self._gateway: ConnectorGateway | None = None
+        self._opened: list[ConnectorGateway] = []
         self._signature: object = self._store.read_signature()
         self.are_present = self._store.has_rows()
         """Whether there may be connectors."""
@@ -59,9 +60,14 @@ class LiveConnectors:
         """Read what a call depends on, by connector."""
         rows, _ = self._store.read()
         return {
-            name: (row.source, row.base_url, str(row.auth), row.source_digest, dict(row.digests), row.changed)
+            name: (row.source, row.base_url, row.auth, row.source_digest, dict(row.digests), row.changed)
             for name, row in rows.items()
         }
+
+    async def aclose(self) -> None:
+        """End what calls have left under way, such as a refresh of a sign-in."""
+        for gateway in self._opened:
+            await gateway.aclose()
 
     # -- the port -------------------------------------------------------------------------------
 
@@ -86,4 +92,5 @@ class LiveConnectors:
             from induscode.connectors.gateway import ConnectorGateway  # noqa: PLC0415 — for the first call of an action
 
             self._gateway = ConnectorGateway(self._store, self._web, os.environ)
+            self._opened.append(self._gateway)
         return self._gateway

@@ -152,6 +152,7 @@ async def open_session(
         connectors = None
         if handles.saas is None and profile is Profile.ALL:
             connectors = await to_thread.run_sync(LiveConnectors, handles.web or WebSettings())
+            stack.push_async_callback(connectors.aclose)
             handles = replace(handles, saas=connectors)
         calls = await open_observers(stack, invocation.settings, origin or CallOrigin())
         handles = replace(handles, observer=calls.combine(handles.observer))

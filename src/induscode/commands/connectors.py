@@ -23,8 +23,10 @@ from induscode.commands.support.output import (
     write_json,
 )
 from induscode.commands.support.runner import run_until_signal
-from induscode.connectors.auth import AUTH_FORMS, parse_auth
+from induscode.commands.support.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
+from induscode.connectors.auth import AUTH_FORMS, check_variable, parse_auth
 from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
+    from induscode.connectors.oauth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
     from induscode.connectors.store import ConnectorRow
+    from induscode.sign_in.prompts import SignInWay
 
 _HERE = "induscode.commands.connectors"
 _THIS_MACHINE = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -53,7 +57,9 @@ _SHOWN_NOTES = 5
         "list": LazyCommand("list the connectors", _HERE, "list_rows"),
         "add": LazyCommand("add a connector from an OpenAPI document", _HERE, "add"),
         "remove": LazyCommand("remove a connector", _HERE, "remove"),
-        "doctor": LazyCommand("examine document, address and variables of connectors", _HERE, "doctor"),
+        "login": LazyCommand("sign in to the service of a connector", _HERE, "login"),
+        "logout": LazyCommand("sign out of the service of a connector", _HERE, "logout"),
+        "doctor": LazyCommand("examine document, address, variables and sign-in of connectors", _HERE, "doctor"),
         "approve": LazyCommand("approve a changed document as it is now", _HERE, "approve"),
     },
     default="list",
@@ -74,20 +80,28 @@ def complete_connector(_context: click.Context, _parameter: click.Parameter, inc
 @click.command("list")
 @as_json
 def list_rows(*, as_json: bool, **_: object) -> int:
-    """List the connectors with their base URL, credentials and number of operations."""
-    rows = _read_rows(ConnectorStore())
-    if as_json:
-        write_json({"connectors": [_to_json(row) for row in rows.values()]})
+    """List the connectors with their base URL, credentials or sign-in, and number of operations."""
+    store = ConnectorStore()
+    rows = _read_rows(store)
+
+    async def work(_: CancelToken) -> int:
+        if as_json:
+            described = [{**_to_json(row), "signIn": await _read_sign_in(store, row)} for row in rows.values()]
+            write_json({"connectors": [*described]})
+            return 0
+        if not rows:
+            print_line("There are no connectors; add one: indus connectors add NAME SPEC")
+            return 0
+        cells: list[list[object]] = []
+        for row in rows.values():
+            facts = await _read_sign_in(store, row)
+            auth = _format_auth(row) + (f", {facts['state']}" if facts is not None else "")
+            document = "changed" if row.changed else "approved"
+            cells.append([row.name, row.base_url, auth, len(row.digests) - 1, document])
+        print_table(("NAME", "BASE URL", "AUTH", "OPERATIONS", "DOCUMENT"), cells)
         return 0
-    if not rows:
-        print_line("There are no connectors; add one: indus connectors add NAME SPEC")
-        return 0
-    cells = [
-        [row.name, row.base_url, _format_auth(row), len(row.digests) - 1, "changed" if row.changed else "approved"]
-        for row in rows.values()
-    ]
-    print_table(("NAME", "BASE URL", "AUTH", "OPERATIONS", "DOCUMENT"), cells)
-    return 0
+
+    return run_until_signal(work)
 
 
 @flags("--web-allow", "--cwd")
@@ -95,33 +109,58 @@ def list_rows(*, as_json: bool, **_: object) -> int:
 @click.argument("name")
 @click.argument("spec", metavar="SPEC")
 @click.option("--base-url", metavar="URL", help="Where requests go, instead of the first server of the document.")
-@click.option("--auth", metavar="KIND:…", help=f"Credentials by environment variable: {AUTH_FORMS}.")
+@click.option(
+    "--auth",
+    metavar="KIND:…",
+    help=f"Credentials by environment variable: {AUTH_FORMS}. Or oauth, oauth:SCHEME: a sign-in by OAuth.",
+)
+@click.option("--client-id", metavar="ID", default="", help="The client that you have registered at the service.")
+@click.option("--client-secret", metavar="VARIABLE", default="", help="The environment variable with its secret.")
+@click.option("--client-auth", type=click.Choice(SECRET_METHODS), help="How the secret is sent to the issuer.")
+@click.option("--grant", type=click.Choice(CONNECTOR_GRANTS), help="Who signs in: a person, or the client itself.")
+@click.option(
+    "--scopes", metavar="SCOPES", default="", help="Scopes of the first sign-in: those of reading operations."
+)
 @as_json
 @click.pass_context
 def add(
-    context: click.Context, name: str, spec: str, *, base_url: str | None, auth: str | None, as_json: bool, **_: object
+    context: click.Context,
+    name: str,
+    spec: str,
+    *,
+    base_url: str | None,
+    auth: str | None,
+    client_id: str,
+    client_secret: str,
+    client_auth: SecretMethod | None,
+    grant: ConnectorGrant | None,
+    scopes: str,
+    as_json: bool,
+    **_: object,
 ) -> int:
     """Add the connector NAME from SPEC: the file or URL of an OpenAPI document, 3.0 or 3.1, in JSON or YAML.
 
-    The document is approved as it is now: a later change disables the connector until it is approved.
+    The document is approved as it is now: a later change disables the connector until it is approved. With --auth oauth
+    its addresses of the sign-in are approved too: `indus connectors login NAME` signs in there.
     """
     invocation = read_invocation(context)
     store = ConnectorStore()
     try:
         check_name(name)
-        reference = None if auth is None else parse_auth(auth)
+        oauth = _OAuthOptions(client_id, client_secret, client_auth, grant, scopes)
+        reference = oauth.parse_auth(auth)
     except ConnectorFault as exc:
         raise click.UsageError(str(exc), context) from exc
     if name in _read_rows(store):
         message = f"There is a connector {name!r} already: indus connectors remove {name}"
         raise click.UsageError(message, context)
 
-    async def work(web: WebSettings) -> int:
+    async def work(web: WebSettings, _: CancelToken) -> int:
         from anyio import to_thread  # noqa: PLC0415 — for a command that runs
 
         from induscode.connectors.sources import examine_source, normalize_source, read_bytes  # noqa: PLC0415 — imports the web client
 
-        source = normalize_source(spec, invocation.cwd)
+        source = await to_thread.run_sync(normalize_source, spec, invocation.cwd)
         data = await read_bytes(source, web)
         reading = await to_thread.run_sync(examine_source, name, source, data, base_url, reference)
         await to_thread.run_sync(store.add, reading.row, reading.document)
@@ -147,6 +186,10 @@ def _report_added(reading: SourceReading, problem: str | None, *, as_json: bool)
         return
     count = format_count(len(reading.operations), "operation")
     print_line(f"{row.name}: {count} at {row.base_url}, {_format_auth(row)}")
+    if row.oauth is not None:
+        print_line(f"  signs in at {row.sign_in_at}")
+        if row.oauth.grant == "authorization_code":
+            print_line(f"  sign in: indus connectors login {row.name}")
 
 
 @flags("--cwd")
@@ -155,9 +198,11 @@ def _report_added(reading: SourceReading, problem: str | None, *, as_json: bool)
 @as_json
 @click.pass_context
 def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
-    """Remove a connector and its approved document."""
+    """Remove a connector, its approved document and its sign-in."""
     store = ConnectorStore()
-    _get_row(context, store, name)
+    row = _get_row(context, store, name)
+    if row.oauth is not None:
+        _run(context, lambda web, _: _sign_out(store, row, web, is_needed=False))
     store.remove(name)
     if as_json:
         write_json({"removed": name})
@@ -172,14 +217,14 @@ def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> 
 @as_json
 @click.pass_context
 def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: object) -> int:
-    """Examine connectors: document, base URL and variables. No request is sent to a service.
+    """Examine connectors: document, base URL, variables and sign-in. No request is sent to a service.
 
     Exit code 1 if one of them has a problem.
     """
     store = ConnectorStore()
     rows = _read_rows(store) if name is None else {name: _get_row(context, store, name)}
 
-    async def work(web: WebSettings) -> int:
+    async def work(web: WebSettings, _: CancelToken) -> int:
         findings = [await _examine(store, row, web) for row in rows.values()]
         if as_json:
             write_json({"connectors": [*findings]})
@@ -218,7 +263,12 @@ async def _examine(store: ConnectorStore, row: ConnectorRow, web: WebSettings) -
     if change is not None:
         problems.append(f"disabled, since its document has changed: {change}; indus connectors approve {row.name}")
     problems += _list_warnings(row, await _find_address_problem(row, web))
-    return {**_to_json(row), "changed": change is not None, "problems": problems}
+    facts = await _read_sign_in(store, row)
+    if row.oauth is not None and facts is not None and row.oauth.grant == "authorization_code":
+        if facts["state"] != "signed in":
+            problem = facts["problem"] or facts["state"]
+            problems.append(f"{problem}: indus connectors login {row.name}")
+    return {**_to_json(row), "changed": change is not None, "signIn": facts, "problems": problems}
 
 
 @flags("--web-allow", "--cwd")
@@ -232,7 +282,7 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
     store = ConnectorStore()
     row = _get_row(context, store, name)
 
-    async def work(web: WebSettings) -> int:
+    async def work(web: WebSettings, _: CancelToken) -> int:
         from anyio import to_thread  # noqa: PLC0415 — for a command that runs
 
         from induscode.connectors.sources import compare_rows, examine_again, read_bytes  # noqa: PLC0415 — imports the web client
@@ -253,7 +303,8 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
             facts: JsonObject | None = None
             if change is not None:
                 lists = {"added": change.added, "removed": change.removed, "changed": change.changed}
-                facts = {"baseUrl": change.base_url, **{kind: [*slugs] for kind, slugs in lists.items()}}
+                moved = {"baseUrl": change.base_url, "signInAt": change.sign_in_at}
+                facts = {**moved, **{kind: [*slugs] for kind, slugs in lists.items()}}
             write_json({**_to_json(reading.row), "change": facts})
         else:
             print_line(f"{name}: approved as it is" if change is not None else f"{name}: nothing has changed")
@@ -265,26 +316,122 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
 def _print_change(change: DocumentChange) -> None:
     if change.base_url is not None:
         print_line(f"base URL: {change.base_url}")
+    if change.sign_in_at is not None:
+        print_line(f"sign-in: {change.sign_in_at}")
     for name, slugs in (("added", change.added), ("removed", change.removed), ("changed", change.changed)):
         for slug in slugs:
             print_line(f"{name}: {slug}")
 
 
+# -- signing in ---------------------------------------------------------------------------------
+
+
+@flags("--cwd")
+@click.command("login")
+@click.argument("name", shell_complete=complete_connector)
+@sign_in_options
+@click.pass_context
+def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
+    """Sign in to the service of the connector NAME, in a browser on this machine unless --device or --paste is given.
+
+    The sign-in is stored and refreshed by itself; see it with `indus connectors list`.
+    """
+    store = ConnectorStore()
+    row = _get_row(context, store, name)
+
+    async def work(web: WebSettings, cancel: CancelToken) -> int:
+        from induscode.sign_in.connectors import ConnectorSignIn  # noqa: PLC0415 — for a sign-in
+
+        sign_in = ConnectorSignIn(store, row, os.environ, web.proxy)
+        await sign_in.sign_in(open_prompt(way or "browser", cancel), device=way == "device", port=port)
+        print_signed_in(name, await sign_in.read_facts(), sign_in.store)
+        return 0
+
+    return _run(context, work)
+
+
+@flags("--cwd")
+@click.command("logout")
+@click.argument("name", shell_complete=complete_connector)
+@click.pass_context
+def logout(context: click.Context, name: str, **_: object) -> int:
+    """Sign out of the service of the connector NAME: its tokens are revoked at the issuer, and deleted here."""
+    store = ConnectorStore()
+    row = _get_row(context, store, name)
+    return _run(context, lambda web, _: _sign_out(store, row, web, is_needed=True))
+
+
+async def _sign_out(store: ConnectorStore, row: ConnectorRow, web: WebSettings, *, is_needed: bool) -> int:
+    from induscode.sign_in.connectors import ConnectorSignIn  # noqa: PLC0415 — for a sign-out
+
+    confirmed = await ConnectorSignIn(store, row, os.environ, web.proxy).sign_out()
+    if confirmed is not None or is_needed:
+        print_signed_out(row.name, confirmed)
+    return 0
+
+
+async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject | None:
+    """Read what is stored about the sign-in of a connector; None: it has none."""
+    if row.oauth is None:
+        return None
+    from induscode.sign_in.connectors import ConnectorSignIn  # noqa: PLC0415 — for a connector that signs in
+
+    facts = await ConnectorSignIn(store, row, os.environ).read_facts()
+    return None if facts is None else facts.to_json()
+
+
+class _OAuthOptions:
+    """The options of `add` for a sign-in."""
+
+    def __init__(
+        self, client_id: str, variable: str, method: SecretMethod | None, grant: ConnectorGrant | None, scopes: str
+    ) -> None:
+        self._client_id, self._variable, self._scopes = client_id, variable, scopes
+        self._method: SecretMethod | None = method
+        self._grant: ConnectorGrant | None = grant
+
+    def parse_auth(self, auth: str | None) -> ConnectorAuth | None:
+        """Parse how a connector authenticates.
+
+        Raises:
+            ConnectorFault: The options contradict each other.
+        """
+        kind, _, scheme = (auth or "").partition(":")
+        if kind != "oauth":
+            if self._client_id or self._variable or self._method or self._grant or self._scopes:
+                raise ConnectorFault("--client-id and the options beside it belong to --auth oauth")
+            return None if auth is None else parse_auth(auth)
+        if self._variable:
+            check_variable(self._variable, "--client-secret")
+        if (self._variable or self._method) and not (self._client_id and self._variable):
+            message = "a client with a secret needs --client-id ID and --client-secret VARIABLE"
+            raise ConnectorFault(message)
+        return OAuthReference(
+            scheme=scheme,
+            grant=self._grant or "authorization_code",
+            client_id=self._client_id,
+            secret_variable=self._variable,
+            auth_method=self._method,
+            scopes=parse_scopes(self._scopes),
+        )
+
+
 # -- what the commands share ------------------------------------------------------------------
 
 
-def _run(context: click.Context, work: Callable[[WebSettings], Awaitable[int]]) -> int:
-    """Run a command in an event loop; a fault of a connector is printed and gives exit code 3."""
+def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
+    """Run a command in an event loop; a fault of a connector gives exit code 3, one of a sign-in 1."""
+    from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a command that runs
     from induscode.boot.session import web_settings  # noqa: PLC0415 — imports the deck
 
     web = web_settings(read_invocation(context).settings)
 
-    async def guarded(_: CancelToken) -> int:
+    async def guarded(cancel: CancelToken) -> int:
         try:
-            return await work(web)
-        except ConnectorFault as exc:
+            return await work(web, cancel)
+        except (ConnectorFault, AuthFault) as exc:
             print_status(str(exc))
-            return _FAULT
+            return _FAULT if isinstance(exc, ConnectorFault) else _PROBLEM
 
     return run_until_signal(guarded)
 

@@ -17,7 +17,7 @@ from indusagi.core.records import record
 from induscode.connectors.faults import ConnectorFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from indusagi.core.json import JsonValue
 
@@ -53,7 +53,7 @@ class AuthReference:
 
     def find_missing(self, environ: Mapping[str, str]) -> list[str]:
         """List the variables that have no value."""
-        return [name for name in self.variables if not environ.get(name)]
+        return find_unset(self.variables, environ)
 
     def read_credentials(self, environ: Mapping[str, str]) -> Credentials:
         """Read the values of the variables.
@@ -61,9 +61,7 @@ class AuthReference:
         Raises:
             ConnectorFault: A variable has no value, or one that cannot be sent.
         """
-        missing = self.find_missing(environ)
-        if missing:
-            raise ConnectorFault(f"the variable {missing[0]} is not set in this run: set it and start again")
+        check_values(self.variables, environ)
         values = [environ[name] for name in self.variables]
         for name, value in zip(self.variables, values, strict=True):
             if not value.isascii() or not value.isprintable():
@@ -87,7 +85,7 @@ class Credentials:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: tuple[str, str] | None = field(default=None, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Maps each value to the name of its variable."""
+    """Maps each value to what it is shown as: the name of its variable."""
 
     def hide(self, value: JsonValue) -> JsonValue:
         """Replace every value of a variable, in texts and keys."""
@@ -106,6 +104,33 @@ class Credentials:
         return cast("str", self.hide(text))
 
 
+def find_unset(variables: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """List the variables that have no value."""
+    return [name for name in variables if not environ.get(name)]
+
+
+def check_values(variables: Iterable[str], environ: Mapping[str, str]) -> None:
+    """Check that variables have values.
+
+    Raises:
+        ConnectorFault: One has none.
+    """
+    missing = find_unset(variables, environ)
+    if missing:
+        raise ConnectorFault(f"the variable {missing[0]} is not set in this run: set it and start again")
+
+
+def check_variable(name: str, option: str) -> None:
+    """Check the name of a variable that holds a secret. An error never repeats it, for it may be the secret.
+
+    Raises:
+        ConnectorFault: It is no name of a variable.
+    """
+    if not _VARIABLE.fullmatch(name):
+        problem = "takes the name of an environment variable, in capital letters; the secret itself is never given"
+        raise ConnectorFault(f"{option} {problem}")
+
+
 def parse_auth(text: str) -> AuthReference:
     """Parse how a connector authenticates. An error never repeats the text, which may be a secret.
 
@@ -119,9 +144,6 @@ def parse_auth(text: str) -> AuthReference:
     name = parts.pop(0) if kind in {"header", "query"} else ""
     if name and not _NAME.fullmatch(name):
         raise ConnectorFault(f"--auth names no {kind} parameter: the form is {AUTH_FORMS}")
-    if not all(_VARIABLE.fullmatch(part) for part in parts):
-        message = (
-            "--auth takes the name of an environment variable, in capital letters; the secret itself is never given"
-        )
-        raise ConnectorFault(message)
+    for part in parts:
+        check_variable(part, "--auth")
     return AuthReference(kind, tuple(parts), name)

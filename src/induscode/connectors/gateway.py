@@ -29,7 +29,9 @@ from indusagi.core.json import compact_json, content_hash
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, make_visible
 from indusagi.core.time import now_ms
-from induscode.connectors.auth import Credentials
+from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.storage import CredentialFiles
+from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.operations import build_arguments_schema, list_operations
 from induscode.connectors.requests import build_request
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.capabilities.web.client import WebResponse
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.auth.contract import CredentialStore
     from induscode.connectors.operations import OperationSpec
+    from induscode.connectors.requests import ApiRequest
     from induscode.connectors.store import ConnectorRow, ConnectorStore
+    from induscode.connectors.tokens import ConnectorTokens
 
 FOUND: Final = 5
 """Operations that one search returns."""
@@ -60,6 +65,8 @@ _CHECK_AGAIN_MS: Final = 24 * 3600 * 1000
 _COMPARE_S: Final = 10.0
 _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.5"
 _SHOWN_HEADERS: Final = ("link", "location", "retry-after", "etag")
+_MOST_SENDS: Final = 6
+"""Of one request: its service may refuse a token, then a scope, then a nonce; a refused request was not executed."""
 _TEXT_TYPES: Final = ("text/", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
 
 
@@ -80,9 +87,16 @@ class ConnectorGateway:
         store: The registered connectors.
         web: The addresses that may be reached, and the limits.
         environ: The variables that credentials refer to.
+        sign_ins: The sign-ins of this user; by default the files of all commands.
     """
 
-    def __init__(self, store: ConnectorStore, web: WebSettings, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        store: ConnectorStore,
+        web: WebSettings,
+        environ: Mapping[str, str],
+        sign_ins: CredentialStore | None = None,
+    ) -> None:
         self._store = store
         self._web = web
         self._environ = environ
@@ -91,6 +105,9 @@ class ConnectorGateway:
         self._index: OperationIndex | None = None
         self._owners: Mapping[str, str] = {}
         self._session = SessionDir()
+        self._opening = anyio.Lock()
+        self._tokens: dict[str, ConnectorTokens] = {}
+        self._sign_ins = sign_ins or CredentialFiles()
 
     # -- the port -------------------------------------------------------------------------------
 
@@ -131,15 +148,74 @@ class ConnectorGateway:
         connector, operation = await self._find(slug)
         await self._check_arguments(connector, operation, arguments)
         row = connector.row
-        credentials = Credentials()
         try:
-            if row.auth is not None:
-                credentials = row.auth.read_credentials(self._environ)
             request = build_request(operation, row.base_url, arguments)
         except ConnectorFault as exc:
-            code = "invalid_arguments" if credentials.secrets or row.auth is None else "auth"
-            raise ActionError(f"{slug} was not executed: connector {row.name!r}: {exc}", code=code) from exc
-        url = request.url
+            message = f"{slug} was not executed: connector {row.name!r}: {exc}"
+            raise ActionError(message, code="invalid_arguments") from exc
+        try:
+            tokens = await self._find_tokens(connector)
+            sends = 0
+            while True:
+                sends += 1
+                credentials = await self._read_credentials(connector, operation, tokens, request)
+                answer = await self._send(connector, operation, request, credentials)
+                if tokens is None or not await tokens.handle_answer(operation, credentials, answer):
+                    break
+                if sends == _MOST_SENDS:
+                    break
+        except (ConnectorFault, AuthFault) as exc:
+            owner = "" if isinstance(exc, SignInRequired) else f"connector {row.name!r}: "
+            raise ActionError(f"{slug} was not executed: {owner}{exc}", code="auth") from exc
+        return await self._build_answer(connector, operation, answer, credentials)
+
+    async def _find_tokens(self, connector: LoadedConnector) -> ConnectorTokens | None:
+        """Find the tokens of a connector that signs in; they are opened by its first request.
+
+        Raises:
+            ConnectorFault: The variable with the client's secret has no value.
+        """
+        row = connector.row
+        if row.oauth is None:
+            return None
+        async with self._opening:
+            if row.name not in self._tokens:
+                # In a thread and late: it loads the HTTP client of sign-ins and the JWT library.
+                from induscode.connectors.tokens import open_tokens  # noqa: PLC0415
+
+                self._tokens[row.name] = await open_tokens(
+                    row,
+                    connector.document,
+                    connector.operations.values(),
+                    self._sign_ins,
+                    self._environ,
+                    self._web.proxy,
+                )
+            return self._tokens[row.name]
+
+    async def _read_credentials(
+        self, connector: LoadedConnector, operation: OperationSpec, tokens: ConnectorTokens | None, request: ApiRequest
+    ) -> Credentials:
+        """Read the credentials of one request.
+
+        Raises:
+            ConnectorFault: A variable has no value.
+            AuthFault: A sign-in is needed.
+        """
+        if tokens is not None:
+            return await tokens.build_credentials(operation, request.url)
+        auth = connector.row.auth
+        return auth.read_credentials(self._environ) if isinstance(auth, AuthReference) else Credentials()
+
+    async def _send(
+        self, connector: LoadedConnector, operation: OperationSpec, request: ApiRequest, credentials: Credentials
+    ) -> WebResponse:
+        """Send one request, to the origin of the base URL alone.
+
+        Raises:
+            ActionError: There is no answer, or one that redirects to another origin.
+        """
+        row, slug, url = connector.row, operation.slug, request.url
         if credentials.query is not None:
             from urllib.parse import quote, urlencode  # noqa: PLC0415 — for one kind of credentials
 
@@ -160,7 +236,12 @@ class ConnectorGateway:
                 f"credentials and rules of connector {row.name!r} are for its base URL"
             )
             raise ActionError(credentials.hide_text(message), code="redirect", status=answer.status)
-        return await self._build_answer(connector, operation, answer, credentials)
+        return answer
+
+    async def aclose(self) -> None:
+        """End what is under way: a refresh that was sent is saved first."""
+        for tokens in self._tokens.values():
+            await tokens.close()
 
     async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
         """Return the request of an action; with invalid arguments, its URL ends with the path of the document."""
@@ -192,8 +273,8 @@ class ConnectorGateway:
     async def _load_connector(self, row: ConnectorRow) -> LoadedConnector:
         def load() -> tuple[JsonObject, Mapping[str, OperationSpec]]:
             document = self._store.read_document(row.name)
-            hidden = frozenset[tuple[str, str]]() if row.auth is None else row.auth.sends
-            operations, _ = list_operations(document, row.name, row.base_url, row.source, hidden)
+            scheme = row.oauth.scheme if row.oauth is not None else ""
+            operations, _ = list_operations(document, row.name, row.base_url, row.source, row.hidden_parameters, scheme)
             return document, {spec.slug: spec for spec in operations}
 
         try:
@@ -368,9 +449,12 @@ def _build_status_error(
     headers = shown.get("headers")
     facts: dict[str, JsonValue] = {"status": status}
     if status == HTTPStatus.UNAUTHORIZED:
-        variables = () if row.auth is None else row.auth.variables
-        message += f"; the credentials of {', '.join(variables)} were refused" if variables else ""
-        message += "" if variables else f"; connector {row.name!r} has no credentials: add it with --auth"
+        if row.auth is None:
+            message += f"; connector {row.name!r} has no credentials: add it with --auth"
+        elif isinstance(row.auth, AuthReference):
+            message += f"; the credentials of {', '.join(row.auth.variables)} were refused"
+        else:
+            message += f"; its sign-in was refused: indus connectors login {row.name}"
     elif isinstance(headers, dict) and "retry-after" in headers:
         facts["retryAfter"] = headers["retry-after"]
         message += f"; Retry-After: {cut_text(str(headers['retry-after']), 100)}"

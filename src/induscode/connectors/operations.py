@@ -14,6 +14,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import content_hash, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.faults import DocumentFault
+from induscode.connectors.oauth import is_public, list_alternatives
 from induscode.connectors.openapi import expand_server, resolve_object
 from induscode.connectors.schemas import SchemaBuilder
 
@@ -94,6 +95,10 @@ class OperationSpec:
     deprecated: bool
     parameters: tuple[Parameter, ...]
     body: RequestBody | None
+    scopes: tuple[tuple[str, ...], ...] = ()
+    """The sets of scopes by each of which it can be called, if the connector signs in."""
+    is_public: bool = False
+    """Whether it can be called without a sign-in, if the connector signs in."""
 
     @property
     def is_reading(self) -> bool:
@@ -102,7 +107,12 @@ class OperationSpec:
 
 
 def list_operations(
-    root: JsonObject, connector: str, base_url: str, source: str, hidden: frozenset[tuple[str, str]] = frozenset()
+    root: JsonObject,
+    connector: str,
+    base_url: str,
+    source: str,
+    hidden: frozenset[tuple[str, str]] = frozenset(),
+    scheme: str = "",
 ) -> tuple[Sequence[OperationSpec], Sequence[Note]]:
     """List the operations of a document in its order, and notes about those that are left out.
 
@@ -112,6 +122,7 @@ def list_operations(
         base_url: The URL that requests go to.
         source: The file or address of the document.
         hidden: Parameters that the connector sends itself, as (place, lower-case name).
+        scheme: The security scheme by which the connector signs in.
     """
     operations: list[OperationSpec] = []
     notes: list[Note] = []
@@ -139,7 +150,7 @@ def list_operations(
             choices = (f"{slug}_{method.upper()}", *(f"{slug}_{number}" for number in range(2, len(taken) + 3)))
             slug = next(choice for choice in choices if choice not in taken)
         taken.add(slug)
-        tags = operation.get("tags")
+        tags, security = operation.get("tags"), operation.get("security", root.get("security"))
         operations.append(
             OperationSpec(
                 slug=slug,
@@ -153,6 +164,8 @@ def list_operations(
                 deprecated=operation.get("deprecated") is True,
                 parameters=parameters,
                 body=body,
+                scopes=list_alternatives(security, scheme) if scheme else (),
+                is_public=bool(scheme) and is_public(security),
             )
         )
     return operations, notes
@@ -322,5 +335,6 @@ def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], ba
         form = None if operation.body is None else [operation.body.media_type, operation.body.encoding]
         rows: list[JsonValue] = [[row.name, row.place, row.style, row.explode] for row in operation.parameters]
         texts: list[JsonValue] = [operation.method, operation.path, operation.summary, operation.description]
-        digests[operation.slug] = content_hash([texts, rows, form, schema], sort_keys=True)
+        signing: list[JsonValue] = [[[*scopes] for scopes in operation.scopes]] if operation.scopes else []
+        digests[operation.slug] = content_hash([texts, rows, form, schema, *signing], sort_keys=True)
     return digests

@@ -15,7 +15,9 @@ from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
+from indusagi.interop.auth.locations import is_loopback
 from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.oauth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import LARGEST_BYTES, find_server_url, parse_document
 from induscode.connectors.operations import digest_definitions, list_operations
 from induscode.connectors.store import ConnectorRow
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
-    from induscode.connectors.auth import AuthReference
+    from induscode.connectors.oauth import ConnectorAuth
     from induscode.connectors.operations import OperationSpec
 
 _RATIO: Final = 200
@@ -55,9 +57,12 @@ class DocumentChange:
     changed: tuple[str, ...]
     base_url: str | None
     """The new base URL, if it differs."""
+    sign_in_at: str | None = None
+    """The new addresses of the sign-in, if they differ."""
 
     def __str__(self) -> str:
         parts = [f"its base URL becomes {self.base_url}"] if self.base_url else []
+        parts += [f"its sign-in moves to {self.sign_in_at}"] if self.sign_in_at else []
         for name, slugs in (("added", self.added), ("removed", self.removed), ("changed", self.changed)):
             if slugs:
                 more = ", …" if len(slugs) > _NAMED else ""
@@ -101,12 +106,12 @@ def normalize_source(source: str, cwd: str) -> str:
 
 
 def examine_source(
-    name: str, source: str, data: bytes, base_url: str | None, auth: AuthReference | None
+    name: str, source: str, data: bytes, base_url: str | None, auth: ConnectorAuth | None
 ) -> SourceReading:
     """Parse a source, and build the row of a connector that uses it as it is now. It blocks.
 
     Raises:
-        ConnectorFault: The document cannot be used, or there is no usable base URL.
+        ConnectorFault: The document cannot be used, there is no usable base URL, or no such sign-in.
     """
     document = parse_document(data)
     base = base_url or find_server_url(document, source)
@@ -119,8 +124,15 @@ def examine_source(
     if "?" in target.path or "#" in base:
         raise ConnectorFault(f"the base URL of {name!r} has a query or a fragment: give it without one by --base-url")
     base = target.url.rstrip("/")
+    scheme_name = sign_in_at = ""
+    if isinstance(auth, OAuthReference):
+        if base.startswith("http:") and not is_loopback(base):
+            raise ConnectorFault(f"the base URL of {name!r} is not encrypted: no token is sent there (RFC 6750 §5.3)")
+        scheme = choose_scheme(document, base, auth)
+        scheme_name, sign_in_at = scheme.name, scheme.list_addresses(auth.grant)
+        auth = replace(auth, scheme=scheme_name)
     hidden = frozenset[tuple[str, str]]() if auth is None else auth.sends
-    operations, notes = list_operations(document, name, base, source, hidden)
+    operations, notes = list_operations(document, name, base, source, hidden, scheme_name)
     if not operations:
         raise ConnectorFault(f"the document of {name!r} has no operation that can be called")
     row = ConnectorRow(
@@ -132,6 +144,7 @@ def examine_source(
         source_digest=digest_bytes(data),
         digests=digest_definitions(document, operations, base),
         checked_ms=now_ms(),
+        sign_in_at=sign_in_at,
     )
     return SourceReading(row=row, document=document, operations=operations, notes=notes)
 
@@ -170,5 +183,6 @@ def compare_rows(approved: ConnectorRow, present: ConnectorRow) -> DocumentChang
         removed=tuple(slug for slug in old if slug not in new),
         changed=tuple(slug for slug in new if slug in old and new[slug] != old[slug]),
         base_url=present.base_url if present.base_url != approved.base_url else None,
+        sign_in_at=present.sign_in_at if present.sign_in_at != approved.sign_in_at else None,
     )
     return change if str(change) else None

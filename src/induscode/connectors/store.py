@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final, cast
 from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small_file, replace_private_file, state_dir
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
-from induscode.connectors.auth import parse_auth
 from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.oauth import OAuthReference, parse_stored_auth
 from induscode.connectors.openapi import LARGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.auth import AuthReference
+    from induscode.connectors.oauth import ConnectorAuth
 
 _VERSION: Final = 1
 _LARGEST_FILE: Final = 64 * 1024 * 1024
@@ -41,7 +41,7 @@ class ConnectorRow:
     """Where requests go."""
     own_base_url: bool
     """Whether the base URL was given, instead of taken from the document."""
-    auth: AuthReference | None
+    auth: ConnectorAuth | None
     source_digest: str
     """Of the bytes of the source that were approved."""
     digests: Mapping[str, str]
@@ -50,6 +50,18 @@ class ConnectorRow:
     """When the source was last compared."""
     changed: bool = False
     """Whether the source differed then: the connector is disabled until it is approved."""
+    sign_in_at: str = ""
+    """The approved addresses of the sign-in; empty: there is none."""
+
+    @property
+    def oauth(self) -> OAuthReference | None:
+        """How it signs in; None: it authenticates otherwise."""
+        return self.auth if isinstance(self.auth, OAuthReference) else None
+
+    @property
+    def hidden_parameters(self) -> frozenset[tuple[str, str]]:
+        """The parameters that the connector sends itself, as place and lower-case name."""
+        return frozenset() if self.auth is None else self.auth.sends
 
     def to_json(self) -> JsonObject:
         """Build the stored form."""
@@ -57,11 +69,12 @@ class ConnectorRow:
             "source": self.source,
             "baseUrl": self.base_url,
             "ownBaseUrl": self.own_base_url,
-            "auth": None if self.auth is None else str(self.auth),
+            "auth": self.auth.to_json() if isinstance(self.auth, OAuthReference) else self.auth and str(self.auth),
             "sourceDigest": self.source_digest,
             "digests": dict(self.digests),
             "checkedMs": self.checked_ms,
             "changed": self.changed,
+            "signInAt": self.sign_in_at,
         }
 
 
@@ -190,11 +203,11 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
     if not is_json_object(row) or not _NAME.fullmatch(name):
         return None
     source, base_url, auth, digests = row.get("source"), row.get("baseUrl"), row.get("auth"), row.get("digests")
-    checked, source_digest = row.get("checkedMs"), row.get("sourceDigest")
+    checked, source_digest, sign_in_at = row.get("checkedMs"), row.get("sourceDigest"), row.get("signInAt")
     if not isinstance(source, str) or not isinstance(base_url, str) or not is_json_object(digests):
         return None
     try:
-        reference = parse_auth(auth) if isinstance(auth, str) else None
+        reference = parse_stored_auth(auth)
     except ConnectorFault:
         return None  # without its credentials it would be another connector
     return ConnectorRow(
@@ -207,6 +220,7 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
         digests={slug: str(digest) for slug, digest in digests.items()},
         checked_ms=checked if isinstance(checked, int) else 0,
         changed=row.get("changed") is True,
+        sign_in_at=sign_in_at if isinstance(sign_in_at, str) else "",
     )
 
 

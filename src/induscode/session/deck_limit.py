@@ -1,10 +1,11 @@
 """Deck limit: which cards a model is listed, where its deck takes too much of its context window.
 
 Cards that are not listed are found by search, and stay callable. A large deck is searched above the limits of
-`SearchOptions`: then the native cards are listed, and the tools of servers and addons are found. In a small
-window cards are shown in their lean form, and the listed ones take at most a quarter: the essential ones come first, then the tools of servers and addons that
-have room, then all other native cards if there is room for all of them. Where search is off, a small window loses the
-rest: the model is told in its system prompt what was left out, and the person by a note.
+`SearchOptions`: then the native cards are listed, and the tools of servers and addons are found. In a small window
+cards are shown in their lean form, and the listed ones take at most a quarter: the essential ones come first, then the
+tools of servers and addons that have room, then all other native cards if there is room for all of them. Where search
+is off, a small window loses the rest: the model is told in its system prompt what was left out, and the person by a
+note.
 """
 
 from __future__ import annotations

@@ -7,66 +7,19 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.records import record
-from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.locations import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from induscode.connectors.store import ConnectorStore
+from induscode.sign_in.state import SignInFacts, read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.contract import CredentialKey, SignInPrompt, StoredCredentials
+    from indusagi.interop.auth.contract import SignInPrompt, StoredCredentials
     from indusagi.interop.auth.driver import AuthDriver
-    from indusagi.interop.auth.storage import StoredRow
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-
-_MINUTE_MS = 60_000
-_HOUR_MS = 60 * _MINUTE_MS
-
-
-@record(kw_only=True)
-class SignInFacts:
-    """What is stored about the sign-in to one server; no secret."""
-
-    server: str
-    state: str
-    """`signed in`, `expired`, `not signed in`, `unreadable`; or why there is none: `header`, `command`, `off`."""
-    account: str = ""
-    scopes: tuple[str, ...] = ()
-    expires_at_ms: int | None = None
-    has_refresh_token: bool = False
-    issuer: str = ""
-    place: str = ""
-    """Where it is stored, for a person."""
-    problem: str = ""
-
-    def to_json(self) -> JsonObject:
-        """Convert into JSON."""
-        return {
-            "name": self.server,
-            "state": self.state,
-            "account": self.account or None,
-            "scopes": [*self.scopes],
-            "expiresAt": None if self.expires_at_ms is None else iso_utc(self.expires_at_ms),
-            "refreshes": self.has_refresh_token,
-            "issuer": self.issuer or None,
-            "stored": self.place or None,
-            "problem": self.problem or None,
-        }
-
-    def format_expiry(self) -> str:
-        """Format how long the access token lasts, and whether it is refreshed."""
-        if self.expires_at_ms is None:
-            return "" if self.state != "signed in" else "unknown"
-        left_ms = self.expires_at_ms - now_ms()
-        text = "expired"
-        if left_ms > 0:
-            unit_ms, unit = (_HOUR_MS, "h") if left_ms >= 2 * _HOUR_MS else (_MINUTE_MS, "min")
-            text = f"in {max(1, left_ms // unit_ms)} {unit}"
-        return f"{text}, refreshed" if self.has_refresh_token else text
 
 
 def find_auth_problem(config: ServerConfig) -> tuple[str, str] | None:
@@ -109,48 +62,16 @@ async def sign_in_to_server(
     if device:
         settings = replace(settings, grant="device_code")
     driver = await _open_driver(config, replace(auth, settings=settings, prompt=prompt))
-    store = auth.store
-    try:
-        if isinstance(store, CredentialFiles):
-            store.skips_unreadable = True
-        return await driver.sign_in(await driver.find_challenge())
-    finally:
-        if isinstance(store, CredentialFiles):
-            store.skips_unreadable = False
+    return await sign_in_again(driver, await driver.find_challenge())
 
 
 async def sign_out_of_server(config: ServerConfig) -> bool | None:
     """Revoke and delete the sign-ins to a server; return whether issuers confirmed it, None if there was none.
 
-    A sign-in that cannot be opened is deleted without being revoked.
-
     Raises:
-        AuthFault: A sign-in cannot be deleted.
+        AuthFault: A sign-in cannot be deleted, or the server is not signed in to.
     """
-    auth = get_auth(config)
-    driver = await _open_driver(config, auth)
-    unreadable: list[CredentialKey] = []
-    try:
-        is_known = await driver.load() is not None
-    except AuthFault:
-        unreadable = [row.key for row in await _read_rows(config, auth)]
-        is_known = True
-    if not is_known:
-        return None
-    confirmed = await driver.sign_out()
-    for key in unreadable:
-        await auth.store.delete(key)
-    return confirmed and not unreadable
-
-
-async def _read_rows(config: ServerConfig, auth: ServerAuth) -> Sequence[StoredRow]:
-    """Read the stored files of a server, the newest last."""
-    if isinstance(config, StdioServerConfig) or not isinstance(auth.store, CredentialFiles):
-        return ()
-    resource, client = canonical_resource(config.url), auth.settings.client_id
-    rows = await to_thread.run_sync(auth.store.read_rows)
-    ours = [row for row in rows if (row.key.resource, row.key.client) == (resource, client)]
-    return sorted(ours, key=lambda row: row.saved_ms)
+    return await sign_out(await _open_driver(config, get_auth(config)))
 
 
 async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
@@ -166,9 +87,11 @@ async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
 
 
 async def find_left_over(configs: Iterable[ServerConfig]) -> Sequence[str]:
-    """Find the resources with a stored sign-in that none of these servers uses."""
+    """Find the resources with a stored sign-in that neither these servers nor a connector uses."""
     rows = await to_thread.run_sync(CredentialFiles().read_rows)
+    connectors, _ = await to_thread.run_sync(ConnectorStore().read)
     used = {canonical_resource(config.url) for config in configs if not isinstance(config, StdioServerConfig)}
+    used |= {canonical_resource(row.base_url) for row in connectors.values() if row.oauth is not None}
     return list(dict.fromkeys(row.key.resource for row in rows if row.key.resource not in used))
 
 
@@ -178,25 +101,6 @@ async def read_sign_in(config: ServerConfig) -> SignInFacts | None:
         return None
     problem = find_auth_problem(config)
     if problem is not None:
-        return SignInFacts(server=config.id, state=problem[0])
+        return SignInFacts(name=config.id, state=problem[0])
     auth = get_auth(config)
-    rows = await _read_rows(config, auth)
-    place = rows[-1].place if rows else ""
-    try:
-        stored = await auth.store.load(canonical_resource(config.url), auth.settings.client_id)
-    except AuthFault as fault:
-        return SignInFacts(server=config.id, state="unreadable", place=place, problem=str(fault))
-    tokens = None if stored is None else stored.tokens
-    if stored is None or tokens is None:
-        return SignInFacts(server=config.id, state="not signed in")
-    is_over = tokens.refresh_token is None and tokens.is_expired(now_ms())
-    return SignInFacts(
-        server=config.id,
-        state="expired" if is_over else "signed in",
-        account=stored.account,
-        scopes=stored.requested_scopes if tokens.scope is None else tokens.scope,
-        expires_at_ms=tokens.expires_at_ms,
-        has_refresh_token=tokens.refresh_token is not None,
-        issuer=stored.key.issuer,
-        place=place,
-    )
+    return await read_facts(config.id, config.url, auth.store, auth.settings.client_id)

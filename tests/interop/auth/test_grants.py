@@ -12,8 +12,15 @@ from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, read_form,
 
 from indusagi.core.time import ManualClock
 from indusagi.interop.auth.challenge import Challenge
-from indusagi.interop.auth.contract import AuthFault, AuthSettings, IdentityProvider, StoredCredentials
+from indusagi.interop.auth.contract import (
+    AuthFault,
+    AuthSettings,
+    IdentityProvider,
+    StoredCredentials,
+    parse_credentials,
+)
 from indusagi.interop.auth.machine import SignInRequest, refresh, sign_in
+from indusagi.interop.auth.metadata import IssuerMetadata
 from indusagi.interop.auth.steps import HttpReply
 
 if TYPE_CHECKING:
@@ -58,6 +65,43 @@ def test_a_redirect_of_the_same_issuer_is_accepted(advertised: bool | None) -> N
     issuer = MemoryIssuer(redirect={"iss": ISSUER})
     issuer.metadata["authorization_response_iss_parameter_supported"] = advertised
     assert sign_in_with(issuer).tokens is not None
+
+
+KNOWN = IssuerMetadata(
+    issuer=ISSUER,
+    has_identifier=False,
+    authorization_endpoint=f"{ISSUER}/realm/authorize",
+    token_endpoint=f"{ISSUER}/token",
+    refresh_endpoint=f"{ISSUER}/renew",
+    supports_s256=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "is_accepted"),
+    [(None, True), (f"{ISSUER}/realm", True), ("https://evil.example", False), ("", False), ("https://as:x/", False)],
+)
+def test_an_issuer_without_a_known_identifier_answers_from_its_origin(claimed: str | None, is_accepted: bool) -> None:
+    issuer = MemoryIssuer(redirect={"iss": claimed})
+    settings = AuthSettings(client_id="mine")
+    request = SignInRequest(server_url=SERVER, settings=settings, clock=CLOCK, issuer=KNOWN)
+    if is_accepted:
+        assert play(sign_in(request), issuer).tokens is not None
+        assert [step.url for step in issuer.requests] == [f"{ISSUER}/token"], "nothing is discovered"
+    else:
+        with pytest.raises(AuthFault, match="RFC 9207"):
+            play(sign_in(request), issuer)
+        assert issuer.forms == []
+
+
+def test_tokens_are_refreshed_where_the_issuer_says() -> None:
+    issuer = MemoryIssuer(token={"refresh_token": "r1"})
+    settings = AuthSettings(client_id="mine")
+    stored = play(sign_in(SignInRequest(server_url=SERVER, settings=settings, clock=CLOCK, issuer=KNOWN)), issuer)
+    assert parse_credentials(stored.to_json()) == stored
+    assert stored.tokens is not None
+    play(refresh(stored, stored.tokens, settings, CLOCK, None), issuer)
+    assert issuer.requests[-1].url == f"{ISSUER}/renew"
 
 
 @pytest.mark.parametrize("state", ["", "other", None, "é"])

@@ -29,7 +29,7 @@ FORBIDDEN = 403
 _MARGIN_MS = 30_000
 """A token is refreshed so long before its end: clocks differ, and a request takes its time."""
 _STEP_UPS = 3
-"""The most step-ups of one connection (specification: "implement retry limits")."""
+"""The most step-ups until a request is accepted (specification: "implement retry limits")."""
 _TokenSource: TypeAlias = Literal["stored", "refreshed", "signed_in"]
 
 
@@ -115,7 +115,8 @@ class OAuthAuthorizer:
     def accept(self, sent: dict[str, str], nonce: str) -> None:
         """Take note that the server has accepted a token, and of the nonce for the next proof."""
         used = sent.get("authorization", "").partition(" ")[2]
-        self._is_accepted = self._is_accepted or used == self._token
+        if used == self._token:
+            self._is_accepted, self._step_ups = True, 0
         if nonce and self._key is not None:
             self._key.nonces[get_origin_of(self._driver.server_url)] = nonce
 
@@ -178,20 +179,25 @@ class OAuthAuthorizer:
 
     async def _step_up(self, challenge: Challenge) -> None:
         """Sign in again for more scopes."""
-        driver, stored = self._driver, self._stored
+        driver, used = self._driver, self._token
+        stored = await driver.load()
+        tokens = None if stored is None else stored.tokens
+        known = set(() if stored is None else stored.requested_scopes)
+        if tokens is not None and tokens.access_token != used and known.issuperset(challenge.scopes):
+            self._adopt(stored, "stored")  # a person has signed in again, in another process
+            return
         shown = " ".join(challenge.scopes)
         settings = driver.auth.settings
-        known = set(() if stored is None else stored.requested_scopes)
         if settings.scopes is not None:
             raise AuthFault(f"{driver.resource}: it needs the scope {shown!r}; add it to `scopes` in the row's `auth`")
         if known.issuperset(challenge.scopes):
             raise AuthFault(f"{driver.resource}: it needs the scope {shown!r}, which was requested and not granted")
-        self._step_ups += 1
-        if self._step_ups > _STEP_UPS:
-            raise AuthFault(f"{driver.resource}: it has asked for more scopes {_STEP_UPS} times; sign in again")
         if settings.needs_person and driver.auth.prompt is None:
             await driver.want_scopes(stored, challenge.scopes)
             raise driver.require_sign_in(f"needs a sign-in for the scope {shown!r}")
+        self._step_ups += 1
+        if self._step_ups > _STEP_UPS:
+            raise AuthFault(f"{driver.resource}: it has asked for more scopes {_STEP_UPS} times; sign in again")
         self._adopt(await driver.sign_in(challenge), "signed_in")
 
     def _adopt(self, stored: StoredCredentials | None, source: _TokenSource) -> None:

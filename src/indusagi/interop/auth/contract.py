@@ -30,6 +30,9 @@ client of a gateway carries a token that the client's own was exchanged for (RFC
 `client_credentials`."""
 AuthMethod: TypeAlias = Literal["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
 """How the client authenticates at the token endpoint (RFC 7591 §2)."""
+ResourceKind: TypeAlias = Literal["server", "connector"]
+"""What is signed in to: an MCP server, or a service behind an OpenAPI document."""
+LOGIN_COMMANDS: Mapping[ResourceKind, str] = {"server": "indus mcp login", "connector": "indus connectors login"}
 RegistrationSource: TypeAlias = Literal["configured", "metadata_document", "dynamic"]
 GRANTS: tuple[Grant, ...] = get_args(Grant)
 AUTH_METHODS: tuple[AuthMethod, ...] = get_args(AuthMethod)
@@ -56,14 +59,15 @@ class SignInRequired(AuthFault):
     """Only a person can go on: there are no usable credentials, and no prompt to ask for them.
 
     Args:
-        server: The configured name.
-        problem: Continues a sentence about the server.
+        name: The configured name.
+        problem: Continues a sentence about what has that name.
+        kind: What has that name.
     """
 
-    def __init__(self, server: str, problem: str = "needs a sign-in") -> None:
-        self.problem = f"{problem}: indus mcp login {shlex.quote(server)}"
+    def __init__(self, name: str, problem: str = "needs a sign-in", kind: ResourceKind = "server") -> None:
+        self.problem = f"{problem}: {LOGIN_COMMANDS[kind]} {shlex.quote(name)}"
         """What is missing, and the command that helps."""
-        super().__init__(f"server {server!r} {self.problem}")
+        super().__init__(f"{kind} {name!r} {self.problem}")
 
 
 # -- settings -------------------------------------------------------------------------------
@@ -174,6 +178,8 @@ class IssuerEndpoints:
     """What refreshing and revoking need to know of the issuer, so that neither depends on another discovery."""
 
     token_endpoint: str
+    refresh_endpoint: str = ""
+    """Where tokens are refreshed; empty: at the token endpoint."""
     revocation_endpoint: str = ""
     indicator: str = ""
     """The `resource` parameter of token requests (RFC 8707); empty: none, for servers of 2025-03-26."""
@@ -214,6 +220,7 @@ class StoredCredentials:
             },
             "endpoints": {
                 "token_endpoint": ends.token_endpoint,
+                "refresh_endpoint": ends.refresh_endpoint,
                 "revocation_endpoint": ends.revocation_endpoint,
                 "indicator": ends.indicator,
             },
@@ -278,6 +285,7 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
         ),
         endpoints=IssuerEndpoints(
             token_endpoint=token_endpoint,
+            refresh_endpoint=_text(endpoints, "refresh_endpoint"),
             revocation_endpoint=_text(endpoints, "revocation_endpoint"),
             indicator=_text(endpoints, "indicator"),
         ),

@@ -41,7 +41,15 @@ if TYPE_CHECKING:
 
     from indusagi.core.time import Clock
     from indusagi.interop.auth.challenge import Challenge
-    from indusagi.interop.auth.contract import AuthSettings, RedirectReceiver, ServerAuth, StoredCredentials, TokenSet
+    from indusagi.interop.auth.contract import (
+        AuthSettings,
+        RedirectReceiver,
+        ResourceKind,
+        ServerAuth,
+        StoredCredentials,
+        TokenSet,
+    )
+    from indusagi.interop.auth.metadata import IssuerMetadata
     from indusagi.interop.auth.steps import Reply, Step, Steps
 
 T = TypeVar("T")
@@ -53,16 +61,35 @@ _METADATA_REDIRECTS = 3
 
 
 class AuthDriver:
-    """Signs in to one server, refreshes and signs out."""
+    """Signs in to one server, refreshes and signs out.
+
+    Args:
+        server_url: Where tokens are sent.
+        auth: How to sign in, and where sign-ins are kept.
+        name: The configured name, for messages.
+        kind: What has that name.
+        issuer: The issuer, if it is known without discovery.
+        proxy: For requests to the issuer.
+        clock: Tells whether tokens have expired.
+    """
 
     def __init__(
-        self, server_url: str, auth: ServerAuth, *, name: str, proxy: str | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        server_url: str,
+        auth: ServerAuth,
+        *,
+        name: str,
+        kind: ResourceKind = "server",
+        issuer: IssuerMetadata | None = None,
+        proxy: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.server_url = server_url
         self.resource = canonical_resource(server_url)
         self.auth = auth
         self.clock = clock
-        self._name = name
+        self._name, self._kind = name, kind
+        self._issuer = issuer
         self._proxy = proxy
         self._is_server_private: bool | None = None
 
@@ -72,7 +99,7 @@ class AuthDriver:
 
     def require_sign_in(self, problem: str = "needs a sign-in") -> SignInRequired:
         """Build the fault that sends the user to the command."""
-        return SignInRequired(self._name, problem)
+        return SignInRequired(self._name, problem, self._kind)
 
     async def find_challenge(self) -> Challenge | None:
         """Ask the server without credentials what it wants; None if it wants nothing, or does not answer."""
@@ -97,6 +124,7 @@ class AuthDriver:
             clock=self.clock,
             challenge=challenge,
             previous_issuer="" if stored is None else stored.key.issuer,
+            issuer=self._issuer,
         )
         return await self._run(sign_in(request))
 

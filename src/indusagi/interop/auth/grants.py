@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, ClientRegistration, DeviceCode
-from indusagi.interop.auth.locations import check_endpoint
+from indusagi.interop.auth.locations import check_endpoint, get_origin_of
 from indusagi.interop.auth.proofs import encode_base64url
 from indusagi.interop.auth.steps import DeviceStep, WaitStep, authorize, build_reply_fault, post_form
 from indusagi.interop.auth.token_endpoint import (
@@ -123,7 +123,7 @@ def _check_redirect(answer: Mapping[str, str], state: str, issuer: IssuerMetadat
     if not hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
         raise AuthFault(f"{issuer.issuer}: the redirect belongs to another sign-in (`state`); sign in again")
     claimed = answer.get("iss")
-    if claimed != issuer.issuer and (claimed is not None or issuer.sends_issuer):
+    if not (_is_own_identifier(claimed, issuer) if claimed is not None else not issuer.sends_issuer):
         # Not even an error of such a response is shown: another issuer may have sent it (RFC 9207 §2.4).
         raise AuthFault(f"{issuer.issuer}: the redirect does not come from this issuer (`iss`, RFC 9207)")
     if error := answer.get("error"):
@@ -132,6 +132,16 @@ def _check_redirect(answer: Mapping[str, str], state: str, issuer: IssuerMetadat
     if not (code := answer.get("code", "")):
         raise AuthFault(f"{issuer.issuer}: the redirect has no code")
     return code
+
+
+def _is_own_identifier(claimed: str, issuer: IssuerMetadata) -> bool:
+    """Tell whether an `iss` is that of an issuer; of one without a known identifier, whether it is of its origin."""
+    if issuer.has_identifier:
+        return claimed == issuer.issuer
+    try:
+        return get_origin_of(claimed) == get_origin_of(issuer.authorization_endpoint)
+    except ValueError:
+        return False
 
 
 def _request_by_device(request: GrantRequest) -> Steps[TokenGrant]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, IssuerEndpoints, StoredCredentials, TokenSet
-from indusagi.interop.auth.discovery import discover
+from indusagi.interop.auth.discovery import Discovery, discover
 from indusagi.interop.auth.grants import GrantRequest, run_grant
 from indusagi.interop.auth.locations import canonical_resource
 from indusagi.interop.auth.proofs import PROOF_ALGORITHM, ProofKey
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indusagi.core.time import Clock
     from indusagi.interop.auth.challenge import Challenge
     from indusagi.interop.auth.contract import AuthSettings, ClientRegistration
-    from indusagi.interop.auth.discovery import Discovery
+    from indusagi.interop.auth.metadata import IssuerMetadata
     from indusagi.interop.auth.steps import Steps
     from indusagi.interop.auth.token_endpoint import TokenGrant
 
@@ -42,6 +42,8 @@ class SignInRequest:
     challenge: Challenge | None = None
     previous_issuer: str = ""
     """The issuer of the last sign-in, preferred if the server names several."""
+    issuer: IssuerMetadata | None = None
+    """The issuer, if it is known without discovery."""
 
 
 def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
@@ -51,7 +53,10 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
         AuthFault: A step failed; a registration that was made is kept for the next try.
     """
     settings = request.settings
-    found = yield from discover(request.server_url, settings, request.challenge, request.previous_issuer)
+    if request.issuer is not None:
+        found = Discovery(issuer=request.issuer)
+    else:
+        found = yield from discover(request.server_url, settings, request.challenge, request.previous_issuer)
     key = CredentialKey(found.issuer.issuer, canonical_resource(request.server_url), settings.client_id)
     stored = yield from load_credentials(key)
     scopes = select_scopes(request, found, stored)
@@ -69,6 +74,7 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
         registration=registration,
         endpoints=IssuerEndpoints(
             token_endpoint=found.issuer.token_endpoint,
+            refresh_endpoint=found.issuer.refresh_endpoint,
             revocation_endpoint=found.issuer.revocation_endpoint,
             indicator=found.indicator,
         ),
@@ -183,6 +189,7 @@ def refresh(
         AuthFault: The issuer refused (`invalid_grant`: for good), or could not be reached.
     """
     client = build_token_client(stored, settings, clock, key)
+    client = replace(client, token_endpoint=stored.endpoints.refresh_endpoint or client.token_endpoint)
     indicator = stored.endpoints.indicator
     fields = {"grant_type": "refresh_token", "refresh_token": tokens.refresh_token or ""}
     grant = yield from request_tokens(client, fields | ({"resource": indicator} if indicator else {}))

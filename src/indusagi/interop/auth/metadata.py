@@ -31,7 +31,11 @@ class IssuerMetadata:
     """The metadata of an authorization server (RFC 8414 §2), as far as it is used."""
 
     issuer: str
+    has_identifier: bool = True
+    """Whether `issuer` is its identifier; otherwise its endpoints were named without one, and it is their origin."""
     token_endpoint: str
+    refresh_endpoint: str = ""
+    """Where tokens are refreshed; empty: at the token endpoint."""
     authorization_endpoint: str = ""
     registration_endpoint: str = ""
     revocation_endpoint: str = ""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.output import as_json, print_table, write_json
 from induscode.commands.support.runner import load_plan, run_until_signal
 from induscode.commands.support.servers import STATE_REMEDIES, find_row
+from induscode.commands.support.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
@@ -25,9 +26,7 @@ _FAILED = 1
 @flags("--mcp", "--cwd")
 @click.command("login")
 @click.argument("name", shell_complete=complete_server)
-@click.option("--device", "way", flag_value="device", help="Enter a code on another device.")
-@click.option("--paste", "way", flag_value="paste", help="Paste the address at which a browser anywhere ends.")
-@click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="The port of the redirect on this machine.")
+@sign_in_options
 @click.pass_context
 def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
     """Sign in to the server NAME, in a browser on this machine unless --device or --paste is given.
@@ -58,23 +57,14 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
 
 async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cancel: CancelToken) -> int:
     from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-in
-    from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a sign-in
-    from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a sign-in
-    from induscode.sign_in.prompts import PersonPrompt, StandardInputDialog  # noqa: PLC0415 — for a sign-in
     from induscode.sign_in.servers import get_auth, read_sign_in, sign_in_to_server  # noqa: PLC0415 — for a sign-in
 
-    prompt = PersonPrompt(find_line_dialog(cancel) or StandardInputDialog(), paste=way == "paste")
     try:
-        await sign_in_to_server(config, prompt, device=way == "device", port=port)
+        await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
     except AuthFault as fault:
         print_status(f"not signed in to {config.id!r}: {fault}")
         return _FAILED
-    store, facts = get_auth(config).store, await read_sign_in(config)
-    who = f" as {facts.account}" if facts is not None and facts.account else ""
-    where = f", stored in {facts.place}" if facts is not None and facts.place else ""
-    print_line(f"Signed in to {config.id!r}{who}{where}")
-    if isinstance(store, CredentialFiles):
-        print_notes(store.notes)
+    print_signed_in(config.id, await read_sign_in(config), get_auth(config).store)
     return 0
 
 
@@ -99,12 +89,7 @@ def logout(context: click.Context, name: str, **_: object) -> int:
         except AuthFault as fault:
             print_status(f"not signed out of {name!r}: {fault}")
             return _FAILED
-        if confirmed is None:
-            print_line(f"There is no sign-in to {name!r}")
-        else:
-            print_line(f"Signed out of {name!r}")
-            if not confirmed:
-                print_status("the issuer has not confirmed the revocation: the tokens may be valid until they expire")
+        print_signed_out(name, confirmed)
         return 0
 
     return run_until_signal(work)
@@ -119,13 +104,14 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
     plan = load_plan(read_invocation(context))
 
     async def work(_: CancelToken) -> int:
-        from induscode.sign_in.servers import SignInFacts, find_left_over, read_sign_in  # noqa: PLC0415 — for `auth`
+        from induscode.sign_in.servers import find_left_over, read_sign_in  # noqa: PLC0415 — for `auth`
+        from induscode.sign_in.state import SignInFacts  # noqa: PLC0415 — for `auth`
 
         found: list[SignInFacts] = []
         for row in plan.rows:
             config = plan.configs.get(row.id)
             if config is None:
-                found.append(SignInFacts(server=row.id, state=plan.state_of(row)))
+                found.append(SignInFacts(name=row.id, state=plan.state_of(row)))
             elif (facts := await read_sign_in(config)) is not None:
                 found.append(facts)
         for resource in await find_left_over(plan.configs.values()):
@@ -139,7 +125,7 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
             return 0
         rows = [
             (
-                facts.server,
+                facts.name,
                 facts.state,
                 facts.account or "-",
                 " ".join(facts.scopes) or "-",

@@ -1,0 +1,283 @@
+"""OAuth of a connector: which security scheme of its document is used, by which client, and at which endpoints.
+
+Endpoints are those of the approved document (`oauth2`, https://spec.openapis.org/oas/v3.1.1.html#oauth-flows-object),
+or of the metadata that it names (`openIdConnect`). The store of connectors holds the client id and the name of the
+variable with its secret; tokens are sign-ins, and in the credential store like those of servers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
+from urllib.parse import urljoin
+
+from indusagi.core.json import is_json_object
+from indusagi.core.records import record
+from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
+from indusagi.interop.auth.locations import check_endpoint, get_origin_of
+from indusagi.interop.auth.metadata import IssuerMetadata
+from induscode.connectors.auth import AuthReference, find_unset, parse_auth
+from induscode.connectors.faults import ConnectorFault, DocumentFault
+from induscode.connectors.openapi import resolve_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+ConnectorGrant: TypeAlias = Literal["authorization_code", "client_credentials"]
+CONNECTOR_GRANTS: tuple[ConnectorGrant, ...] = get_args(ConnectorGrant)
+SecretMethod: TypeAlias = Literal["client_secret_basic", "client_secret_post"]
+SECRET_METHODS: tuple[SecretMethod, ...] = get_args(SecretMethod)
+_FLOWS: Final[Mapping[ConnectorGrant, str]] = {
+    "authorization_code": "authorizationCode",
+    "client_credentials": "clientCredentials",
+}
+_SCOPE: Final = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
+"""A scope by RFC 6749 §3.3."""
+
+
+@record(kw_only=True)
+class OAuthReference:
+    """How a connector signs in: a scheme of its document, and the client that is known there."""
+
+    scheme: str
+    grant: ConnectorGrant = "authorization_code"
+    client_id: str = ""
+    """Empty: the client is registered by itself, where the issuer offers that."""
+    secret_variable: str = ""
+    """The environment variable with the client's secret; empty: it has none."""
+    auth_method: SecretMethod | None = None
+    """How the secret is sent; None: as the issuer supports it."""
+    scopes: tuple[str, ...] = ()
+    """Requested by the first sign-in; empty: those of the reading operations."""
+
+    def __str__(self) -> str:
+        return f"oauth:{self.scheme}"
+
+    @property
+    def sends(self) -> frozenset[tuple[str, str]]:
+        """The parameter that it fills, as place and lower-case name."""
+        return frozenset({("header", "authorization")})
+
+    def find_missing(self, environ: Mapping[str, str]) -> list[str]:
+        """List the variables that have no value."""
+        return find_unset(self.variables, environ)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that hold a secret."""
+        return (self.secret_variable,) if self.secret_variable else ()
+
+    def build_settings(self, environ: Mapping[str, str], openid_url: str = "") -> AuthSettings:
+        """Build the settings of a sign-in; `openid_url` is the metadata that the document names."""
+        return AuthSettings(
+            grant=self.grant,
+            client_id=self.client_id,
+            client_secret=environ.get(self.secret_variable) or None,
+            auth_method=cast("AuthMethod | None", self.auth_method),
+            metadata_url=openid_url,
+            # A document of OpenAPI cannot tell; an issuer that does not know PKCE ignores it (RFC 6749 §3.1).
+            assume_pkce=True,
+        )
+
+    def to_json(self) -> JsonObject:
+        """Build the stored form."""
+        return {
+            "kind": "oauth",
+            "scheme": self.scheme,
+            "grant": self.grant,
+            "clientId": self.client_id,
+            "secretVariable": self.secret_variable,
+            "authMethod": self.auth_method,
+            "scopes": [*self.scopes],
+        }
+
+
+ConnectorAuth: TypeAlias = AuthReference | OAuthReference
+"""How a connector authenticates."""
+
+
+def parse_stored_auth(value: JsonValue) -> ConnectorAuth | None:
+    """Parse the stored form of how a connector authenticates.
+
+    Raises:
+        ConnectorFault: It has another form: without its credentials it would be another connector.
+    """
+    if value is None or isinstance(value, str):
+        return None if value is None else parse_auth(value)
+    reference = _parse_reference(value) if is_json_object(value) else None
+    if reference is None:
+        raise ConnectorFault("the stored form of a sign-in is damaged")
+    return reference
+
+
+def _parse_reference(value: JsonObject) -> OAuthReference | None:
+    """Parse what `OAuthReference.to_json` made; None for anything else."""
+    grant: ConnectorGrant | None = next((name for name in CONNECTOR_GRANTS if name == value.get("grant")), None)
+    scheme, client_id, variable = value.get("scheme"), value.get("clientId"), value.get("secretVariable")
+    scopes = value.get("scopes")
+    if value.get("kind") != "oauth" or grant is None or not isinstance(scheme, str) or not isinstance(scopes, list):
+        return None
+    if not isinstance(client_id, str) or not isinstance(variable, str):
+        return None
+    return OAuthReference(
+        scheme=scheme,
+        grant=grant,
+        client_id=client_id,
+        secret_variable=variable,
+        auth_method=next((name for name in SECRET_METHODS if name == value.get("authMethod")), None),
+        scopes=tuple(scope for scope in scopes if isinstance(scope, str)),
+    )
+
+
+# -- the schemes of a document --------------------------------------------------------------------
+
+
+@record(kw_only=True)
+class OAuthScheme:
+    """A scheme of a document by which a connector can sign in."""
+
+    name: str
+    openid_url: str = ""
+    """The metadata of the issuer; empty: the endpoints are in `issuers`."""
+    issuers: Mapping[ConnectorGrant, IssuerMetadata]
+    """The endpoints of each flow; none for `openIdConnect`."""
+
+    @property
+    def grants(self) -> tuple[ConnectorGrant, ...]:
+        """The grants that it offers."""
+        return CONNECTOR_GRANTS if self.openid_url else tuple(self.issuers)
+
+    def list_addresses(self, grant: ConnectorGrant) -> str:
+        """List where a person signs in and the credentials of the client go; a change of it needs an approval."""
+        if self.openid_url:
+            return self.openid_url
+        issuer = self.issuers[grant]
+        pages = (issuer.authorization_endpoint, issuer.device_endpoint, issuer.token_endpoint, issuer.refresh_endpoint)
+        return ", ".join(dict.fromkeys(page for page in pages if page))
+
+
+def list_schemes(root: JsonObject, base_url: str) -> tuple[Sequence[OAuthScheme], Sequence[str]]:
+    """List the schemes of a document by which a connector can sign in, and the problems of those that it cannot use."""
+    components = root.get("components")
+    raw = components.get("securitySchemes") if is_json_object(components) else None
+    schemes: list[OAuthScheme] = []
+    problems: list[str] = []
+    for name, value in (raw if is_json_object(raw) else {}).items():
+        try:
+            scheme = resolve_object(root, value)
+            if scheme.get("type") == "openIdConnect":
+                openid_url = _read_url(scheme, "openIdConnectUrl", name, base_url)
+                schemes.append(OAuthScheme(name=name, openid_url=openid_url, issuers={}))
+            elif scheme.get("type") == "oauth2":
+                issuers = _read_flows(scheme, name, base_url)
+                if not issuers:
+                    offered = scheme.get("flows")
+                    listed = ", ".join(offered) if is_json_object(offered) else "none"
+                    raise DocumentFault(f"its flows are {listed}; supported are {', '.join(_FLOWS.values())}")
+                schemes.append(OAuthScheme(name=name, issuers=issuers))
+        except (AuthFault, DocumentFault) as exc:
+            problems.append(f"scheme {name!r}: {exc}")
+    return schemes, problems
+
+
+def choose_scheme(root: JsonObject, base_url: str, reference: OAuthReference) -> OAuthScheme:
+    """Choose the scheme that a reference names, or the only one, and check that its client can sign in there.
+
+    Raises:
+        ConnectorFault: There is none, there are several, or the client cannot sign in.
+    """
+    scheme = _find_scheme(root, base_url, reference.scheme)
+    if reference.grant not in scheme.grants:
+        offered = " or ".join(f"--grant {grant}" for grant in scheme.grants)
+        raise ConnectorFault(f"the scheme {scheme.name!r} has no flow {_FLOWS[reference.grant]}: use {offered}")
+    if not reference.client_id and (scheme.issuers or reference.grant == "client_credentials"):
+        message = f"the scheme {scheme.name!r} needs a client: register one at its service, and give its --client-id"
+        raise ConnectorFault(message)
+    if not reference.secret_variable and reference.grant == "client_credentials":
+        raise ConnectorFault("--grant client_credentials needs the variable with the secret: --client-secret VARIABLE")
+    return scheme
+
+
+def _find_scheme(root: JsonObject, base_url: str, name: str) -> OAuthScheme:
+    schemes, problems = list_schemes(root, base_url)
+    chosen = [scheme for scheme in schemes if not name or scheme.name == name]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(scheme.name for scheme in schemes)
+    detail = f" ({'; '.join(problems)})" if problems else ""
+    if not schemes:
+        raise ConnectorFault(f"the document has no usable scheme oauth2 or openIdConnect{detail}")
+    if name:
+        raise ConnectorFault(f"the document has no usable OAuth scheme {name!r}; it has: {names}{detail}")
+    raise ConnectorFault(f"the document has several OAuth schemes: choose one with --auth oauth:NAME ({names})")
+
+
+def _read_flows(scheme: JsonObject, name: str, base_url: str) -> Mapping[ConnectorGrant, IssuerMetadata]:
+    flows = scheme.get("flows")
+    issuers: dict[ConnectorGrant, IssuerMetadata] = {}
+    device = flows.get("deviceAuthorization") if is_json_object(flows) else None
+    for grant, key in _FLOWS.items():
+        flow = flows.get(key) if is_json_object(flows) else None
+        if not is_json_object(flow):
+            continue
+        token_endpoint, scopes = _read_url(flow, "tokenUrl", name, base_url), flow.get("scopes")
+        issuers[grant] = IssuerMetadata(
+            issuer=get_origin_of(token_endpoint),
+            has_identifier=False,
+            token_endpoint=token_endpoint,
+            refresh_endpoint=_read_url(flow, "refreshUrl", name, base_url) if flow.get("refreshUrl") else "",
+            authorization_endpoint=(
+                _read_url(flow, "authorizationUrl", name, base_url) if grant == "authorization_code" else ""
+            ),
+            # A flow of OpenAPI 3.2, which documents of 3.1 have already: https://spec.openapis.org/oas/v3.2.0.html.
+            device_endpoint=(
+                _read_url(device, "deviceAuthorizationUrl", name, base_url) if is_json_object(device) else ""
+            ),
+            scopes=tuple(scopes) if is_json_object(scopes) else (),
+            supports_s256=True,
+        )
+    return issuers
+
+
+def _read_url(owner: JsonObject, key: str, scheme: str, base_url: str) -> str:
+    """Read an address of a scheme; a relative one belongs to the base URL.
+
+    Raises:
+        AuthFault: It is no address to which a secret may be sent.
+    """
+    value = owner.get(key)
+    return check_endpoint(urljoin(f"{base_url}/", value) if isinstance(value, str) else "", key, f"scheme {scheme!r}")
+
+
+# -- what operations need -------------------------------------------------------------------------
+
+
+def list_alternatives(security: JsonValue, scheme: str) -> tuple[tuple[str, ...], ...]:
+    """List the sets of scopes of a scheme by each of which an operation can be called; what is no scope is left out."""
+    alternatives: list[tuple[str, ...]] = []
+    for requirement in security if isinstance(security, list) else ():
+        scopes = requirement.get(scheme) if is_json_object(requirement) else None
+        if isinstance(scopes, list):
+            named = [scope for scope in scopes if isinstance(scope, str) and _SCOPE.fullmatch(scope)]
+            alternatives.append(tuple(named))
+    return tuple(alternatives)
+
+
+def is_public(security: JsonValue) -> bool:
+    """Tell whether an operation can be called without credentials: `security` is empty, or has an empty requirement."""
+    return isinstance(security, list) and (not security or any(requirement == {} for requirement in security))
+
+
+def parse_scopes(text: str) -> tuple[str, ...]:
+    """Parse scopes that a person has given, separated by spaces or commas.
+
+    Raises:
+        ConnectorFault: One of them is invalid.
+    """
+    scopes = tuple(dict.fromkeys(text.replace(",", " ").split()))
+    for scope in scopes:
+        if not _SCOPE.fullmatch(scope):
+            raise ConnectorFault(f"--scopes: {scope[:60]!r} is no scope")
+    return scopes
