@@ -9,6 +9,7 @@ from bench import (
     answer,
     bridge,
     calls,
+    code_mode,
     commands,
     deck,
     gateway,
@@ -43,4 +44,5 @@ ROWS: tuple[Row, ...] = (
     *access_tokens.ROWS,
     *calls.ROWS,
     *search.ROWS,
+    *code_mode.ROWS,
 )

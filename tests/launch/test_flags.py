@@ -98,6 +98,7 @@ _GIVEN: dict[str, object] = {
     "sandbox": "off",
     "web_allow": ("a:1",),
     "context_window": "8192",
+    "code": True,
 }
 _EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.excludes]
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from indusagi.capabilities.arguments import find_similar_name
-from indusagi.capabilities.budget import fit_result
+from indusagi.capabilities.budget import UNLIMITED, fit_result
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, make_result
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.records import record
+from indusagi.runtime.calls import current_entry
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 
 
@@ -118,7 +119,9 @@ class RegistryRunner:
             hint = f" Did you mean {similar!r}?" if similar else ""
             message = f"There is no tool named {call.name!r}.{hint}"
             return ToolOutcome(call.id, ToolResult.error(message, code="unknown_tool"))
-        ctx = base = self.context
+        entry = current_entry.get()
+        is_whole = entry is not None and entry.is_whole
+        ctx = base = replace(self.context, budget=UNLIMITED) if is_whole else self.context
         if cancel is not None or on_progress is not None:
             # The token of the context ends the call too: it ends all calls of a session.
             token = base.cancel if cancel is None else CancelToken(cancel, base.cancel)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.runtime.contract import ToolCall, ToolOutcome
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolOutcome
 
 
 @record
@@ -45,6 +45,21 @@ current_client: ContextVar[CallingClient | None] = ContextVar("current_client", 
 """The client of a host for which this task works."""
 current_agent: ContextVar[str] = ContextVar("current_agent", default="")
 """The sub-agent for which this task works; empty outside of one."""
+
+
+@record
+class CallEntry:
+    """How a call came in: through which toolbox, and under which id."""
+
+    box: ToolBox
+    """As the caller sees it. What a tool calls in turn goes through it too, and so can do no more than the caller."""
+    call_id: str
+    is_whole: bool = False
+    """Whether the caller reads results whole, without the output budget of a model: a script does."""
+
+
+current_entry: ContextVar[CallEntry | None] = ContextVar("current_entry", default=None)
+"""The call that this task runs, set where calls come in: by a model loop, a command, a gateway for its scripts."""
 current_trace: ContextVar[Mapping[str, str] | None] = ContextVar("current_trace", default=None)
 """The trace context that requests of this task carry: `traceparent`, `tracestate` and `baggage`.
 

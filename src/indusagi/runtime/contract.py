@@ -87,6 +87,15 @@ class ToolDescriptor:
     definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True, compare=False, repr=False)
     """The complete definition by the server of a remote tool, for MCP clients."""
 
+    @property
+    def reads_only(self) -> bool:
+        """Whether the tool changes nothing, as far as its annotations say; that grants no permission."""
+        annotations = self.annotations
+        if self.definition is not None:
+            hints = self.definition.get("annotations")
+            annotations = hints if isinstance(hints, dict) else None
+        return (annotations or {}).get("readOnlyHint") is True
+
 
 @record
 class ToolCall:

@@ -17,6 +17,7 @@ from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
+from induscode.code_mode.functions import RUN_CODE
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile
@@ -25,6 +26,7 @@ from induscode.deck.provision import ToolDeck, base_context, provision_deck
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import (
     ADDONS_REQUIRED,
+    CODE_ENABLED,
     SEARCH_SEARXNG_URL,
     WEB_ALLOW_PRIVATE,
     WEB_MAX_BYTES,
@@ -64,6 +66,8 @@ class Session:
     """The user's connectors; None if the host has a gateway of its own, or the profile has no such card."""
     calls: CallObservers = field(default_factory=CallObservers)
     """Records the calls, and traces them."""
+    code: Capability | None = None
+    """The card of `run_code`; None without `--code`."""
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -97,6 +101,8 @@ class Session:
         deck = graft_addon_cards(self.native_deck().graft(self.mcp.capabilities), self.addons)
         if self.fit is not None:
             deck = self.fit(deck)
+        if self.code is not None:
+            deck = deck.graft([self.code])
         if self.wrap is not None:
             deck = deck.map_capabilities(self.wrap)
         return deck.map_capabilities(self.addons.wrap) if self.addons.intercepts else deck
@@ -111,7 +117,7 @@ def graft_addon_cards(deck: ToolDeck, addons: AddonSet) -> ToolDeck:
     if not addons.has_cards:
         return deck
     # Names of native cards are taken in every run: permissions know what these do by their names.
-    cards, notes = addons.select_cards((*capability_ids(), *(card.name for card in deck.tools())))
+    cards, notes = addons.select_cards((*capability_ids(), RUN_CODE, *(card.name for card in deck.tools())))
     return ToolDeck((*deck.tools(), *cards), deck.context, (*deck.notes, *notes))
 
 
@@ -137,7 +143,7 @@ async def open_session(
     `plan_mode` says that the caller implements the plan cards. Calls are recorded with their `origin`.
 
     Raises:
-        BackendFault: A tool of `--tools` lacks its backend.
+        BackendFault: A tool of `--tools`, or code mode, lacks its backend.
         UnknownCapability: A tool of `--tools` is unknown.
         ConfigPathError: A path of `--mcp` does not exist.
     """
@@ -186,7 +192,12 @@ async def open_session(
                 enabled=not invocation.no_addons,
             )
         stack.push_async_callback(addons.aclose)
-        yield Session(invocation, native, mcp, store, wrap, fit, left_out, addons, connectors, calls)
+        code = None
+        if invocation.settings.get(CODE_ENABLED) and not invocation.no_tools:
+            from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — for a run with code mode
+
+            code = await open_code_card(stack, invocation.settings)
+        yield Session(invocation, native, mcp, store, wrap, fit, left_out, addons, connectors, calls, code)
 
 
 async def build_session_tools_with_addons(

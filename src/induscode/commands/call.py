@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from induscode.code_mode.functions import RUN_CODE
 from induscode.commands.support.groups import complete_tool
 from induscode.commands.support.output import build_unknown_name, print_notes
 from induscode.commands.support.runner import load_plan, opened_store, run_with_signals, usage_errors
 from induscode.launch.options import flags, read_invocation
+from induscode.launch.settings import CODE_ENABLED
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -84,6 +86,9 @@ def command(
     from induscode.commands.support.permissions import build_call_checks  # noqa: PLC0415 — not for the help
 
     invocation = read_invocation(context)
+    if tool == RUN_CODE:  # naming it is asking for it
+        invocation = replace(invocation, settings=invocation.settings.with_flag(CODE_ENABLED, True))  # noqa: FBT003 — the value of a setting
+        arguments = tuple(map(read_script, arguments))
     call = _Call(context, invocation, tool, arguments, output, save)
     try:
         # Before the event loop starts: standard input is read here, and an interrupt must end that.
@@ -102,7 +107,7 @@ def command(
     else:
         from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 
-        # A native tool needs no server; a file that was named is checked all the same.
+        # A native tool needs no server, a script may need each; a file that was named is checked all the same.
         is_native = has_capability(tool)
         plan = load_plan(invocation) if invocation.mcp or not is_native else None
         call.plan = None if is_native else plan
@@ -163,6 +168,23 @@ def call_content(
     return run_with_signals(execute)
 
 
+def read_script(word: str) -> str:
+    """Read the script of `code=@FILE`; any other word is returned as it is.
+
+    Raises:
+        click.UsageError: The file cannot be read.
+    """
+    key, _, path = word.partition("=@")
+    if key != "code" or not path:
+        return word
+    try:
+        with open(path, encoding="utf-8") as file:
+            return f"code={file.read()}"
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise click.UsageError(f"code=@{path}: {reason}", click.get_current_context(silent=True)) from exc
+
+
 class _Call:
     """One call, from its words to its exit code."""
 
@@ -214,7 +236,7 @@ class _Call:
             # A signal cancels the opening by this scope; a running call and its server get it by the token alone.
             with token.guard():
                 # A server's tool needs no native cards, which take time to load.
-                profile = Profile.ALL if self.plan is None else None
+                profile = Profile.ALL if self.plan is None or self.tool == RUN_CODE else None
                 session = await stack.enter_async_context(
                     open_session(
                         self._invocation,
@@ -242,6 +264,8 @@ class _Call:
 
     async def _narrow_plan(self, plan: ServerPlan) -> ServerPlan:
         """Keep the server that is known to have the tool, or those that may have it."""
+        if self.tool == RUN_CODE:
+            return plan
         if plan.configs:
             from induscode.commands.support.catalog import find_server_of_tool  # noqa: PLC0415 — for calls of servers
 
@@ -300,6 +324,7 @@ class _Call:
     async def _run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
         from indusagi.capabilities.budget import UNLIMITED  # noqa: PLC0415 — loaded with the deck
         from indusagi.core.ids import new_ulid  # noqa: PLC0415 — loaded with the deck
+        from indusagi.runtime.calls import CallEntry, current_entry  # noqa: PLC0415 — loaded with the deck
         from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — loaded with the deck
         from induscode.commands.support.arguments import (  # noqa: PLC0415 — loaded with the deck
             ArgumentError,
@@ -326,6 +351,7 @@ class _Call:
         typed = replace(deck.context, budget=UNLIMITED, framework=framework, keeps_jobs=False)
         box = ToolDeck(deck.tools(), typed).into_tool_box()
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
+        current_entry.set(CallEntry(box, call.id))
         return await box.runner.run(call, token, on_progress=_build_progress_printer(card.name))
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:

@@ -122,7 +122,16 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             switch,
             tools,
             "Use no tools at all, and attach no servers.",
-            excludes=("--tools", "--mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--context-window"),
+            excludes=(
+                "--tools",
+                "--mcp",
+                "--allow",
+                "--approval",
+                "--sandbox",
+                "--web-allow",
+                "--context-window",
+                "--code",
+            ),
         ),
         FlagSpec(
             "--mcp",
@@ -134,6 +143,9 @@ def flag_specs() -> tuple[FlagSpec, ...]:
         ),
         FlagSpec("--no-mcp", (), switch, tools, "Attach no MCP servers.", excludes=("--mcp",)),
         FlagSpec("--no-addons", (), switch, tools, "Load no addons."),
+        FlagSpec(
+            "--code", (), switch, tools, "Offer run_code: a script that calls the other tools, in a sandbox of its own."
+        ),
         FlagSpec(
             "--allow",
             (),

@@ -112,6 +112,12 @@ def _parse_names(value: JsonValue) -> tuple[str, ...]:
     raise ValueError("takes a list of names")
 
 
+def _parse_switch(value: JsonValue) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError("takes true or false")
+
+
 def _tighten_sandbox(user: str, project: str) -> str:
     return "required" if project == "required" else user
 
@@ -287,6 +293,45 @@ REGISTRY_URL: Setting[str] = Setting(
     read=_parse_web_address,
     schema={"type": "string", "pattern": "^https?://"},
 )
+CODE_ENABLED: Setting[bool] = Setting(
+    key="code.enabled",
+    describe="Whether models get run_code, which runs a script that calls the other tools.",
+    default=False,
+    read=_parse_switch,
+    schema={"type": "boolean"},
+    flag="--code",
+)
+CODE_ENGINE: Setting[str] = Setting(
+    key="code.engine",
+    describe="The interpreter of run_code: monty, or cpython inside bubblewrap.",
+    default="monty",
+    read=_build_choice_parser("monty", "cpython"),
+    schema={"enum": ["monty", "cpython"]},
+)
+CODE_CALLS: Setting[int] = Setting(
+    key="code.max_calls",
+    describe="The most calls of one script.",
+    default=200,
+    read=_build_number_parser(1, 10_000),
+    schema=_build_integer_schema(1, 10_000),
+    tighten=min,
+)
+CODE_TIMEOUT_S: Setting[int] = Setting(
+    key="code.timeout_s",
+    describe="Seconds for one script with all its calls.",
+    default=600,
+    read=_build_number_parser(1, 86_400),
+    schema=_build_integer_schema(1, 86_400),
+    tighten=min,
+)
+CODE_MEMORY_MB: Setting[int] = Setting(
+    key="code.memory_mb",
+    describe="Memory of the interpreter of one script, in megabytes.",
+    default=128,
+    read=_build_number_parser(16, 4_096),
+    schema=_build_integer_schema(16, 4_096),
+    tighten=min,
+)
 SETTINGS: Mapping[str, Setting[Any]] = {
     setting.key: setting
     for setting in cast(
@@ -312,6 +357,11 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             TOOL_SEARCH_COUNT,
             TOOL_SEARCH_ALWAYS_LIST,
             REGISTRY_URL,
+            CODE_ENABLED,
+            CODE_ENGINE,
+            CODE_CALLS,
+            CODE_TIMEOUT_S,
+            CODE_MEMORY_MB,
         ),
     )
 }

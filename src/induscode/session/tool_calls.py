@@ -17,6 +17,7 @@ from indusagi.adapters.content import ModelContent, to_model_content
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.runtime.calls import CallEntry, current_entry
 from induscode.deck.contract import can_overlap
 from induscode.session.contract import ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.session.deck_search import resolve_deck_call
@@ -139,6 +140,7 @@ class ToolCalls:
 
                 tasks.start_soon(report_progress)
                 current_call.set(call.id)
+                current_entry.set(CallEntry(toolbox, call.id))
                 outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
                 send.close()
         if failures:

@@ -40,7 +40,7 @@ from induscode.search.options import SearchMode, read_search_options
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
-@flags("--model", "--base-url")
+@flags("--model", "--base-url", "--code")
 @auth_flags
 @cluster_flags
 @click.command("serve")

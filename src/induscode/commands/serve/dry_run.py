@@ -12,7 +12,7 @@ from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
-from induscode.commands.serve.view_box import is_reading, select_tools
+from induscode.commands.serve.view_box import select_tools
 from induscode.commands.serve.view_content import select_rows
 from induscode.commands.support.catalog import NATIVE, list_tools
 from induscode.commands.support.content import open_content
@@ -77,7 +77,7 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
             shown.name,
             box.find_server(name) or NATIVE,
             name if name != shown.name else "",
-            "reads" if is_reading(shown) else "",
+            "reads" if shown.reads_only else "",
             _cut_line(shown.description),
         )
         for name, shown in selected

@@ -18,11 +18,13 @@ from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
+from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
+from induscode.code_mode.functions import RUN_CODE
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note
@@ -167,6 +169,13 @@ class GatewayBox:
                 return outcome
             # Approved meanwhile: the present box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
+        return await self._run_native(call, cancel, on_progress)
+
+    async def _run_native(
+        self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None
+    ) -> ToolOutcome:
+        if call.name == RUN_CODE and current_entry.get() is None:  # no view has set its own
+            current_entry.set(CallEntry(self, call.id))
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
 
     @property
@@ -304,6 +313,8 @@ class Gateway:
             added = graft_addon_cards(deck, addons)
             cards = map(self.checks.native, added.tools()[len(deck.tools()) :])
             native, deck = native.graft(cards), added
+        if self.session.code is not None:
+            native = native.graft([self.checks.native(self.session.code)])
         self._print_notes(deck.notes)
         # Invisible characters are removed from texts and from structured content, which has to fit its schema.
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)

@@ -109,6 +109,7 @@ _BESIDE_RELAY = (
     "web_allow",
     "model",
     "base_url",
+    "code",
 )
 """Flags without an effect on a relay."""
 

@@ -10,7 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
+from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
+from induscode.code_mode.functions import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
 from induscode.launch.views import find_view
 from induscode.terminal import print_status
@@ -104,6 +106,8 @@ class ViewBox:
         name = self._originals.get(call.name)
         if name is None and not self.answers_unlisted(call.name):
             return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
+        if name == RUN_CODE:  # its script calls what this view shows
+            current_entry.set(CallEntry(self, call.id))
         return await self.box.run(replace(call, name=name or call.name), cancel, on_progress=on_progress)
 
     def answers_unlisted(self, name: str) -> bool:
@@ -221,7 +225,7 @@ def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]
     shown = [
         descriptor
         for descriptor in every
-        if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=is_reading(descriptor))
+        if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
     ]
     taken = {descriptor.name for descriptor in every}
     selected: list[tuple[str, ToolDescriptor]] = []
@@ -234,12 +238,3 @@ def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]
             changed = replace(changed, definition={**definition, "description": text})
         selected.append((descriptor.name, changed if text is None else replace(changed, description=text)))
     return selected
-
-
-def is_reading(descriptor: ToolDescriptor) -> bool:
-    """Tell whether a tool changes nothing, as far as its annotations say."""
-    annotations = descriptor.annotations
-    if descriptor.definition is not None:
-        hints = descriptor.definition.get("annotations")
-        annotations = hints if isinstance(hints, dict) else None
-    return (annotations or {}).get("readOnlyHint") is True

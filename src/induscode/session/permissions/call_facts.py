@@ -22,6 +22,7 @@ from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_client
+from induscode.code_mode.functions import RUN_CODE
 from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
 from induscode.session.permissions.rules import ACTION_TOOL
@@ -52,6 +53,7 @@ class CallKind(StrEnum):
     LOOK = "looks at something of the session"
     OWN = "changes nothing but the session's own lists and jobs"
     DELEGATE = "runs a sub-session, whose calls are checked in turn"
+    SCRIPT = "runs a script, whose calls are checked in turn"
     FILE = "reads or writes a path"
     COMMAND = "runs a command"
     EGRESS = "sends something to the network"
@@ -239,6 +241,8 @@ def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
         return CallKind.EGRESS
     if name == "task":
         return CallKind.DELEGATE
+    if name == RUN_CODE:
+        return CallKind.SCRIPT
     if name in _TODO_TOOLS:
         return CallKind.OWN
     looks = card.read_only or (name == "memory" and action == "read")

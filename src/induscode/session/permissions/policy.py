@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from induscode.session.permissions.shell.parse import Command, Script
 
 _DOMAIN = "domain:"
-_HARMLESS = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.DELEGATE})
-_IN_PLAN_MODE = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.EGRESS})
+_HARMLESS = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.DELEGATE, CallKind.SCRIPT})
+_IN_PLAN_MODE = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.EGRESS, CallKind.SCRIPT})
 
 
 class ApprovalMode(StrEnum):

@@ -1,0 +1,196 @@
+"""Process that runs scripts with pydantic-monty, one after the other, until standard input ends.
+
+Started by `induscode.code_mode.process` as a script, with the extra `[code]`. Both directions are lines of JSON, see
+`induscode.code_mode.process`. The interpreter itself is a further process, the worker of monty's pool: it has no files,
+no network and no modules of the host, and the pool kills it when it exceeds its limits
+(https://github.com/pydantic/monty). The end of standard input, also by kill -9 of our parent, ends both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+
+_KILL_AFTER_S = 1.0
+"""Beyond the time limit: an operation that does not look at the clock, such as one with giant integers, is killed."""
+_LINES = 5
+_LONGEST_LINE = 160
+_AWAIT = re.compile(r"\bawait\b")
+
+
+class Host:
+    """The two directions of the protocol, and the pool of one worker."""
+
+    def __init__(self) -> None:
+        self.monty: Any = import_module("pydantic_monty")
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self._in: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: dict[int, dict[str, Any]] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._in.put(json.loads(line))
+        # Our parent is gone, or wants this to end: the worker belongs to our process group.
+        os.killpg(0, signal.SIGKILL)
+
+    def send(self, **message: Any) -> None:
+        """Send a message; raises TypeError, ValueError or RecursionError if JSON cannot carry it."""
+        text = json.dumps(message, allow_nan=False)
+        self._out.write(text + "\n")
+        self._out.flush()
+
+    def wait_for(self, ids: set[int]) -> dict[int, dict[str, Any]]:
+        """Wait for the answer to at least one of the calls."""
+        while not ids & self._answers.keys():
+            message = self._in.get()
+            self._answers[message["id"]] = message
+        return {number: self._answers.pop(number) for number in ids & self._answers.keys()}
+
+    def serve(self) -> None:
+        """Run scripts for ever."""
+        self.send(op="ready")
+        while True:
+            request = self._in.get()
+            if "code" not in request:  # the answer to a call of a script that has failed meanwhile
+                continue
+            self._answers.clear()
+            cpu_s = request["cpu_s"]
+            pool = self.monty.Monty(
+                min_processes=1, max_processes=1, request_timeout=cpu_s + _KILL_AFTER_S, turn_duration_limit_grace=None
+            )
+            with pool:
+                Script(self, request).run(pool)
+
+
+class Script:
+    """One script."""
+
+    def __init__(self, host: Host, request: dict[str, Any]) -> None:
+        self._host, self._monty, self._request = host, host.monty, request
+        self._code: str = request["code"]
+        self._names = set[str](request["names"])
+        # A script that awaits gets awaitables from its calls; one that never does gets the results.
+        self._awaits = _AWAIT.search(self._code) is not None
+        self._printed = 0
+
+    def run(self, pool: Any) -> None:
+        """Run it, and send its end."""
+        monty, request = self._monty, self._request
+        limits = {
+            "max_feed_duration_secs": request["cpu_s"],
+            "max_memory": request["memory_bytes"],
+            "max_suspensions": request["calls"] * 4 + 100,
+            "max_total_sleep_secs": 0.0,
+        }
+        try:
+            with pool.checkout(limits=limits, script_name="script.py", os_policy={"sleep": "zero"}) as session:
+                snapshot = session.feed_start(self._code, print_callback=self._print)
+                while not isinstance(snapshot, monty.MontyComplete):
+                    snapshot = self._resume(snapshot)
+                value = snapshot.output
+            self._finish(value)
+        except monty.MontySyntaxError as exc:
+            self._fail("syntax", f"SyntaxError: {exc}", exc.traceback())
+        except monty.MontyRuntimeError as exc:
+            self._fail_at_runtime(exc)
+        except monty.MontyCrashedError as exc:
+            if exc.timed_out:
+                self._fail("limit", f"TimeoutError: it computed for more than {self._request['cpu_s']:g} s")
+            else:
+                self._fail("crash", "the interpreter ended by itself")
+        except monty.MontyError as exc:
+            self._fail("exception", str(exc))
+
+    def _resume(self, snapshot: Any) -> Any:
+        monty = self._monty
+        if isinstance(snapshot, monty.FunctionSnapshot):
+            return self._resume_call(snapshot)
+        if isinstance(snapshot, monty.NameLookupSnapshot):
+            name = snapshot.variable_name
+            if snapshot.object_id is not None or name not in self._names:
+                return snapshot.resume()
+
+            def function() -> None: ...
+
+            function.__name__ = function.__qualname__ = name
+            return snapshot.resume(value=function)
+        answers = self._host.wait_for(set(snapshot.pending_call_ids))
+        return snapshot.resume({number: _to_result(answer) for number, answer in answers.items()})
+
+    def _resume_call(self, snapshot: Any) -> Any:
+        if snapshot.is_os_function or snapshot.object_id is not None:
+            return snapshot.resume_not_handled() if snapshot.is_os_function else snapshot.resume(_NO_METHOD)
+        number = snapshot.call_id
+        try:
+            call = {"id": number, "name": snapshot.function_name, "args": [*snapshot.args], "kwargs": snapshot.kwargs}
+            self._host.send(op="call", **call)
+        except (TypeError, ValueError, RecursionError) as exc:
+            message = f"{snapshot.function_name}: the arguments are no JSON: {exc}"
+            return snapshot.resume({"exc_type": "TypeError", "message": message})
+        if self._awaits:
+            return snapshot.resume({"future": ...})
+        return snapshot.resume(_to_result(self._host.wait_for({number})[number]))
+
+    def _print(self, _stream: str, text: str) -> None:
+        self._printed += len(text.encode("utf-8", "replace"))
+        if self._printed > self._request["output_bytes"]:
+            raise MemoryError(f"it printed more than {self._request['output_bytes']:,} bytes")
+        self._host.send(op="print", text=text)
+
+    def _finish(self, value: Any) -> None:
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            text = json.dumps(_describe(value))
+        if len(text) > self._request["value_bytes"]:
+            message = f"its value has {len(text):,} bytes, and {self._request['value_bytes']:,} are the limit"
+            self._fail("limit", f"MemoryError: {message}")
+        else:
+            self._host.send(op="done", value=json.loads(text))
+
+    def _fail_at_runtime(self, exc: Any) -> None:
+        message, inner = exc.display("type-msg"), exc.exception()
+        is_limit = isinstance(inner, (MemoryError, RecursionError)) or "limit exceeded" in message
+        if isinstance(inner, TypeError) and "coroutine" in message:
+            message += ". In a script with `await`, every call of a tool needs one"
+        self._fail("limit" if is_limit else "exception", message, exc.traceback())
+
+    def _fail(self, kind: str, message: str, frames: Any = ()) -> None:
+        lines = [
+            {
+                "number": frame.line,
+                "text": (frame.source_line or "").strip()[:_LONGEST_LINE],
+                "function": frame.function_name or "",
+            }
+            for frame in [*frames][-_LINES:]
+        ]
+        self._host.send(op="failed", kind=kind, message=message[:4_000], lines=lines)
+
+
+_NO_METHOD = {"exc_type": "AttributeError", "message": "there is no such method"}
+
+
+def _to_result(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        return {"exc_type": answer["error"], "message": answer["message"]}
+    return {"return_value": answer["value"]}
+
+
+def _describe(value: Any) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is too deep to be shown"
+
+
+if __name__ == "__main__":
+    Host().serve()

@@ -1,0 +1,220 @@
+"""Interpreter processes: lines of JSON in both directions, limits enforced on our side, and an end that leaves nothing.
+
+We send one script, `{"code", "names", "cpu_s", …}`, and answers to its calls, `{"id", "value"}` or `{"id", "error",
+"message"}`. The process sends `ready`, then of each script `print`, `call`, and one of `done` and `failed`. What comes
+from the process is the work of the script and is checked: a line that is no message ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+import anyio
+
+from indusagi.core.json import NotJson, compact_json, is_json_object
+from indusagi.core.process.child import ChildProcess
+from induscode.code_mode.contract import (
+    EngineUnavailable,
+    FunctionCall,
+    ScriptCallError,
+    ScriptFault,
+    ScriptResult,
+    SourceLine,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from indusagi.core.json import JsonValue
+    from induscode.code_mode.contract import CallFunction, CodeLimits, FaultKind, Message
+
+_START_S = 30.0
+_PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+"""What an interpreter needs to be loaded; every other variable may hold a secret."""
+_MOST_QUEUED = 256
+"""Messages after which the pipe is read no further until some are handled."""
+_LINE_BYTES = 1024 * 1024
+"""Of a line, beyond the largest value."""
+_ERROR_BYTES = 2_000
+_FAULTS: dict[str, FaultKind] = {"syntax": "syntax", "exception": "exception", "limit": "limit"}
+_OVERTIME_CODES = {152, 137}
+"""128 and SIGXCPU or SIGKILL, which end a process in bubblewrap that exceeds its CPU time (setrlimit(2))."""
+
+
+class ScriptProcess:
+    """One process with an interpreter; it runs one script at a time."""
+
+    def __init__(self, argv: Sequence[str], *, ends_with_us: bool) -> None:
+        """Take the command line; `ends_with_us`: the kernel kills the process when we end, by whatever."""
+        self._argv, self._ends_with_us = argv, ends_with_us
+        self._child = ChildProcess(self)
+        self._queue: deque[bytes] = deque()
+        self._line = bytearray()
+        self._errors = b""
+        self._changed = anyio.Event()
+        self._longest_line = _LINE_BYTES
+        self.is_idle = False
+        """Whether it has reported the end of a script, and can run another one."""
+
+    # -- callbacks of the process -----------------------------------------------------------
+
+    def stdout_received(self, data: bytes) -> None:
+        """Take lines."""
+        first, *others = data.split(b"\n")
+        self._line += first
+        for other in others:
+            self._queue.append(bytes(self._line))
+            self._line = bytearray(other)
+        if len(self._line) > self._longest_line:
+            self._queue.append(b"")  # no message: the process is ended
+        if len(self._queue) > _MOST_QUEUED:
+            self._child.pause_output()
+        self._changed.set()
+
+    def stderr_received(self, data: bytes) -> None:
+        """Keep the end of what the interpreter says about itself."""
+        self._errors = (self._errors + data)[-_ERROR_BYTES:]
+
+    def state_changed(self) -> None:
+        """Wake the reader: the process has ended, or closed its output."""
+        self._changed.set()
+
+    # -- our side ---------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the process, and wait until it is ready.
+
+        Raises:
+            EngineUnavailable: It cannot be started, or ends at once.
+        """
+        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+        message: Message | None = None
+        try:
+            with anyio.move_on_after(_START_S):
+                await self._child.start(self._argv, environment, "/", die_with_parent=self._ends_with_us)
+                message = await self._receive()
+        except OSError as exc:
+            raise EngineUnavailable(f"the interpreter cannot be started: {exc.strerror or exc}") from exc
+        if message is None or message.get("op") != "ready":
+            reason = self._errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise EngineUnavailable(f"the interpreter does not start: {reason or f'no sign after {_START_S:g} s'}")
+
+    async def run(self, code: str, names: Sequence[str], call: CallFunction, limits: CodeLimits) -> ScriptResult:
+        """Run a script; calls that are still running at its end are waited for, or cancelled if it was stopped."""
+        self._longest_line, self.is_idle = limits.value_bytes + _LINE_BYTES, False
+        request: Message = {
+            "code": code,
+            "names": [*names],
+            "cpu_s": limits.cpu_s,
+            "memory_bytes": limits.memory_bytes,
+            "calls": limits.calls,
+            "value_bytes": limits.value_bytes,
+            "output_bytes": limits.output_bytes,
+        }
+        script = RunningScript(call, limits, self._send)
+        with anyio.move_on_after(limits.wall_s) as scope:
+            async with anyio.create_task_group() as tasks:
+                await self._send(request)
+                while script.result is None:
+                    script.handle(await self._receive(), tasks, self._describe_end)
+                if script.result.fault is not None and script.result.fault.kind in {"limit", "crash"}:
+                    tasks.cancel_scope.cancel()  # calls of a script that was stopped
+        if script.result is None or scope.cancelled_caught:
+            message = f"TimeoutError: it ran for more than {limits.wall_s:g} s, with its calls"
+            return script.finish(ScriptFault(kind="limit", message=message))
+        self.is_idle = script.is_reported
+        return script.result
+
+    async def end(self) -> None:
+        """Kill the process and its descendants."""
+        await self._child.end(0)
+
+    async def _send(self, message: Message) -> None:
+        await self._child.writable.wait()
+        self._child.write(json.dumps(message).encode("ascii") + b"\n")
+
+    async def _receive(self) -> Message | None:
+        """Return the next message; None if there is none any more, or an invalid one."""
+        while not self._queue:
+            if not self._child.output_open:
+                return None
+            self._changed = anyio.Event()
+            if not self._queue:
+                await self._changed.wait()
+        line = self._queue.popleft()
+        if len(self._queue) < _MOST_QUEUED:
+            self._child.resume_output()
+        try:
+            message: JsonValue = json.loads(line)
+            compact_json(message)
+        except (ValueError, RecursionError, NotJson):
+            return None
+        return message if is_json_object(message) else None
+
+    def _describe_end(self) -> ScriptFault:
+        if self._child.exit_code in _OVERTIME_CODES:
+            return ScriptFault(kind="limit", message="the interpreter was killed: it exceeded its time or memory")
+        if self._child.output_open:
+            return ScriptFault(kind="crash", message="the interpreter sent what is no message, and was ended")
+        return ScriptFault(kind="crash", message="the interpreter ended by itself")
+
+
+class RunningScript:
+    """One script: its output, its calls and its end."""
+
+    def __init__(self, call: CallFunction, limits: CodeLimits, send: Callable[[Message], Awaitable[None]]) -> None:
+        self._call, self._limits, self._send = call, limits, send
+        self._output: list[str] = []
+        self._printed = 0
+        self.result: ScriptResult | None = None
+        self.is_reported = False
+        """Whether the process itself has reported the end."""
+
+    def handle(self, message: Message | None, tasks: TaskGroup, describe_end: Callable[[], ScriptFault]) -> None:
+        """Handle one message of the process."""
+        self.is_reported = message is not None and message.get("op") in {"done", "failed"}
+        match message:
+            case {"op": "print", "text": str(text)}:
+                self._printed += len(text.encode("utf-8", "replace"))
+                if self._printed > self._limits.output_bytes:
+                    limit = f"MemoryError: it printed more than {self._limits.output_bytes:,} bytes"
+                    self.result = self.finish(ScriptFault(kind="limit", message=limit))
+                else:
+                    self._output.append(text)
+            case {"op": "call", "id": int(number), "name": str(name), "args": list(args), "kwargs": dict(kwargs)}:
+                tasks.start_soon(self._answer, number, FunctionCall(name, args, kwargs))
+            case {"op": "done"}:
+                self.result = ScriptResult(output="".join(self._output), value=message.get("value"))
+            case {"op": "failed", "kind": str(kind), "message": str(text), "lines": list(lines)}:
+                fault = ScriptFault(kind=_FAULTS.get(kind, "crash"), message=text, lines=_parse_lines(lines))
+                self.result = self.finish(fault)
+            case _:
+                self.result = self.finish(describe_end())
+
+    def finish(self, fault: ScriptFault) -> ScriptResult:
+        """Build the result of a script that ended early, with what it printed before."""
+        return ScriptResult(output="".join(self._output), fault=fault)
+
+    async def _answer(self, number: int, call: FunctionCall) -> None:
+        try:
+            answer: Message = {"id": number, "value": await self._call(call)}
+        except ScriptCallError as exc:
+            answer = {"id": number, "error": exc.type_name, "message": str(exc)}
+        if self.result is None:  # the next script of the process has calls with the same numbers
+            await self._send(answer)
+
+
+def _parse_lines(lines: Sequence[JsonValue]) -> list[SourceLine]:
+    parsed: list[SourceLine] = []
+    for line in lines:
+        match line:
+            case {"number": int(number), "text": str(text), "function": str(function)}:
+                parsed.append(SourceLine(number, text, function))
+            case _:
+                continue
+    return parsed

@@ -1,0 +1,147 @@
+"""Typed stubs of functions: what a model reads of a tool before it calls it in a script.
+
+A stub is valid Python (https://typing.python.org/en/latest/spec/distributing.html#stub-files) whatever the schema
+holds: names and texts come from servers. Objects with known keys become a `TypedDict` in front of the function.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.json import is_json_object
+from indusagi.core.text import make_visible
+from induscode.code_mode.functions import make_unique, map_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+    from induscode.code_mode.functions import ToolFunction
+
+_DEEPEST = 5
+_MOST_CHOICES = 20
+_MOST_CLASSES = 12
+_LONGEST_TEXT = 300
+_TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_CHOICES = {"str": "str", "int": "int", "float": "float", "bool": "bool", "NoneType": "None"}
+_WORD = re.compile(r"[A-Za-z0-9]+")
+
+
+def format_stub(function: ToolFunction) -> str:
+    """Write the stub of a function: its classes, its signature and the first paragraph of its description."""
+    writer = StubWriter(function)
+    return writer.write()
+
+
+class StubWriter:
+    """Writes one stub."""
+
+    def __init__(self, function: ToolFunction) -> None:
+        self._function = function
+        self._classes: dict[str, str] = {}
+        self._schema: JsonSchema = {}
+
+    def write(self) -> str:
+        """Write the stub."""
+        function, descriptor = self._function, self._function.descriptor
+        self._schema = descriptor.parameters
+        parameters, base = self._format_parameters(), _to_class_name(function.name)
+        returned = "Any"
+        if descriptor.output_schema is not None:
+            self._schema = descriptor.output_schema
+            returned = self._format_type(descriptor.output_schema, f"{base}Result", 0)
+        text = make_visible(" ".join(descriptor.description.partition("\n\n")[0].split()))[0]
+        about = json.dumps(text[:_LONGEST_TEXT], ensure_ascii=False)
+        signature = f"async def {function.name}({parameters}) -> {returned}:\n    {about}\n"
+        return "".join([*self._classes.values(), signature])
+
+    def _format_parameters(self) -> str:
+        schema = self._function.descriptor.parameters
+        properties, listed = schema.get("properties"), schema.get("required")
+        required = listed if isinstance(listed, list) else ()
+        parts: list[str] = []
+        for name, key in self._function.parameters.items():
+            value = properties.get(key) if is_json_object(properties) else None
+            kind = self._format_type(value, _to_class_name(f"{self._function.name} {name}"), 0)
+            parts.append(f"{name}: {kind}" if key in required else f"{name}: {kind} = ...")
+        return ", ".join(parts)
+
+    def _format_type(self, schema: object, name: str, depth: int) -> str:
+        """Write the type of a schema; what has no Python type is `Any`."""
+        if not is_json_object(schema) or depth > _DEEPEST:
+            return "Any"
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            return self._format_type(self._resolve(reference), _to_class_name(reference.rpartition("/")[2]), depth + 1)
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(choices, list):
+            return _format_choices(choices)
+        variants = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(variants, list):
+            return _join_types([self._format_type(variant, name, depth + 1) for variant in variants])
+        kinds = schema.get("type")
+        names = kinds if isinstance(kinds, list) else [kinds]
+        return _join_types([self._format_kind(kind, schema, name, depth) for kind in names])
+
+    def _format_kind(self, kind: object, schema: Mapping[str, JsonValue], name: str, depth: int) -> str:
+        if kind == "array":
+            return f"list[{self._format_type(schema.get('items'), f'{name}Item', depth + 1)}]"
+        properties = schema.get("properties")
+        if is_json_object(properties) and properties:
+            return self._format_class(schema, properties, name, depth)
+        if kind == "object":
+            return f"dict[str, {self._format_type(schema.get('additionalProperties'), f'{name}Value', depth + 1)}]"
+        return _TYPES.get(str(kind), "Any")
+
+    def _format_class(
+        self, schema: Mapping[str, JsonValue], properties: Mapping[str, JsonValue], name: str, depth: int
+    ) -> str:
+        fields = map_parameters(schema)
+        if len(self._classes) >= _MOST_CLASSES or any(key != field for field, key in fields.items()):
+            return "dict[str, Any]"  # too much to show, or keys that no class can have
+        listed = schema.get("required")
+        required = listed if isinstance(listed, list) else ()
+        unique = make_unique(name, self._classes)
+        self._classes[unique] = ""
+        lines = [f"class {unique}(TypedDict):\n"]
+        for key in fields:
+            kind = self._format_type(properties[key], f"{name}{_to_class_name(key)}", depth + 1)
+            lines.append(f"    {key}: {kind if key in required else f'NotRequired[{kind}]'}\n")
+        text = "".join(lines)
+        same = next(
+            (other for other, known in self._classes.items() if known.partition("\n")[2] == "".join(lines[1:])), None
+        )
+        if same is not None:
+            del self._classes[unique]
+            return same
+        del self._classes[unique]
+        self._classes[unique] = text
+        return unique
+
+    def _resolve(self, reference: str) -> JsonValue:
+        """Follow a reference inside of the schema (RFC 6901); None if it leads elsewhere."""
+        part: JsonValue = dict(cast("JsonObject", self._schema))
+        for word in reference.removeprefix("#").split("/")[1:]:
+            key = word.replace("~1", "/").replace("~0", "~")
+            part = part.get(key) if is_json_object(part) else None
+        return part if reference.startswith("#") else None
+
+
+def _format_choices(choices: Sequence[JsonValue]) -> str:
+    if len(choices) > _MOST_CHOICES or not all(isinstance(choice, (str, int, type(None))) for choice in choices):
+        return _join_types([_CHOICES.get(type(choice).__name__, "Any") for choice in choices])
+    shown = ", ".join(repr(make_visible(choice)[0] if isinstance(choice, str) else choice) for choice in choices)
+    return f"Literal[{shown}]" if choices else "Any"
+
+
+def _join_types(names: Sequence[str]) -> str:
+    unique = dict.fromkeys(names)
+    return "Any" if "Any" in unique or not unique else " | ".join(unique)
+
+
+def _to_class_name(text: str) -> str:
+    name = "".join(word[:1].upper() + word[1:] for word in _WORD.findall(text))
+    return name if name and not name[0].isdigit() else f"T{name}"

@@ -1,0 +1,215 @@
+"""Scripts that try to get out of the sandbox, or to do what the tools are denied: none succeeds, on either engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.code_mode import CANARY, script_runs
+
+from indusagi.capabilities.sandbox.bubblewrap import find_bubblewrap
+from induscode.code_mode.contract import CodeLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+LIMITS = CodeLimits(
+    cpu_s=0.4, wall_s=20.0, memory_bytes=64 * 1024 * 1024, calls=40, output_bytes=20_000, value_bytes=200_000
+)
+
+REACHES = {
+    "open a file": "open(PATH).read()",
+    "open a file by pathlib": "from pathlib import Path\nPath(PATH).read_text()",
+    "open a file by io": "import io\nio.open(PATH).read()",
+    "list a directory": "import os\nos.listdir('/')",
+    "read a variable": "import os\nos.environ['CANARY']",
+    "read a variable by getenv": "import os\nos.getenv('CANARY') or 1/0",
+    "run a command": "import os\nos.system('cat ' + PATH)",
+    "start a process": "import subprocess\nsubprocess.check_output(['cat', PATH])",
+    "load a library": "import ctypes\nctypes.CDLL(None).system(b'id')",
+    "open a socket": "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
+    "fetch a page": "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9').read()",
+    "import by a builtin": "__import__('os').listdir('/')",
+    "import by importlib": "import importlib\nimportlib.import_module('os').listdir('/')",
+    "import by a loader": "__loader__.load_module('os').listdir('/')",
+    "import by exec": "exec('import os; x = os.listdir(\"/\")')\nx",
+    "import by eval": "eval(\"__import__('os').listdir('/')\")",
+    "compile and open": "exec(compile('x = open(PATH).read()', 'a', 'exec'))\nx",
+    "walk to the subclasses": (
+        "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'FileLoader'][0]('a', PATH).get_data(PATH)"
+    ),
+    "walk by the method resolution order": (
+        "[c for c in type(0).__mro__[-1].__subclasses__() if c.__name__ == '_wrap_close'][0]"
+        ".__init__.__globals__['listdir']('/')"
+    ),
+    "walk by globals of a function": "echo.__globals__['os'].listdir('/')",
+    "walk by the closure of a function": "echo.__closure__[0].cell_contents.run.__globals__['os'].listdir('/')",
+    "walk by the builtins": "print.__self__.open(PATH).read()",
+    "walk by a format string": "'{0.__class__.__init__.__globals__[os].environ}'.format(echo)",
+    "walk by a traceback": (
+        "try:\n    1/0\nexcept Exception as e:\n    f = e.__traceback__.tb_frame\n"
+        "    while f.f_back: f = f.f_back\nf.f_globals['os'].listdir('/')"
+    ),
+    "walk by a generator's frame": "g = (x for x in ())\ng.gi_frame.f_back.f_globals['os'].listdir('/')",
+    "walk by a coroutine's frame": "async def f(): pass\nc = f()\nc.cr_frame.f_builtins['open'](PATH).read()",
+    "walk by a module": "import json\njson.codecs.open(PATH).read()",
+    "walk by sys.modules": "import sys\nsys.modules['os'].listdir('/')",
+    "walk by a lambda's code": "(lambda: 0).__code__.replace(co_code=b'\\x00' * 64)\n(lambda: 0).__code__.x",
+    "write a file": "open(PATH, 'w').write('x')",
+    "signal another process": "import signal, os\nos.kill(os.getppid(), 9)",
+    "unpickle": "import pickle\npickle.loads(b\"cos\\nsystem\\n(S'id'\\ntR.\")",
+    "call a denied tool": "open_vault()",
+    "call a denied tool by an alias": "f = open_vault\nf()",
+    "call a denied tool from exec": "exec('x = open_vault()')\nx",
+    "call a denied tool in a loop of except": (
+        "x = 0\nwhile x < 5:\n    try: open_vault(); break\n    except Exception: x += 1\nopen_vault()"
+    ),
+    "call a denied tool by its own name": "globals()['open-vault']()",
+    "forge the name of a tool": "eval('open-vault')()",
+    "call the tool itself": "run_code(code='open_vault()')",
+    "call an unknown tool": "bash(command='cat ' + PATH)",
+}
+"""Each must raise: it would otherwise have reached something."""
+
+EXHAUSTS = {
+    "loop for ever": "while True: pass",
+    "fill the memory": "x = []\nwhile True: x.append('a' * 100_000)",
+    "make a giant text": "x = 'a' * 10**11",
+    "make a giant list": "x = [0] * 10**11",
+    "recurse for ever": "def f(): return f()\nf()",
+    "nest for ever": "x = []\nwhile True: x = [x]",
+    "nest the source": "x = " + "(" * 5_000 + ")" * 5_000,
+    "print for ever": "while True: print('a' * 1_000)",
+    "return a giant value": "'a' * 1_000_000",
+    "call for ever": "while True: echo(text='a')",
+}
+"""Each must end with a fault within its limits."""
+MONTY_EXHAUSTS = {**EXHAUSTS, "multiply for ever": "x = 10**100_000\nwhile True: x = x * x"}
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "canary.txt"
+    path.write_text(CANARY, encoding="utf-8")
+    monkeypatch.setenv("CANARY", CANARY)
+    yield path
+    assert path.read_text(encoding="utf-8") == CANARY  # no script has written it
+
+
+async def test_no_script_reaches_anything_on_monty(canary: Path, tmp_path: Path) -> None:
+    async with script_runs(tmp_path, "monty", limits=LIMITS) as runs:
+        for name, code in REACHES.items():
+            outcome = await runs.run(f"PATH = {str(canary)!r}\n{code}")
+            text = str(outcome.output)
+            assert outcome.is_error, f"{name}: {text}"
+            assert CANARY not in text, name
+            assert outcome.details["code"] in {"script_failed", "syntax_error"}, f"{name}: {text}"
+        assert runs.ran == []
+        assert (await runs.run("echo(text='still here')")).output == "still here"
+
+
+async def test_no_script_exhausts_the_machine_on_monty(canary: Path, tmp_path: Path) -> None:
+    async with script_runs(tmp_path, "monty", limits=LIMITS) as runs:
+        for name, code in MONTY_EXHAUSTS.items():
+            outcome = await runs.run(code)
+            assert outcome.is_error, name
+            assert len(str(outcome.output)) < 60_000, name
+        assert len(runs.ran) == LIMITS.calls
+        assert (await runs.run("1 + 1")).output == "2"
+
+
+needs_bubblewrap = pytest.mark.skipif(
+    not find_bubblewrap(os.environ.get("PATH", ""), "/nowhere")[0],
+    reason="bubblewrap is not installed, or does not work here",
+)
+
+_ALL_IN_ONE = """
+results = {}
+for name, code in SNIPPETS.items():
+    names = {**TOOLS, "PATH": PATH}
+    try:
+        exec(code, names)
+        results[name] = "nothing raised"
+    except BaseException as e:
+        results[name] = type(e).__name__ + ": " + str(e)[:200]
+results
+"""
+_WITH_OS = """
+reached = {}
+os = None
+for kind in ().__class__.__base__.__subclasses__():
+    if kind.__name__ == "_wrap_close":
+        os = kind.__init__.__globals__["sys"].modules["os"]
+attempts = {
+    "list": lambda: os.listdir("/"),
+    "read": lambda: os.open(PATH, 0),
+    "read a system file": lambda: os.open("/usr/lib/os-release", 0),
+    "write": lambda: os.open(PATH, os.O_CREAT | os.O_WRONLY),
+    "fork": lambda: os.fork(),
+    "exec": lambda: os.execv("/bin/sh", ["sh"]),
+    "signal": lambda: os.kill(1, 9),
+    "pipe": lambda: os.pipe(),
+    "link": lambda: os.symlink("/", "/tmp/link"),
+    "stat": lambda: os.stat("/"),
+    "socket": lambda: os.sys.modules["_socket"].socket(),
+    "thread": lambda: os.sys.modules["_thread"].start_new_thread(print, ()),
+    "map a file": lambda: os.memfd_create("x"),
+    "trace": lambda: os.sys.modules["ctypes"].CDLL(None).ptrace(16, 1, 0, 0) and 1 / 0,
+    "limits": lambda: os.sys.modules["resource"].setrlimit(9, (2**40, 2**40)),
+    "environment": lambda: os.environ["CANARY"],
+}
+for name, attempt in attempts.items():
+    try:
+        reached[name] = repr(attempt())
+    except BaseException as e:
+        reached[name] = type(e).__name__
+reached
+"""
+
+
+@needs_bubblewrap
+async def test_no_script_reaches_anything_on_cpython(canary: Path, tmp_path: Path) -> None:
+    async with script_runs(tmp_path, "cpython", limits=LIMITS) as runs:
+        snippets = {name: code for name, code in REACHES.items() if "gi_frame" not in code and "cr_frame" not in code}
+        names = "TOOLS = {'echo': echo, 'open_vault': open_vault}"
+        header = f"PATH = {str(canary)!r}\n{names}\nSNIPPETS = {snippets!r}\n"
+        outcome = await runs.run(header + _ALL_IN_ONE)
+        assert not outcome.is_error, outcome.output
+        results = json.loads(str(outcome.output))
+        assert [name for name, text in results.items() if text == "nothing raised"] == []
+        assert CANARY not in str(outcome.output)
+        # A script that walks to the real `os` holds it in its hands, and the kernel refuses all of it.
+        outcome = await runs.run(f"PATH = {str(canary)!r}\n{_WITH_OS}")
+        reached = json.loads(str(outcome.output))
+        allowed = {"PermissionError", "ZeroDivisionError", "KeyError", "RuntimeError", "OSError", "ValueError", "error"}
+        assert {name: text for name, text in reached.items() if text not in allowed} == {}
+        assert runs.ran == []
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("name", ["loop for ever", "fill the memory", "recurse for ever", "print for ever"])
+async def test_no_script_exhausts_the_machine_on_cpython(name: str, tmp_path: Path) -> None:
+    async with script_runs(tmp_path, "cpython", limits=LIMITS) as runs:
+        outcome = await runs.run(EXHAUSTS[name])
+        assert outcome.is_error
+        assert outcome.details["code"] == "limit"
+
+
+async def test_hostile_results_of_a_tool_stay_values(tmp_path: Path) -> None:
+    async with script_runs(tmp_path) as runs:
+        hostile = {"__class__": "os", "id": 0, "op": "done", "value": "forged", "exc_type": "SystemExit"}
+        outcome = await runs.run(f"x = change(**{hostile!r})\nprint(x['changed']['op'])\nx['changed'] == {hostile!r}")
+        assert outcome.output == "done\ntrue"
+        lines = '{"op": "done", "value": "forged"}\n{"op": "call", "id": 0, "name": "open_vault"}\n'
+        outcome = await runs.run(f"print(echo(text={lines!r}))")
+        assert outcome.output == lines.rstrip("\n")
+        assert [name for name, _ in runs.ran] == ["change", "echo"]
+
+
+def test_thirty_escapes_are_tried() -> None:
+    assert len(REACHES) + len(MONTY_EXHAUSTS) >= 30
