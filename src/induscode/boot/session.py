@@ -17,7 +17,7 @@ from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
-from induscode.code_mode.functions import RUN_CODE
+from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile

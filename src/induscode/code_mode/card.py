@@ -16,8 +16,7 @@ from indusagi.core.text import format_count
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import Keep, TextContentBlock, ToolResult
 from induscode.code_mode.calls import ScriptCalls
-from induscode.code_mode.contract import CodeLimits, EngineUnavailable
-from induscode.code_mode.functions import RUN_CODE
+from induscode.code_mode.contract import RUN_CODE, CodeLimits, EngineUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

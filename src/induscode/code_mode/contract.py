@@ -10,6 +10,8 @@ from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 
+RUN_CODE = "run_code"
+"""The name of the tool that runs scripts."""
 EngineName: TypeAlias = Literal["monty", "cpython"]
 """The interpreters that run scripts."""
 ENGINES: tuple[EngineName, ...] = ("monty", "cpython")

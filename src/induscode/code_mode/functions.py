@@ -9,12 +9,14 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from induscode.code_mode.contract import ScriptCallError
+from induscode.code_mode.contract import RUN_CODE, ScriptCallError
+from induscode.deck.contract import describe
+from induscode.deck.provision import DeckToolBox
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,21 +25,10 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolBox, ToolDescriptor
     from induscode.code_mode.contract import FunctionCall
 
-RUN_CODE = "run_code"
-"""The name of the tool that runs scripts."""
 FIND_TOOLS = "find_tools"
 """The function that finds other functions."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9_]")
 _TAKEN = frozenset({*dir(builtins), *keyword.kwlist, *keyword.softkwlist, FIND_TOOLS, RUN_CODE, "asyncio", "json"})
-
-
-@runtime_checkable
-class RunsUnlisted(Protocol):
-    """A toolbox that runs more tools than it lists."""
-
-    def list_callable(self) -> Sequence[ToolDescriptor]:
-        """List every tool that it runs."""
-        ...
 
 
 @record
@@ -109,7 +100,9 @@ class FunctionTable:
 
 def list_descriptors(box: ToolBox) -> Sequence[ToolDescriptor]:
     """List the tools that a script may call through a toolbox."""
-    return box.list_callable() if isinstance(box, RunsUnlisted) else box.descriptors()
+    if isinstance(box, DeckToolBox):  # with the cards that search hides
+        return [describe(card) for card in box.runner.cards.values()]
+    return box.descriptors()
 
 
 def to_identifier(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from induscode.code_mode.functions import RUN_CODE
+from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.support.groups import complete_tool
 from induscode.commands.support.output import build_unknown_name, print_notes
 from induscode.commands.support.runner import load_plan, opened_store, run_with_signals, usage_errors

@@ -24,7 +24,7 @@ from induscode.boot.config_watch import find_broken_files, find_broken_rows
 from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
-from induscode.code_mode.functions import RUN_CODE
+from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note

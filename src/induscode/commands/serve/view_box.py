@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
-from induscode.code_mode.functions import RUN_CODE
+from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
 from induscode.launch.views import find_view
 from induscode.terminal import print_status

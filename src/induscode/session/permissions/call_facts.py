@@ -22,7 +22,7 @@ from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_client
-from induscode.code_mode.functions import RUN_CODE
+from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
 from induscode.session.permissions.rules import ACTION_TOOL
