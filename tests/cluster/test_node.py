@@ -21,6 +21,7 @@ from induscode.cluster.node import open_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
 
     from tests.support.cluster import Member
 
@@ -152,6 +153,28 @@ async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker:
         assert endpoint.phase is EndpointPhase.FAULTED
         await until(lambda: member.endpoint().phase is EndpointPhase.READY)
         assert (await member.node.placements.list_all())[0].epoch > epoch
+
+
+async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as broker:
+        async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+            notes: list[str] = []
+            owner.node.on_note = notes.append
+            began = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                call = tasks.create_task(_call_slowly(other, began))
+                await began.wait()
+                await asyncio.to_thread(broker.stop)
+            assert call.result().detail.reason == "outcome_unknown"
+            # Its own clients go on for the moment; then the node has no lease any more.
+            await until(lambda: not owner.node.membership.is_held())
+            assert any("are away" in note for note in notes)
+            assert any("has lost its lease" in note for note in notes)
+            await asyncio.to_thread(broker.start)
+            for member in (owner, other):
+                await until(lambda member=member: member.endpoint().phase is EndpointPhase.READY)
+            assert await read_pid(owner) == await read_pid(other)
+            assert notes[-1] == "the brokers of the cluster answer again"
 
 
 async def test_second_node_of_a_name_is_refused(broker: BrokerProcess) -> None:

@@ -124,12 +124,25 @@ class Broker:
     def __init__(self, client: Client, settings: ClusterSettings) -> None:
         self.client = client
         self.settings = settings
-        self.state: BrokerState = "ready"
+        self._state: BrokerState = "ready"
+        self.on_state: Callable[[BrokerState], None] = lambda _: None
+        """Called when the state has changed."""
         self.on_cut: Callable[[], None] = lambda: None
         """Called when the connection is lost: what was sent may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is there again."""
         self._streams = client.jetstream(timeout=REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
+
+    @property
+    def state(self) -> BrokerState:
+        """The brokers as the last request has found them."""
+        return self._state
+
+    @state.setter
+    def state(self, state: BrokerState) -> None:
+        if state != self._state:
+            self._state = state
+            self.on_state(state)
 
     @property
     def is_connected(self) -> bool:
@@ -292,6 +305,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         yield broker
     finally:
         broker.on_cut = broker.on_back = lambda: None
+        broker.on_state = lambda _: None
         with suppress(Exception):  # it is closed either way
             async with asyncio.timeout(_FLUSH_S):
                 await client.close()

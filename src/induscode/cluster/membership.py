@@ -44,6 +44,8 @@ class Membership:
         """Called when the lease has ended, before anything else happens: what it allowed has to stop."""
         self.on_gone: Callable[[NodeInfo], None] = lambda _: None
         """Called when another node has left, or stays silent."""
+        self.on_joined: Callable[[NodeInfo], None] = lambda _: None
+        """Called when another node reports itself for the first time, or under a new lease."""
         self._broker = broker
         self._leases = leases
         self._settings = settings
@@ -72,7 +74,6 @@ class Membership:
     def _lose(self) -> None:
         if self._lease.revision is not None:
             self._lease = self._lease.lose()
-            _log.warning("node %s has lost its lease", self.info.node)
             self.on_lost()
 
     async def join(self) -> None:
@@ -194,6 +195,8 @@ class Membership:
         self._nodes[info.instance] = info, self._clock()
         if known is not None and known[0].lease != info.lease:
             self.on_gone(known[0])
+        if known is None or known[0].lease != info.lease:
+            self.on_joined(info)
 
     async def ask_nodes(self) -> None:
         """Have all nodes report themselves, and wait a moment for that."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
-from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, ProtocolFault, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.broker import Broker, open_broker, read_sealing_secret
 from induscode.cluster.channel import Channel, ChannelTable
-from induscode.cluster.contract import ClusterFault, ClusterSettings, Placement
+from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, Placement
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
@@ -49,6 +49,12 @@ _PAUSE_S = 0.1
 """Between two looks at a placement that is about to change."""
 _ASKED_S = 2.0
 """How long a node that was asked to own a server may take to claim it."""
+_STATES: Mapping[BrokerState, str] = {
+    "away": "are away: servers of this node go on until its lease ends",
+    "full": "have no storage left: leases cannot be renewed",
+    "partitioned": "do not answer: they have no majority, or too much to do",
+    "missing": "have lost the buckets of the cluster: indus cluster init",
+}
 _DRAIN_S = 30.0
 """How long calls of a server may take to finish before it is moved."""
 
@@ -70,8 +76,14 @@ class ClusterNode:
         """Keys that another node has asked this one to own, and when."""
         self._tokens = CallerTokens()
         self._fleet: ServerFleetImpl | None = None
+        self._is_told = False
+        """Whether the last note about the brokers was a bad one."""
         self._tasks: asyncio.TaskGroup | None = None
+        self.on_note: Callable[[str], None] = lambda _: None
+        """Called with a sentence when the brokers or the lease have changed."""
         membership.on_lost = self._fence
+        membership.on_joined = lambda _: self._retry_faulted()
+        broker.on_state = self._report_state
         membership.on_gone = self._lose_node
         broker.on_cut = lambda: self.channels.cut("was cut off: the broker is away")
         broker.on_back = self._come_back
@@ -128,8 +140,9 @@ class ClusterNode:
         Waits until there is one; the start of a server has a deadline. An owner that is `silent` is still the owner
         until its lease has ended: it may not listen yet.
         """
-        members, passed, key = self.membership, dict[str, float](), target.key
-        loop = asyncio.get_running_loop()
+        members, key, loop = self.membership, target.key, asyncio.get_running_loop()
+        # Nodes that will own it, and nodes that have refused, and until when that is believed.
+        asked, refused = dict[str, float](), dict[str, float]()
         while True:
             found = await self.placements.find(key)
             if found is not None and found.lease != members.info.lease:
@@ -141,19 +154,21 @@ class ClusterNode:
                     await asyncio.sleep(_PAUSE_S)
                     continue
             now = loop.time()
-            nodes = [node for node in members.list_nodes() if passed.get(node.instance, now + 1) > now]
-            best = next(iter(rank_nodes(target, nodes)), None)
-            is_wanted = now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
-            if best is None and not passed:
+            ranked = rank_nodes(target, members.list_nodes())
+            if not ranked:
                 raise ClusterFault("ready", self._explain_homeless(target))
+            best = next((node for node in ranked if refused.get(node.instance, now) <= now), None)
+            is_wanted = now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
             if is_wanted or (best is not None and best.instance == self.info.instance):
                 claimed = await self.placements.claim(key, server) if members.is_held() else None
                 if claimed is not None:
                     self._wanted.pop(key, None)
                     return claimed
-            elif best is not None and best.instance not in passed:
-                accepts = await self._ask_to_own(best, key)
-                passed[best.instance] = now + _ASKED_S if accepts else 0.0
+            elif best is not None and asked.get(best.instance, now) <= now:
+                # Asked in vain before, or now: the next one in the order is asked meanwhile.
+                is_late = asked.pop(best.instance, None) is not None
+                accepts = not is_late and await self._ask_to_own(best, key)
+                (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
             await asyncio.sleep(_PAUSE_S)
 
     def _find_target(self, config: StdioServerConfig) -> ServerTarget:
@@ -280,12 +295,36 @@ class ClusterNode:
 
     def _fence(self) -> None:
         """Cut off every server of this node: another node may own it soon."""
+        self.on_note(f"this node has lost its lease, and stops {len(self._served)} servers of the cluster")
         for served in [*self._served.values()]:
             served.end("was stopped: its node has lost its lease")
 
     def _come_back(self) -> None:
         if self._tasks is not None:
             self._tasks.create_task(self.channels.tell_cut())
+        self._retry_faulted()
+
+    def _report_state(self, state: BrokerState) -> None:
+        if state in _STATES:
+            self._is_told = True
+            self.on_note(f"the brokers of the cluster {_STATES[state]}")
+        elif state == "ready" and self._is_told:
+            self._is_told = False
+            self.on_note("the brokers of the cluster answer again")
+
+    def _retry_faulted(self) -> None:
+        """Open the sessions with servers again that wait for the next try: a node or the broker is back."""
+        if self._fleet is None or self._tasks is None:
+            return
+        for endpoint in self._fleet.endpoints():
+            if isinstance(endpoint.config, StdioServerConfig) and endpoint.phase is EndpointPhase.FAULTED:
+                self._tasks.create_task(self._start_server(self._fleet.restart, endpoint.config.id))
+
+    async def _start_server(self, start: Callable[[str], Awaitable[None]], server: str) -> None:
+        try:
+            await start(server)
+        except ProtocolFault as fault:
+            _log.debug("server %s was removed meanwhile: %s", server, fault)
 
     # -- requests of other nodes ------------------------------------------------------------
 
@@ -321,7 +360,7 @@ class ClusterNode:
             target = self._find_target(config)
             if target.key == key and self.info.may_own(target.only_node):
                 self._wanted[key] = asyncio.get_running_loop().time()
-                tasks.create_task(fleet.wake(config.id))
+                tasks.create_task(self._start_server(fleet.wake, config.id))
                 return True
         return False
 

@@ -147,6 +147,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         except ClusterFault as fault:
             print_status(f"the cluster cannot be joined: {fault}")
             return int(ExitCode.FAILED)
+        node.on_note = print_status
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
         boot = replace(context.options, open_session=node.open_session)
