@@ -87,6 +87,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
             {"v": {"token_env": 3}},
         ],
     ),
+    "cluster.affinity": ({"a": "gpu-*"}, {"a": "gpu-*"}, ["a", {"a": ""}, {"a": 1}, None]),
     "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
     "tool_search.mode": ("on", "on", ["always", True]),
     "tool_search.share": (25, 25, [0, 101, "10"]),

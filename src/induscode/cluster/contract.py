@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from indusagi.core.faults import CoreError
@@ -53,6 +54,8 @@ class ClusterSettings:
     capacity: int = CAPACITY
     prefix: str = "indus"
     """The first part of every subject and bucket name."""
+    affinity: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Patterns of the names of preferred nodes, by the id of the server."""
     connect_s: float = 2.0
     """How long one broker may take to answer."""
 

@@ -172,7 +172,7 @@ class ClusterNode:
             await asyncio.sleep(_PAUSE_S)
 
     def _find_target(self, config: StdioServerConfig) -> ServerTarget:
-        return find_target(config, self.info.node, self.info.role)
+        return find_target(config, self.info, self.broker.settings.affinity.get(config.id))
 
     def _explain_homeless(self, target: ServerTarget) -> str:
         nodes, offering = self.membership.list_nodes(), target.only_node

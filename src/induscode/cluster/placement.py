@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
@@ -21,7 +22,6 @@ from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
     from induscode.cluster.broker import Bucket, Entry
-    from induscode.cluster.contract import NodeRole
     from induscode.cluster.membership import Membership
 
 OFFER_PREFIX = "cluster:"
@@ -47,31 +47,37 @@ class ServerTarget:
     key: str
     only_node: str | None = None
     """The one node that may own it, since it offers it; `None`: every node with an equal row."""
+    affinity: str | None = None
+    """A pattern of the names of preferred nodes."""
 
 
-def find_target(config: StdioServerConfig, node: str, role: NodeRole) -> ServerTarget:
+def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None = None) -> ServerTarget:
     """Find out where a server of a node's configuration may run.
 
     The command `cluster:NODE/SERVER` names the server that another node offers; a node with the role `offers` offers
     all of its own.
     """
-    offering, server = (node, config.id) if role == "offers" else ("", "")
+    offering, server = (info.node, config.id) if info.role == "offers" else ("", "")
     if config.command.startswith(OFFER_PREFIX):
         offering, _, server = config.command.removeprefix(OFFER_PREFIX).partition("/")
     if offering:
         text = json.dumps(["offer", offering, server])
         return ServerTarget(hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARS], offering)
-    return ServerTarget(build_server_key(config))
+    return ServerTarget(build_server_key(config), affinity=affinity)
 
 
 def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[NodeInfo]:
-    """List the nodes that may own a server, the preferred one first; full and draining ones are left out."""
+    """List the nodes that may own a server, the preferred one first; full and draining ones are left out.
 
-    def weigh(node: NodeInfo) -> float:
+    Nodes that match the affinity come before all others.
+    """
+
+    def weigh(node: NodeInfo) -> tuple[bool, float]:
         digest = hashlib.sha256(f"{target.key} {node.instance}".encode()).digest()
         # https://www.ietf.org/archive/id/draft-ietf-bess-weighted-hrw-00.html: -w / ln(u), u in (0, 1)
         u = (int.from_bytes(digest[:8], "big") + 1) / (2**64 + 2)
-        return -node.capacity / math.log(u)
+        is_near = target.affinity is not None and fnmatchcase(node.node, target.affinity)
+        return is_near, -node.capacity / math.log(u)
 
     able = [node for node in nodes if node.may_own(target.only_node) and node.owned < node.capacity]
     return sorted(able, key=weigh, reverse=True)

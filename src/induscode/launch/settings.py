@@ -248,6 +248,21 @@ SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     read=_parse_views,
     schema={"type": "object"},
 )
+
+
+def _parse_patterns(value: JsonValue) -> Mapping[str, str]:
+    if is_json_object(value) and all(isinstance(pattern, str) and pattern for pattern in value.values()):
+        return cast("Mapping[str, str]", value)
+    raise ValueError("takes an object of patterns by the names of servers")
+
+
+CLUSTER_AFFINITY: Setting[Mapping[str, str]] = Setting(
+    key="cluster.affinity",
+    describe="Where servers of a cluster run if there is room: a pattern of node names for each.",
+    default={},
+    read=_parse_patterns,
+    schema={"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
+)
 CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
     key="cluster.brokers",
     describe="The NATS brokers that indus cluster asks.",
@@ -351,6 +366,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             CALLS_KEEP_DAYS,
             CALLS_PAYLOAD_HOURS,
             SERVE_VIEWS,
+            CLUSTER_AFFINITY,
             CLUSTER_BROKERS,
             TOOL_SEARCH_MODE,
             TOOL_SEARCH_SHARE,

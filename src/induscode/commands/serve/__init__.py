@@ -35,7 +35,7 @@ from induscode.commands.serve.options import (
     refuse_unused,
 )
 from induscode.launch.options import ProfileChoice, flags, read_invocation
-from induscode.launch.settings import SERVE_VIEWS
+from induscode.launch.settings import CLUSTER_AFFINITY, SERVE_VIEWS
 from induscode.search.options import SearchMode, read_search_options
 
 
@@ -234,7 +234,7 @@ def command(
         tasks=tasks,
         search=read_search_options(invocation.settings, search, always_list),
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
-        cluster=cluster,
+        cluster=None if cluster is None else replace(cluster, affinity=invocation.settings.get(CLUSTER_AFFINITY)),
     )
     if print_config or install or uninstall:
         from induscode.commands.serve.client_config import change_entry  # noqa: PLC0415 — for these flags
