@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from induscode.code_mode.contract import CallFunction, CodeLimits, FaultKind, Message
 
 _START_S = 30.0
+_EXIT_S = 2.0
+"""Between the end of the output of a process and its exit."""
 _PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
 """What an interpreter needs to be loaded; every other variable may hold a secret."""
 _MOST_QUEUED = 256
@@ -142,6 +144,8 @@ class ScriptProcess:
         """Return the next message; None if there is none any more, or an invalid one."""
         while not self._queue:
             if not self._child.output_open:
+                with anyio.move_on_after(_EXIT_S):  # its exit code says why
+                    await self._child.exited.wait()
                 return None
             self._changed = anyio.Event()
             if not self._queue:
