@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
-.PHONY: interop conformance clients adapters connectors search-bench signin resource-server coldstart lock clean
+.PHONY: page interop conformance clients adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -114,6 +114,9 @@ signin: setup  ## sign in by Chromium, a device and a pasted address; races, kil
 
 resource-server: setup  ## let indus serve --auth check the tokens of another author's issuer (installs it into .outside)
 	@.venv/bin/python -m outside.resource_server
+
+page: setup  ## look at every view of the page in Chromium (needs chromium; installs axe into .outside)
+	@.venv/bin/python -m outside.page
 
 coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart

@@ -27,9 +27,9 @@ from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
 from induscode.session.dialog import Reply
 from induscode.sign_in.prompts import PersonPrompt
 from induscode.sign_in.servers import sign_in_to_server
+from outside.browser import BrowserFailed, find_chromium, opened_chromium
 from outside.install import ROOT, CannotInstall, find_node, node_packages
 from outside.say import aligned, complain, markdown, say, write_between
-from outside.sign_in.browser import BrowserFailed, find_chromium, opened_chromium
 from outside.sign_in.keyrings import check_secret_service
 from outside.sign_in.program import Program, ProgramFailed
 from outside.sign_in.sites import authlib_server, oidc_provider_server, sdk_server
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.support.protected_server import Site
 
     from induscode.session.dialog import Question
-    from outside.sign_in.browser import Chromium
+    from outside.browser import Chromium
     from outside.sign_in.program import Way
 
 _HEAD = ("what", "how", "result")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 if TYPE_CHECKING:
-    from outside.sign_in.browser import Chromium
+    from outside.browser import Chromium
 
 Way: TypeAlias = Literal["browser", "paste", "device"]
 _PAGE = re.compile(r"https?://\S+/auth\S*\?\S+")

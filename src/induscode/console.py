@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from rich.console import Console
+    from rich.table import Table
 
 STATE_STYLES: Mapping[str, str] = {
     "ready": "green",
@@ -77,20 +78,26 @@ def print_rich_table(
         right: For each column, whether it is aligned at the right.
     """
     from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
-    from rich.table import Table  # noqa: PLC0415 — for a terminal only
-    from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
     widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
     if sum(widths[:-1]) + _GAP * len(widths) + min(widths[-1], _NARROWEST_TEXT) > console.width:
         _print_records(console, heads, rows)
         return
+    console.print(build_rich_table(heads, rows, right))
+
+
+def build_rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> Table:
+    """Build a table whose last column is wrapped; states have their colours."""
+    from rich.table import Table  # noqa: PLC0415 — for a terminal only
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
         last = index == len(heads) - 1
         table.add_column(head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last)
     for row in rows:
         table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
-    console.print(table)
+    return table
 
 
 def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -29,6 +29,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   └── NothingToCompactError  a conversation with nothing to summarise
 ├── InvalidFormError       a form of a server that a person cannot fill in
 ├── IssuerError            an authorization server that does not answer, or whose documents are invalid
+├── UnreadableCallsError   records of calls that cannot be read
 ├── BrokenConfigError      a changed configuration file that cannot be read
 ├── SlashError             a slash command that cannot be carried out
 └── RepeatedCallError      a model that repeats the same call

@@ -14,11 +14,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file
+from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file, state_dir
+from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
-from induscode.calls.record import COLUMNS, CallRecord
+from induscode.calls.record import CALLS_FILE, COLUMNS, CallRecord
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -56,6 +57,10 @@ _SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM calls"
 
 class UnusableCallsError(Exception):
     """The file is of another program or of a later version."""
+
+
+class UnreadableCallsError(CoreError):
+    """The records of calls cannot be read."""
 
 
 @record
@@ -240,6 +245,29 @@ class CallDatabase:
             values,
         )
 
+    def measure_steps(
+        self, since_ms: int, until_ms: int, step_ms: int
+    ) -> Iterable[tuple[int, str, int, int, int, str]]:
+        """Read the calls by interval: its number, server, whether they failed, how many, tokens, durations."""
+        return self.connection.execute(
+            "SELECT (at_ms - ?1) / ?2, server, outcome <> 'ok', count(*), sum(tokens), group_concat(duration_us) "
+            "FROM calls WHERE at_ms >= ?1 AND at_ms < ?3 GROUP BY 1, 2, 3",
+            (since_ms, step_ms, until_ms),
+        )
+
+    def newest(self) -> int:
+        """Return the number of the last call; 0 if there is none."""
+        return int(self.connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
+
+    def related(self, call: CallRecord, limit: int) -> list[CallRecord]:
+        """Read the calls of the same trace, or else of the same turn, in their order; the call is among them."""
+        if not call.trace and not call.run:
+            return [call]
+        where, values = ("trace = ?", [call.trace]) if call.trace else ("run = ? AND turn = ?", [call.run, call.turn])
+        near = f"{_SELECT} WHERE {where} AND id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+        rows = self.connection.execute(near, [*values, call.id - limit, call.id + limit, limit])
+        return [CallRecord(*row) for row in rows]
+
     def find(self, number: int) -> tuple[CallRecord | None, Payload | None]:
         """Find a call by its number, and its texts if they are kept and have not expired."""
         row = self.connection.execute(f"{_SELECT} WHERE id = ?", (number,)).fetchone()
@@ -247,6 +275,19 @@ class CallDatabase:
             "SELECT arguments, result FROM payloads WHERE call = ? AND expires_ms > ?", (number, now_ms())
         ).fetchone()
         return (None if row is None else CallRecord(*row)), (None if texts is None else Payload(*texts))
+
+
+def open_calls() -> CallDatabase | None:
+    """Open the database of this user for reading; None if there is none.
+
+    Raises:
+        UnreadableCallsError: It cannot be read.
+    """
+    try:
+        path = os.path.join(state_dir(), CALLS_FILE)
+        return CallDatabase(path, write=False) if os.path.lexists(path) else None
+    except (OSError, sqlite3.Error, TypeError) as exc:
+        raise UnreadableCallsError(f"the records of calls cannot be read: {exc}") from exc
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:

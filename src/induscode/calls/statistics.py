@@ -71,3 +71,11 @@ def _summarize(server: str, name: str, durations: list[int], errors: int, tokens
 def find_percentile(ordered: Sequence[int], percent: int) -> int:
     """Find a percentile of sorted values by its nearest rank; 0 if there are none."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0
+
+
+def format_duration(microseconds: int) -> str:
+    """Format a duration in its largest unit with three digits: `1.24 ms`, `3.50 s`."""
+    if microseconds < 1_000:
+        return f"{microseconds} us"
+    value, unit = (microseconds / 1_000, "ms") if microseconds < 1_000_000 else (microseconds / 1_000_000, "s")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

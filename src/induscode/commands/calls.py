@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from indusagi.core.text import format_count
-from induscode.calls.statistics import GROUPS
+from induscode.calls.statistics import GROUPS, format_duration
 from induscode.commands.support.output import as_json, print_table, write_json
 from induscode.console import format_age, stdout_console
 from induscode.terminal import print_line, print_status
@@ -65,7 +64,7 @@ def command(
         raise click.UsageError(f"{given[0]} and {given[1]} exclude each other", context)
     if export and as_json:
         raise click.UsageError("--export and --json exclude each other", context)
-    from induscode.calls.database import CallFilter  # noqa: PLC0415 — imports SQLite
+    from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — imports SQLite
 
     chosen = CallFilter(
         server=wanted["server"],
@@ -76,7 +75,7 @@ def command(
     )
     if follow:
         return follow_calls(chosen, as_json=as_json)
-    database = _open_database()
+    database = open_calls()
     if database is None:
         if as_json:
             write_json({"calls": [], "dropped": 0} if by is None else {"by": by, "groups": [], "dropped": 0})
@@ -93,27 +92,6 @@ def command(
         else:
             _list_calls(database, chosen, limit, slow=slow, as_json=as_json)
     return 0
-
-
-def _open_database() -> CallDatabase | None:
-    """Open the database for reading; None if there is none.
-
-    Raises:
-        click.ClickException: It cannot be read.
-    """
-    import sqlite3  # noqa: PLC0415 — not for the help
-
-    from indusagi.core.app_dirs import state_dir  # noqa: PLC0415 — not for the help
-    from induscode.calls.database import CallDatabase  # noqa: PLC0415 — not for the help
-    from induscode.calls.record import CALLS_FILE  # noqa: PLC0415 — not for the help
-
-    try:
-        path = os.path.join(state_dir(), CALLS_FILE)
-        if not os.path.lexists(path):
-            return None
-        return CallDatabase(path, write=False)
-    except (OSError, sqlite3.Error, TypeError) as exc:
-        raise click.ClickException(f"the records of calls cannot be read: {exc}") from exc
 
 
 def parse_since(context: click.Context, text: str) -> int:
@@ -169,14 +147,6 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
     return call.id, time, call.via, who, tool, format_duration(call.duration_us), outcome, call.tokens
 
 
-def format_duration(microseconds: int) -> str:
-    """Format a duration in its largest unit with three digits: `1.24 ms`, `3.50 s`."""
-    if microseconds < 1_000:
-        return f"{microseconds} us"
-    value, unit = (microseconds / 1_000, "ms") if microseconds < 1_000_000 else (microseconds / 1_000_000, "s")
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
-
-
 def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     """Print calls as they are written, until a signal."""
     from dataclasses import replace  # noqa: PLC0415 — for this option
@@ -184,11 +154,11 @@ def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     import anyio  # noqa: PLC0415 — for this option
     from anyio import to_thread  # noqa: PLC0415 — for this option
 
-    from induscode.calls.database import CallFilter  # noqa: PLC0415 — for this option
+    from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — for this option
     from induscode.commands.support.runner import run_until_signal  # noqa: PLC0415 — for this option
 
     def read_next(after: int) -> list[CallRecord]:
-        database = _open_database()
+        database = open_calls()
         if database is None:
             return []
         with closing(database):

@@ -285,6 +285,21 @@ def find_cwd(directory: str) -> str | None:
     return cwd if isinstance(cwd, str) else None
 
 
+def read_rows(directory: str) -> Sequence[JsonObject]:
+    """Read the rows of the log in `directory` up to a damaged one, without opening the conversation. It blocks."""
+    rows: list[JsonObject] = []
+    try:
+        with open(os.path.join(directory, LOG_NAME), "rb") as file:
+            for line in file:
+                row = decode_line(line.rstrip(b"\n"))
+                if row is None:
+                    break
+                rows.append(row)
+    except OSError:
+        return ()
+    return rows
+
+
 def remove_old_conversations(root: str) -> None:
     """Remove conversations past `KEEP_DAYS` or past the newest `KEEP`; one that is in use stays."""
     oldest = now_ms() * 1_000_000 - KEEP_DAYS * _DAY_NS

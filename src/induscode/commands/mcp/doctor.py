@@ -12,9 +12,9 @@ import click
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from induscode.boot.runners import show_slow_start
-from induscode.commands.mcp.remedies import advise
 from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import as_json, print_notes, write_json
+from induscode.commands.support.remedies import advise
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import (
     build_reference_facts,

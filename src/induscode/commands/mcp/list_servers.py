@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import click
 
 from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.output import as_json, live_table, print_notes, print_table, write_json
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import (
     STATE_REMEDIES,
@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
-    from induscode.deck.mcp.boot import ServerPlan
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
+    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.launch.invocation import Invocation
 
+_KEYS = ("name", "transport", "phase", "tools", "scope", "message")
+_HEADS = tuple(key.upper() for key in _KEYS)
+_TOGETHER_S = 0.05
+"""Changes within this time are shown as one."""
 _NAMED = 3
 """Disabled tools that one line of the list names."""
 
@@ -40,8 +45,9 @@ _NAMED = 3
 @click.command("list")
 @as_json
 @click.option("--no-check", is_flag=True, help="Do not connect to them.")
+@click.option("--watch", is_flag=True, help="Keep them connected, and show every change, until Ctrl-C.")
 @click.pass_context
-def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool, **_: object) -> int:
     """List the servers and their states.
 
     Trusted servers are connected to, unless --no-check is given. Exit code 0, also if some of them fail: the list says
@@ -49,6 +55,10 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
+    if watch:
+        if as_json or no_check:
+            raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check", context)
+        return _watch_servers(plan)
     states = _read_states(plan, check=not no_check)
     rows = [_build_row(row, plan, states) for row in plan.rows]
     rows += _list_switched_off(invocation)
@@ -59,10 +69,56 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     elif not rows:
         print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
     else:
-        keys = ("name", "transport", "phase", "tools", "scope", "message")
-        cells = [["-" if row[key] is None else row[key] for key in keys] for row in rows]
-        print_table(tuple(key.upper() for key in keys), cells)
+        cells = [["-" if row[key] is None else row[key] for key in _KEYS] for row in rows]
+        print_table(_HEADS, cells)
     return 0
+
+
+def _watch_servers(plan: ServerPlan) -> int:
+    """Show the table again whenever a server changes."""
+
+    async def watch(_: CancelToken) -> int:
+        import anyio  # noqa: PLC0415 — for this option
+
+        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+        from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the bridge
+
+        changed = anyio.Event()
+
+        def note_change(_: FleetEvent) -> None:
+            changed.set()
+
+        options = BootOptions(lazy=(), reloadable=True, on_event=note_change, retention=START_ONCE.retention)
+        async with opened_store() as store:
+            mcp = await attach_servers(plan, store, options, wait=False)
+            try:
+                with live_table() as show:
+                    while True:
+                        changed = anyio.Event()
+                        states = _States(dict(mcp.status()), _count_tools(mcp), _group_disabled(mcp))
+                        rows = [_build_row(row, plan, states) for row in plan.rows]
+                        cells = [["-" if row[key] is None else row[key] for key in _KEYS] for row in rows]
+                        show(_HEADS, cells, "Ctrl-C ends it.")
+                        await changed.wait()
+                        await anyio.sleep(_TOGETHER_S)
+            finally:
+                await mcp.aclose()
+
+    return run_until_signal(watch)
+
+
+def _count_tools(mcp: BootedBridge) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for card in mcp.capabilities:
+        counts[card.ref.server] = counts.get(card.ref.server, 0) + 1
+    return counts
+
+
+def _group_disabled(mcp: BootedBridge) -> dict[str, Sequence[DisabledTool]]:
+    disabled: dict[str, list[DisabledTool]] = {}
+    for tool in mcp.disabled:
+        disabled.setdefault(tool.ref.server, []).append(tool)
+    return {**disabled}
 
 
 class _States(NamedTuple):

@@ -24,6 +24,7 @@ from induscode.commands.serve.options import (
     REQUESTS_PER_TOKEN,
     SESSIONS,
     Names,
+    PageMode,
     Schemas,
     ServeOptions,
     TaskHandling,
@@ -142,6 +143,11 @@ from induscode.search.options import SearchMode, read_search_options
     metavar="NAME",
     help="A tool that stays listed where tools are searched; * stands for any text (repeatable).",
 )
+@click.option(
+    "--page",
+    type=click.Choice(get_args(PageMode)),
+    help="With --http: the page at /ui, full (the default), for looking only, or none.",
+)
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
 @click.option(
@@ -183,6 +189,7 @@ def command(
     tasks: TaskHandling,
     search: SearchMode | None,
     always_list: tuple[str, ...],
+    page: PageMode | None,
     name: str,
     transparent: str | None,
     print_config: str | None,
@@ -197,7 +204,7 @@ def command(
     SIGTERM and the end of standard input stop it with exit code 0.
     """
     limits = {flag: context.params[key] for key, flag in LIMIT_FLAGS.items()}
-    only_http: dict[str, object] = {"--sse": sse, "--no-token": no_token, **limits}
+    only_http: dict[str, object] = {"--sse": sse, "--no-token": no_token, "--page": page, **limits}
     only_http |= {"--allowed-host": hosts, "--allowed-origin": origins, "--auth": context.params["auth"]}
     only_http |= {flag: context.params[key] for key, flag in AUTH_FLAGS.items()}
     if stdio and http is not None:
@@ -233,6 +240,7 @@ def command(
         names=names,
         tasks=tasks,
         search=read_search_options(invocation.settings, search, always_list),
+        page="off" if http is None or transparent is not None else page or "full",
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
         cluster=None if cluster is None else replace(cluster, affinity=invocation.settings.get(CLUSTER_AFFINITY)),
     )

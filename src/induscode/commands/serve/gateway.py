@@ -343,12 +343,24 @@ class Gateway:
 
     def build_agent_deck(self) -> ToolDeck:
         """Build the deck of a sub-agent: its calls of servers are checked as strictly as those of native cards."""
+        return self._build_deck().map_capabilities(self.checks.native)
+
+    def build_page_deck(self) -> ToolDeck:
+        """Build the deck of a person at the page, without permission checks."""
+        return graft_addon_cards(self._build_deck(), self.session.addons)
+
+    def _build_deck(self) -> ToolDeck:
         live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
-        return self.session.native_deck().graft(live).map_capabilities(self.checks.native)
+        return self.session.native_deck().graft(live)
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List the disabled tools, and items of other kinds."""
         return self._enrolment.disabled
+
+    def approve(self, ref: RemoteToolRef) -> None:
+        """Approve the present definition of a disabled item, and tell the clients."""
+        if self._enrolment.approve(ref):
+            self._changed.set()
 
     def find_disabled(self, name: str) -> DisabledTool | None:
         """Find a disabled tool by the name that clients call."""

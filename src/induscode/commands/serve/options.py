@@ -39,6 +39,7 @@ Names: TypeAlias = Literal["server", "plain"]
 """Names of servers' items: with the server before them, or their own where no other server has the same."""
 TaskHandling: TypeAlias = Literal["wait", "refuse"]
 """Calls that need a task, of clients that know no tasks: their result is waited for, or the server refuses them."""
+PageMode: TypeAlias = Literal["full", "read-only", "off"]
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
     r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})", re.ASCII
@@ -65,6 +66,12 @@ class ServeOptions:
     """The cluster that it is a node of."""
     tasks: TaskHandling = "wait"
     search: SearchOptions = field(default_factory=SearchOptions)
+    page: PageMode = "off"
+    """With HTTP: the page at `/ui`, for looking only or for everything."""
+    is_ui: bool = False
+    """Whether the page is what the command is for (`indus ui`): its address is printed with the key in any case."""
+    opens_browser: bool = False
+    """Whether the page is opened in a browser as soon as it is served."""
 
 
 _FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
@@ -93,6 +100,7 @@ def check_entry_flags(context: click.Context) -> None:
 
 
 _BESIDE_RELAY = (
+    "page",
     "schemas",
     "view",
     "names",

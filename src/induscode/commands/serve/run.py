@@ -9,6 +9,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -55,7 +56,7 @@ from induscode.session.contract import ExitCode
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
@@ -65,10 +66,11 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ToolBox
     from induscode.calls.metrics import CallMetrics
-    from induscode.commands.serve.options import ServeOptions
+    from induscode.commands.serve.options import PageMode, ServeOptions
     from induscode.commands.serve.process import SignalState
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.launch.invocation import Invocation
+    from induscode.ui.site import PageSite
 
 
 class Host(Protocol):
@@ -191,6 +193,8 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
 
         metrics = CallMetrics()
         settings = replace(settings, metrics=metrics.render, more_tokens=[token.decode() for token in tokens])
+    site = await _build_site(options.page, tokens)
+    settings = None if settings is None else replace(settings, site=site)
     following = anyio.CancelScope()
     what = f"as {context.info.name!r}"
     codes: list[int] = []
@@ -200,7 +204,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
         stack.callback(searched.close)
 
         async def serve() -> None:
-            codes.append(await _serve(host, settings, signals, what, up, has_clients=_has_clients(options)))
+            codes.append(await _serve(host, settings, signals, what, up, options, site))
             following.cancel()
 
         group.start_soon(serve)
@@ -215,6 +219,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
                 clients.open(gateway.session.mcp)
                 searched.journal = gateway.session.mcp.journal
                 opened.set()
+                _open_page(stack, site, gateway)
                 _announce_stdio(options, what)
                 with following:
                     codes.extend(await _follow_servers(gateway, host, signals, up, ready))
@@ -236,6 +241,26 @@ def _open_task_map() -> TaskMap | None:
         return TaskMap(os.path.join(state_dir(), TASKS_FILE))
     except OSError:
         return None  # the note about the ledger says so
+
+
+async def _build_site(mode: PageMode, view_tokens: Collection[bytes]) -> PageSite | None:
+    """Build the site of the page; None if it is off."""
+    if mode == "off":
+        return None
+    await to_thread.run_sync(import_module, "induscode.ui.site")  # takes a while to load
+    from induscode.ui.access import PageAccess  # noqa: PLC0415 — over HTTP only
+    from induscode.ui.site import PageSite  # noqa: PLC0415 — over HTTP only
+
+    return PageSite(PageAccess(can_act=mode == "full"), frozenset(view_tokens))
+
+
+def _open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) -> None:
+    """Show the gateway on its page, until `stack` closes."""
+    if site is not None:
+        from induscode.commands.serve.page import GatewayPage  # noqa: PLC0415 — over HTTP only
+
+        site.source = page = GatewayPage(gateway)
+        stack.push_async_callback(page.aclose)
 
 
 def _report_auth(
@@ -357,12 +382,12 @@ async def _serve(
     signals: SignalState,
     what: str,
     up: anyio.Event,
-    *,
-    has_clients: bool = True,
+    options: ServeOptions,
+    site: PageSite | None = None,
 ) -> int:
     """Serve over stdio or HTTP until it ends; `up` is set as soon as it serves."""
     try:
-        if not has_clients:
+        if not _has_clients(options):
             up.set()
             await signals.end.wait()
             return 0
@@ -379,20 +404,43 @@ async def _serve(
                 print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
             if settings.sse:
                 print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
-            if settings.auth is not None:
-                print_status(f"clients need an access token of {settings.auth.issuer}")
-            elif serving.token_path is None:
-                print_status("no token is asked: every program of this machine can call these tools")
-            elif serving.token_is_new:
-                print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
-            else:
-                print_status(f"token: in {serving.token_path}")
+            _announce_access(settings, serving)
+            if site is not None:
+                await _announce_page(site, serving.url.removesuffix(settings.path), serving.token, options)
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
         print_status(str(fault))
         return int(ExitCode.FAILED)
     return 0
+
+
+def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
+    """Print what a client needs to be let in."""
+    if settings.auth is not None:
+        print_status(f"clients need an access token of {settings.auth.issuer}")
+    elif serving.token_path is None:
+        print_status("no token is asked: every program of this machine can call these tools")
+    elif serving.token_is_new:
+        print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
+    else:
+        print_status(f"token: in {serving.token_path}")
+
+
+async def _announce_page(site: PageSite, url: str, token: str | None, options: ServeOptions) -> None:
+    """Print the address of the page; with its key only where a person reads it, and not a log."""
+    site.access.token = token or ""
+    address = f"{url}{site.prefix}"
+    if can_ask_user() or options.is_ui:
+        address += f"?key={site.access.key}"
+        print_status(f"page: {address}")
+    else:
+        print_status(f"page: {address}" + (", sign in with the token" if token else ""))
+    if options.opens_browser:
+        from induscode.sign_in.prompts import open_browser  # noqa: PLC0415 — for `indus ui`
+
+        if not await to_thread.run_sync(open_browser, address):
+            print_status("there is no browser here: open the address of the page in one")
 
 
 # -- the relay of one server ------------------------------------------------------------------
@@ -427,5 +475,5 @@ async def _serve_relay(config: ServerConfig, options: ServeOptions) -> int:
         host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
         _announce_stdio(options, what)
-        code = await _serve(host, _report_auth(options.settings), signals, what, anyio.Event())
+        code = await _serve(host, _report_auth(options.settings), signals, what, anyio.Event(), options)
     return code or signals.code

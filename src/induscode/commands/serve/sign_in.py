@@ -51,7 +51,7 @@ class GatewaySignIns:
     def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:
         self._bridge = bridge
         self._started_ms = started_ms
-        self._is_personal = is_personal
+        self.is_personal = is_personal
         self._locks: dict[str, anyio.Lock] = {}
         self._saved: dict[str, int] = {}
         """When the last sign-in that was tried was stored, by server."""
@@ -76,7 +76,7 @@ class GatewaySignIns:
         return {
             qualify_tool_name(RemoteToolRef(server, _TOOL)): server
             for server, status in self._bridge.fleet.status().items()
-            if self._is_personal and needs_sign_in(status.fault) and server not in known
+            if self.is_personal and needs_sign_in(status.fault) and server not in known
         }
 
     async def run_tool(self, server: str) -> ToolResult:
@@ -92,7 +92,7 @@ class GatewaySignIns:
         command = f"server {server!r} needs a sign-in: indus mcp login {server}"
         elicitation = None if caller is None else caller.capabilities.get("elicitation")
         can_open_pages = isinstance(elicitation, dict) and "url" in elicitation
-        if config is None or caller is None or not can_open_pages or not self._is_personal:
+        if config is None or caller is None or not can_open_pages or not self.is_personal:
             return command
         lock = self._locks.setdefault(server, anyio.Lock())
         if lock.locked():

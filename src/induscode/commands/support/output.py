@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from induscode.console import print_rich_table, stdout_console
+from induscode.console import build_rich_table, print_rich_table, stdout_console
 from induscode.terminal import escape_unprintable, print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonLike
@@ -36,6 +37,35 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
             for cell, width, number in zip(line, widths, numbers, strict=True)
         ]
         print_line(_GAP.join(parts).rstrip())
+
+
+@contextmanager
+def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]], str], None]]:
+    """Give a function that shows a table with a line below it, in place of the one before; for a terminal.
+
+    Elsewhere each table is printed below the last one. What was on the screen before stays there.
+    """
+    console = stdout_console()
+    if console is None:
+
+        def print_next(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
+            print_table(heads, rows)
+            print_line(line)
+
+        yield print_next
+        return
+    from rich.console import Group  # noqa: PLC0415 — for a terminal only
+    from rich.live import Live  # noqa: PLC0415 — for a terminal only
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+
+        def replace_last(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
+            cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
+            right = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
+            live.update(Group(build_rich_table(heads, cells, right), Text(line, "dim")), refresh=True)
+
+        yield replace_last
 
 
 def write_json(value: JsonLike, *, indent: int | None = 2) -> None:

@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.commands.mcp.remedies import advise
+from induscode.commands.support.remedies import advise
 from induscode.commands.support.servers import (
     STATE_REMEDIES,
     build_unknown_server,

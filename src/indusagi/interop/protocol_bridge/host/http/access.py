@@ -49,7 +49,7 @@ def check_request(request: HttpRequest, policy: AccessPolicy) -> None:
         value.lower() not in policy.origins for name, value in request.lines if name == "origin"
     ):
         raise HttpRefusal(403, "requests from that origin are not allowed")
-    if request.path not in policy.paths:
+    if request.path not in policy.paths and not policy.is_site(request.path):
         # Before the token: a client that gets 401 for a discovery path would start to sign in there.
         raise HttpRefusal(404, "there is nothing at this path")
 

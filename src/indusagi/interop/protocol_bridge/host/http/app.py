@@ -39,6 +39,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     NoResponse,
 )
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS, OLD_MESSAGES, OLD_STREAM
+from indusagi.interop.protocol_bridge.host.http.site import refuse_method, serve_site
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
@@ -265,10 +266,13 @@ class HostApp:
             HttpRefusal: The access policy refuses it, or the host is stopping.
         """
         check_request(request, self._policy)
-        if self._access is None:
-            check_user_token(request, self._policy)
         if self._is_stopping:
             raise HttpRefusal(503, "the host is stopping", close=True)
+        site = self._settings.site
+        if site is not None and self._policy.is_site(request.path) and "authorization" not in request.headers:
+            return site.accept(request)
+        if self._access is None:
+            check_user_token(request, self._policy)
         return self._access is None or self._access.accept(request, self._start_task)
 
     def handle(self, request: HttpRequest) -> None:
@@ -300,6 +304,9 @@ class HostApp:
         elif path == METRICS:
             self._require_method(request, "GET")
             request.respond(200, self._write_metrics(), [(b"content-type", _METRICS_TYPE)])
+        elif self._settings.site is not None and self._policy.is_site(path):
+            quota, site = self._quota, self._settings.site
+            self._start(partial(serve_site, site, request, quota.take_stream, quota.give_stream), request)
         elif path == OLD_STREAM:
             self._require_method(request, "GET")
             self._start(partial(self._open_old_stream, request), request)
@@ -328,9 +335,7 @@ class HostApp:
     @staticmethod
     def _require_method(request: HttpRequest, method: str, allowed: str | None = None) -> None:
         if request.method != method:
-            # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6
-            names = allowed or method
-            raise HttpRefusal(405, f"only {names}", headers=[(b"allow", names.encode())])
+            raise refuse_method(allowed or method)
 
     def _read_message(self, request: HttpRequest) -> JsonObject:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:

@@ -28,7 +28,7 @@ EVENTS = "text/event-stream"
 CLIENT_GONE = "the client went away"
 _REQUEST_CANCELLED = -32800
 _BUSY_STATUSES = frozenset({429, 503})
-_STREAM_HEADERS: Headers = (
+STREAM_HEADERS: Headers = (
     (b"content-type", EVENTS.encode()),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -230,7 +230,7 @@ class HttpResponse:
         """Turn the response into an event stream, with a first event if there is one."""
         if not self._streams:
             self._streams = True
-            self._connection.start_stream([*_STREAM_HEADERS, *self._headers])
+            self._connection.start_stream([*STREAM_HEADERS, *self._headers])
         if event:
             self._write_event(event, data)
 

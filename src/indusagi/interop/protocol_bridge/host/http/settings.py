@@ -17,6 +17,7 @@ from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
+from indusagi.interop.protocol_bridge.host.http.site import Site
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class HttpSettings:
     served."""
     router: SessionRouter | None = field(default=None, repr=False)
     """Sends requests for sessions of other nodes there; None: all sessions are here."""
+    site: Site | None = field(default=None, repr=False)
+    """Pages for a browser beside the MCP endpoint; None: there are none."""
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
     head_s: float = 10.0
@@ -146,6 +149,12 @@ class AccessPolicy:
     origins: frozenset[str]
     paths: frozenset[str]
     """Paths that are served."""
+    site: str | None = None
+    """The path below which a site answers."""
+
+    def is_site(self, path: str) -> bool:
+        """Tell whether a path belongs to the site."""
+        return self.site is not None and (path == self.site or path.startswith(f"{self.site}/"))
 
 
 def is_loopback(host: str) -> bool:
@@ -187,7 +196,8 @@ def build_access_policy(
     if settings.metrics is not None:
         paths.add(METRICS)
     encoded = tuple(token.encode() for token in tokens)
-    return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths))
+    site = None if settings.site is None else settings.site.prefix
+    return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths), site)
 
 
 def build_url(settings: HttpSettings, port: int) -> str:

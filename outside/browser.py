@@ -5,11 +5,13 @@ https://chromedevtools.github.io/devtools-protocol/ (`--remote-debugging-pipe`: 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+_LAUNCH = """
+import os, sys
+ends = [os.dup(int(end)) for end in sys.argv[1:3]]
+for number, end in enumerate(ends, 3):
+    os.dup2(end, number)
+    os.set_inheritable(number, True)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+"""The browser reads descriptor 3 and writes 4. Not every shell can renumber a descriptor above 9."""
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
 _QUIET_STEPS = 10
@@ -49,10 +60,44 @@ class Chromium:
         self._reader = reader
         self._rest = b""
         self._number = 0
+        self.events: list[dict[str, Any]] = []
+        """What the browser has reported by itself."""
         target = self._send("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self._send("Target.attachToTarget", {"targetId": target, "flatten": True})
         self._session = attached["sessionId"]
         self._send("Page.enable")
+
+    def open(self, url: str) -> None:
+        """Open a page, and wait until it is complete.
+
+        Raises:
+            BrowserFailed: It is not, within a minute.
+        """
+        self._send("Page.navigate", {"url": url})
+        deadline = time.monotonic() + _ANSWER_S
+        wanted = url.partition("?key=")[0]
+        while time.monotonic() < deadline:
+            address = str(self.evaluate("location.href"))
+            if address.startswith(wanted) and self.evaluate("document.readyState") == "complete":
+                return
+            time.sleep(_PAUSE_S / 4)
+        raise BrowserFailed(f"the browser does not come to {url}")
+
+    def watch(self) -> None:
+        """Have requests, messages of the console and errors reported in `events`."""
+        for domain in ("Network", "Log", "Runtime"):
+            self._send(f"{domain}.enable")
+
+    def resize(self, width: int, height: int, scheme: str) -> None:
+        """Set the size of the window, and the colour scheme that the person prefers."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._send("Emulation.setDeviceMetricsOverride", size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._send("Emulation.setEmulatedMedia", {"features": features})
+
+    def take_picture(self) -> bytes:
+        """Take a picture of what is shown, as PNG."""
+        return base64.b64decode(self._send("Page.captureScreenshot", {"format": "png"})["data"])
 
     def sign_in(self, url: str, end: str) -> str:
         """Open a page, do what each page asks for, and return the address that begins with `end`."""
@@ -65,9 +110,9 @@ class Chromium:
                 address = history["entries"][history["currentIndex"]]["url"]
             if address.startswith(end):
                 return address
-            ready = self._evaluate("document.readyState") == "complete"
-            body = self._evaluate("document.documentElement.innerHTML") if ready else None
-            if body and body != seen and self._evaluate(_STEP) == "clicked":
+            ready = self.evaluate("document.readyState") == "complete"
+            body = self.evaluate("document.documentElement.innerHTML") if ready else None
+            if body and body != seen and self.evaluate(_STEP) == "clicked":
                 seen = body
         raise BrowserFailed(f"the browser stayed at {address}")
 
@@ -77,8 +122,8 @@ class Chromium:
         deadline, quiet = time.monotonic() + _ANSWER_S, 0
         while quiet < _QUIET_STEPS and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
-            if self._evaluate("document.readyState") == "complete":
-                quiet = 0 if self._evaluate(_STEP) == "clicked" else quiet + 1
+            if self.evaluate("document.readyState") == "complete":
+                quiet = 0 if self.evaluate(_STEP) == "clicked" else quiet + 1
 
     def wait_for_text(self, text: str) -> None:
         """Wait until the page shows a text.
@@ -87,14 +132,15 @@ class Chromium:
             BrowserFailed: It shows another.
         """
         deadline = time.monotonic() + _ANSWER_S
-        while text not in (shown := str(self._evaluate("document.body && document.body.innerText"))):
+        while text not in (shown := str(self.evaluate("document.body && document.body.innerText"))):
             if time.monotonic() > deadline:
                 raise BrowserFailed(f"the page in the browser says: {shown!r}")
             time.sleep(_PAUSE_S)
 
-    def _evaluate(self, script: str) -> Any:
+    def evaluate(self, script: str) -> Any:
+        """Run a script in the page, and return its value."""
         # Any: the value of a script.
-        answer = self._send("Runtime.evaluate", {"expression": script, "returnByValue": True})
+        answer = self._send("Runtime.evaluate", {"expression": script, "returnByValue": True, "awaitPromise": True})
         return answer.get("result", {}).get("value")
 
     def _send(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -112,6 +158,8 @@ class Chromium:
                 continue
             self._rest = rest
             answer = json.loads(line)
+            if "method" in answer:
+                self.events.append(answer)
             if answer.get("id") == self._number:
                 if "error" in answer:
                     # A page that is just being replaced has no context.
@@ -132,7 +180,7 @@ def opened_chromium(program: str) -> Generator[Chromium]:
     to_us, from_browser = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [
-            *("sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', program),
+            *(sys.executable, "-I", "-S", "-c", _LAUNCH, str(to_browser), str(from_browser), program),
             *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
             *("--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"),
         ]

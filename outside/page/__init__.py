@@ -1,0 +1,1 @@
+"""`make page`: the page in a real browser."""

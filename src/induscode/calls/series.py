@@ -1,0 +1,70 @@
+"""Calls over time: equal intervals with their numbers, durations and tokens, for plots and live displays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.core.records import record
+from induscode.calls.statistics import find_percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from induscode.calls.database import CallDatabase
+
+NATIVE = "native"
+"""Stands for the calls of native tools, which have no server."""
+
+
+@record(kw_only=True)
+class CallSeries:
+    """The calls between two times, in equal intervals, the oldest first."""
+
+    since_ms: int
+    step_ms: int
+    calls: Sequence[int]
+    errors: Sequence[int]
+    p50_us: Sequence[int]
+    p95_us: Sequence[int]
+    tokens: Mapping[str, Sequence[int]]
+    """Estimated tokens by server."""
+    latency_us: Mapping[str, Sequence[int]]
+    """The median duration by server."""
+
+    counts: Mapping[str, int]
+    """The number of calls by server."""
+
+    @property
+    def until_ms(self) -> int:
+        """The end of the last interval."""
+        return self.since_ms + self.step_ms * len(self.calls)
+
+
+def read_series(database: CallDatabase, until_ms: int, step_ms: int, steps: int) -> CallSeries:
+    """Read the calls of the last `steps` intervals before `until_ms`. It blocks."""
+    since_ms = until_ms - step_ms * steps
+    durations: list[list[int]] = [[] for _ in range(steps)]
+    of_server: dict[str, list[list[int]]] = {}
+    errors, tokens = [0] * steps, dict[str, list[int]]()
+    for step, server, is_error, count, spent, joined in database.measure_steps(since_ms, until_ms, step_ms):
+        name = server or NATIVE
+        values = [*map(int, joined.split(","))]
+        durations[step] += values
+        of_server.setdefault(name, [[] for _ in range(steps)])[step] += values
+        tokens.setdefault(name, [0] * steps)[step] += spent
+        errors[step] += count if is_error else 0
+    for values in durations:
+        values.sort()
+    return CallSeries(
+        since_ms=since_ms,
+        step_ms=step_ms,
+        calls=[*map(len, durations)],
+        errors=errors,
+        p50_us=[find_percentile(values, 50) for values in durations],
+        p95_us=[find_percentile(values, 95) for values in durations],
+        tokens=dict(sorted(tokens.items())),
+        counts={name: sum(map(len, steps_of)) for name, steps_of in of_server.items()},
+        latency_us={
+            name: [find_percentile(sorted(values), 50) for values in steps_of] for name, steps_of in of_server.items()
+        },
+    )

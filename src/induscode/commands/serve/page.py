@@ -1,0 +1,297 @@
+"""The page of a gateway: what it shows of the gateway, and what a person at it can do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import compact_json
+from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
+from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
+from indusagi.runtime.calls import CallingClient, current_client
+from indusagi.runtime.contract import ToolCall
+from induscode.commands.support.catalog import estimate_definition
+from induscode.commands.support.remedies import advise
+from induscode.commands.support.servers import STATE_REMEDIES, find_row, list_secret_warnings, name_transport
+from induscode.deck.contract import BridgeFault
+from induscode.deck.mcp.config.trust import TrustStore
+from induscode.deck.mcp.content import ServerContent
+from induscode.session.permissions.check import CheckedCard, Permissions
+from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.session.permissions.store import RuleStore, load_startup_rules
+from induscode.sign_in.servers import sign_in_to_server
+from induscode.ui.contract import ActionReply, CallReply, ServerAction, ServerFacts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.auth.callback import RedirectListener
+    from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from induscode.boot.session import Session
+    from induscode.commands.serve.gateway import Gateway
+    from induscode.commands.support.permissions import Wrap
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.provision import ToolDeck
+    from induscode.session.permissions.confirm import Approver, PermissionRequest
+
+_SIGN_IN_START_S: Final = 30.0
+"""How long an issuer may take until the address of its sign-in is known."""
+_CLIENT = CallingClient("page")
+
+
+class _PageApprover:
+    """Approves the question that the person at the page has seen and answered; keeps any other for the person."""
+
+    def __init__(self, answer: str) -> None:
+        self._answer = answer
+        self.question: PermissionRequest | None = None
+        self.key = ""
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once if the person has approved exactly this, or else keep the question."""
+        shown = compact_json([request.title, *request.lines, *request.reasons])
+        self.key = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+        if self.key == self._answer:
+            return PermissionAnswer(ApprovalScope.ONCE)
+        self.question = request
+        return PermissionAnswer(None, "it waits for an answer on the page")
+
+
+class _PressedButton:
+    """Approves once what a rule does not ask about."""
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once, unless a rule asks."""
+        if request.asked_by_rule:
+            return PermissionAnswer(None, "a rule asks about it, which the page cannot do here")
+        return PermissionAnswer(ApprovalScope.ONCE)
+
+
+class _PageRedirect:
+    """Shows the address of the sign-in on the page, and waits for the redirect on this machine."""
+
+    def __init__(self, listener: RedirectListener, started: SignInStart) -> None:
+        self._listener = listener
+        self._started = started
+
+    @property
+    def redirect_uri(self) -> str:
+        return self._listener.redirect_uri
+
+    async def authorize(self, url: str) -> Mapping[str, str]:
+        check_authorization_url(url)
+        state = read_state(url)
+        self._listener.expect(state)
+        self._started.show(url)
+        return await self._listener.wait(state)
+
+
+class SignInStart:
+    """A sign-in that was started at the page: the address that the person opens, or the problem."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.problem = ""
+        self.known = anyio.Event()
+        """Set once there is one of the two, or the sign-in is complete."""
+
+    def show(self, url: str) -> None:
+        """Set the address."""
+        self.url = url
+        self.known.set()
+
+    @asynccontextmanager
+    async def open_redirect(
+        self, settings: AuthSettings, registered: Sequence[str]
+    ) -> AsyncGenerator[RedirectReceiver]:
+        """Listen for the redirect on this machine."""
+        async with listen_for_redirect(settings, registered) as listener:
+            yield _PageRedirect(listener, self)
+
+    async def show_device_code(self, code: DeviceCode) -> None:
+        """Show where the code is entered."""
+        url = code.verification_uri_complete or code.verification_uri
+        check_authorization_url(url)
+        self.show(url)
+
+
+class GatewayPage:
+    """A `PageSource` over a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._sign_ins: dict[str, BackgroundTask] = {}
+
+    async def aclose(self) -> None:
+        """End the sign-ins that wait for their person."""
+        for task in self._sign_ins.values():
+            task.cancel()
+            await task.join()
+
+    @property
+    def session(self) -> Session:
+        """The deck, the servers and the ledger."""
+        return self._gateway.session
+
+    @property
+    def plan(self) -> ServerPlan:
+        """The configured servers as they are now."""
+        return self._gateway.plan
+
+    def deck(self) -> ToolDeck:
+        """Build the deck that clients are served, without permission checks."""
+        return self._gateway.build_page_deck()
+
+    # -- servers ----------------------------------------------------------------------------
+
+    async def list_servers(self) -> Sequence[ServerFacts]:
+        """Describe the configured servers."""
+        return [await self._describe(row) for row in self.plan.rows]
+
+    async def _describe(self, row: ServerRow) -> ServerFacts:
+        mcp = self.session.mcp
+        cards = [card for card in mcp.capabilities if card.ref.server == row.id]
+        state, status = self.plan.state_of(row), mcp.status().get(row.id)
+        facts = ServerFacts(
+            name=row.id,
+            transport=name_transport(row.config),
+            state=state if status is None or state != "startable" else str(status.phase),
+            scope=row.origin.scope,
+            file=row.origin.file,
+            tools=len(cards),
+            tokens=sum(estimate_definition(card.descriptor) for card in cards),
+            answer_s=None if status is None else status.answer_s,
+            restarts=0 if status is None else status.restarts,
+            disabled=sum(tool.ref.server == row.id for tool in mcp.disabled),
+        )
+        if state != "startable" or status is None:
+            message, _, remedy = STATE_REMEDIES.get(state, "").format(row.id).partition(": ")
+            warnings = (f"WARNING: {warning}" for warning in list_secret_warnings(row))
+            actions: tuple[ServerAction, ...] = ("trust",) if state in {"untrusted", "changed"} else ()
+            return replace(facts, message=" ".join([message, *warnings]), remedy=remedy, actions=actions)
+        running = status.phase is EndpointPhase.READY
+        actions = ("stop", "restart") if running else ("start",)
+        if needs_sign_in(status.fault):
+            actions = ("sign-in",)
+        if status.fault is None:
+            return replace(facts, actions=actions)
+        message = " ".join(str(status.fault).removeprefix(f"server {row.id!r}: ").split())
+        if status.next_try_s is not None:
+            message += f" (next try in {status.next_try_s:.0f} s)"
+        # In a thread: it looks for the lock files of package managers.
+        looking = partial(advise, row.id, self.plan.configs[row.id], status.fault, os.environ, connected=running)
+        advice = await to_thread.run_sync(looking)
+        return replace(facts, message=message, remedy=advice.remedy, actions=actions)
+
+    def describe_config(self, server: str) -> Sequence[str]:
+        """Describe a server's row completely, without values of secrets."""
+        return TrustStore().question(find_row(self.plan, server)).details
+
+    async def act(self, server: str, action: ServerAction) -> ActionReply:
+        """Start, stop, restart, trust or sign in to a server.
+
+        Raises:
+            CoreError: It cannot be done.
+        """
+        row = next((row for row in self.plan.rows if row.id == server), None)
+        if row is None:
+            raise BridgeFault(f"there is no server {server!r}")
+        fleet, state = self.session.mcp.fleet, self.plan.state_of(row)
+        if action == "trust":
+            # The gateway watches the file of consents.
+            await to_thread.run_sync(TrustStore().approve, row)
+            return ActionReply(f"{server}: trusted as it is. It starts within a second.")
+        if state != "startable":
+            raise BridgeFault(f"server {server!r} cannot be started: {STATE_REMEDIES[state].format(server)}")
+        if action == "stop":
+            await fleet.stop(server)
+            return ActionReply(f"{server}: stopped. A call of one of its tools starts it again.")
+        if action == "sign-in":
+            return await self._sign_in(server)
+        await (fleet.restart(server) if action == "restart" else self.session.mcp.wake([server]))
+        status = self.session.mcp.status()[server]
+        return ActionReply(f"{server}: {status.phase}" + ("" if status.fault is None else f": {status.fault}"))
+
+    async def _sign_in(self, server: str) -> ActionReply:
+        if not self._gateway.sign_ins.is_personal:
+            # The redirect arrives at a loopback address of this machine, and the sign-in belongs to its user.
+            raise BridgeFault(f"sign in on the machine of the gateway: indus mcp login {server}")
+        if server in self._sign_ins:
+            self._sign_ins[server].cancel()
+            await self._sign_ins[server].join()
+        started, task = SignInStart(), BackgroundTask(f"sign-in to {server!r}")
+        self._sign_ins[server] = task
+        task.start(self._finish_sign_in(server, started))
+        with anyio.move_on_after(_SIGN_IN_START_S):
+            await started.known.wait()
+        if started.problem:
+            raise BridgeFault(f"not signed in to {server!r}: {started.problem}")
+        if started.url:
+            return ActionReply(f"Sign in to {server!r} at this address. The server starts afterwards.", started.url)
+        return ActionReply(
+            f"{server}: signed in" if started.known.is_set() else f"{server}: its issuer does not answer yet"
+        )
+
+    async def _finish_sign_in(self, server: str, started: SignInStart) -> None:
+        try:
+            await sign_in_to_server(self.plan.configs[server], started)
+            await self.session.mcp.wake([server])
+        except AuthFault as exc:
+            started.problem = str(exc)
+        finally:
+            started.known.set()
+
+    # -- items ------------------------------------------------------------------------------
+
+    def approve(self, ref: RemoteToolRef) -> None:
+        """Approve the present definition of a disabled item; clients hear of it."""
+        self._gateway.approve(ref)
+
+    async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
+        """Call a tool as the person at the page."""
+        approver = _PageApprover(answer)
+        deck = self.deck().map_capabilities(await self._build_wrap(approver))
+        current_client.set(_CLIENT)
+        outcome = await deck.into_tool_box().runner.run(ToolCall(f"page_{new_ulid()}", name, arguments))
+        if approver.question is not None:
+            return CallReply(question=approver.question, key=approver.key)
+        return CallReply(outcome)
+
+    async def _build_wrap(self, approver: Approver) -> Wrap:
+        """Build what stands around each card: the user's rules with the person at the page, then the addons."""
+        store = RuleStore()
+        rules, _ = await to_thread.run_sync(load_startup_rules, store, self.session.invocation.cwd)
+        permissions, addons = Permissions(rules, approver=approver, store=store), self.session.addons
+
+        def wrap(card: Capability) -> Capability:
+            checked = CheckedCard(card, permissions)
+            return addons.wrap(checked) if addons.intercepts else checked
+
+        return wrap
+
+    async def _open_content(self) -> ServerContent:
+        # Pressing the button is the approval; what a rule denies is denied.
+        wrap = await self._build_wrap(_PressedButton())
+        return ServerContent(self.session.mcp, wrap, self.session.native.context)
+
+    async def read_resource(self, server: str, uri: str) -> JsonObject:
+        """Read a resource."""
+        return await (await self._open_content()).read_resource(server, uri)
+
+    async def get_prompt(self, server: str, name: str, arguments: JsonObject) -> JsonObject:
+        """Get the messages of a prompt."""
+        return await (await self._open_content()).get_prompt(server, name, arguments)

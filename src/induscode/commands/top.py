@@ -1,0 +1,115 @@
+"""`indus top`: the calls of all runs as they happen: rates, durations, failures and tokens of each server."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.calls.statistics import format_duration
+from induscode.commands.support.output import as_json, live_table, print_table, write_json
+from induscode.console import stdout_console
+from induscode.terminal import print_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from induscode.calls.series import CallSeries
+
+_STEPS = 30
+_HEADS = ("SERVER", "CALLS", "PER SECOND", "MEDIAN", "TOKENS", "LATENCY OVER TIME")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@click.command("top")
+@click.option(
+    "--minutes", type=click.IntRange(1, 1440), default=5, show_default=True, metavar="N", help="The time shown."
+)
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, metavar="S", help="Seconds."
+)
+@click.option("--once", is_flag=True, help="Show it once, and end; so does output that is not a terminal.")
+@as_json
+def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
+    """Show the calls of every run of this user as they happen, until Ctrl-C.
+
+    The figures are those of the page (indus ui) and of indus calls: all come from the records of calls.
+    """
+    if as_json:
+        write_json(_build_json(_read(minutes)))
+        return 0
+    if once or stdout_console() is None:
+        rows, line = _format(_read(minutes), minutes)
+        if rows:
+            print_table(_HEADS, rows)
+        print_line(line)
+        return 0
+    import anyio  # noqa: PLC0415 — for a terminal
+    from anyio import to_thread  # noqa: PLC0415 — for a terminal
+
+    from induscode.commands.support.runner import run_until_signal  # noqa: PLC0415 — for a terminal
+
+    async def watch(_: CancelToken) -> int:
+        with live_table() as show:
+            while True:
+                rows, line = _format(await to_thread.run_sync(_read, minutes), minutes)
+                show(_HEADS, rows, f"{line}  Ctrl-C ends it.")
+                await anyio.sleep(interval)
+
+    return run_until_signal(watch)
+
+
+def _read(minutes: int) -> CallSeries | None:
+    """Read the calls of the last minutes; None if none was ever recorded. It blocks."""
+    from indusagi.core.time import now_ms  # noqa: PLC0415 — not for the help
+    from induscode.calls.database import open_calls  # noqa: PLC0415 — imports SQLite
+    from induscode.calls.series import read_series  # noqa: PLC0415 — imports SQLite
+
+    database = open_calls()
+    if database is None:
+        return None
+    with closing(database):
+        return read_series(database, now_ms(), minutes * 60_000 // _STEPS, _STEPS)
+
+
+def _format(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[object]], str]:
+    """Format the rows of the servers, and the line about all of them."""
+    if series is None or not any(series.calls):
+        return [], f"No call in the last {minutes} min."
+    seconds = minutes * 60
+    rows: list[Sequence[object]] = []
+    for server, values in sorted(series.latency_us.items(), key=lambda item: -series.counts[item[0]]):
+        present = sorted(value for value in values if value)
+        median = present[len(present) // 2] if present else 0
+        count, tokens = series.counts[server], sum(series.tokens[server])
+        rows.append((server, count, f"{count / seconds:.2f}", format_duration(median), tokens, draw_bars(values)))
+    calls, errors = sum(series.calls), sum(series.errors)
+    slowest = max(series.p95_us)
+    return rows, f"{calls:,} calls in {minutes} min, {errors:,} failed, highest p95 {format_duration(slowest)}."
+
+
+def draw_bars(values: Sequence[int]) -> str:
+    """Draw values as bars of one character each; a blank for an interval without calls."""
+    top = max(values, default=0)
+    if not top:
+        return ""
+    return "".join(" " if not value else _BARS[min(7, value * 8 // (top + 1))] for value in values)
+
+
+def _build_json(series: CallSeries | None) -> JsonObject:
+    if series is None:
+        return {"servers": [], "calls": 0, "errors": 0}
+    servers: list[JsonObject] = [
+        {"server": name, "calls": count, "tokens": sum(series.tokens[name]), "p50_us": [*series.latency_us[name]]}
+        for name, count in series.counts.items()
+    ]
+    return {
+        "since_ms": series.since_ms,
+        "step_ms": series.step_ms,
+        "servers": [*servers],
+        "calls": sum(series.calls),
+        "errors": sum(series.errors),
+    }

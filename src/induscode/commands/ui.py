@@ -1,0 +1,53 @@
+"""`indus ui`: the page of a gateway on this machine, opened in a browser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from induscode.commands.serve.options import CONNECTIONS, NAME, REQUESTS, REQUESTS_PER_TOKEN, SESSIONS, ServeOptions
+from induscode.launch.options import ProfileChoice, flags, read_invocation
+
+if TYPE_CHECKING:
+    from induscode.commands.serve.options import PageMode
+
+
+@flags("--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
+@click.command("ui")
+@click.option("--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="The port; a free one by default.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--read-only", is_flag=True, help="For looking: nothing can be called, started or approved.")
+@click.option(
+    "--profile", type=ProfileChoice(), default="read-only", show_default=True, help="The native tools that are shown."
+)
+@click.pass_context
+def command(context: click.Context, *, port: int, no_browser: bool, read_only: bool, profile: str, **_: object) -> int:
+    """Show servers, tools, changed definitions, calls and the ledger on a page in the browser, until Ctrl-C.
+
+    The page is served on 127.0.0.1 and opens with the address that is printed. MCP clients can use the same address
+    with the path /mcp, as with indus serve --http.
+    """
+    # Late: few look at the page.
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — as above
+    from induscode.commands.serve.run import run_serve  # noqa: PLC0415 — imports the bridge
+
+    settings = HttpSettings(
+        port=port,
+        sessions=SESSIONS,
+        streams=SESSIONS,
+        connections=CONNECTIONS,
+        requests=REQUESTS,
+        requests_each=REQUESTS_PER_TOKEN,
+    )
+    mode = "read-only" if read_only else "full"
+    options = ServeOptions(
+        name=NAME,
+        profile=profile,
+        settings=settings,
+        transparent=None,
+        page=cast("PageMode", mode),
+        opens_browser=not no_browser,
+        is_ui=True,
+    )
+    return run_serve(read_invocation(context), options)

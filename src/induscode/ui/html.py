@@ -1,0 +1,99 @@
+"""HTML that is escaped by construction: a text becomes markup only by `tag`.
+
+Every string from outside (names, descriptions, results) is escaped where it is placed, and its invisible characters are
+made visible. An address in an attribute stays on this site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from indusagi.core.text import make_visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
+_ADDRESSES: Final = frozenset({"action", "href", "src"})
+_LOCAL: Final = ("/", "?", "#", "data:image/png;base64,", "data:image/jpeg;base64,", "data:image/gif;base64,",
+                 "data:image/webp;base64,")  # fmt: skip
+"""How an address begins that leads nowhere else; `//host` does not, and is refused."""
+
+
+class Html(str):
+    """Markup. Only this module creates it."""
+
+    __slots__ = ()
+
+
+Node: TypeAlias = "str | int | float | Html | Iterable[Node] | None"
+Attribute: TypeAlias = str | int | float | bool | None
+
+
+def render(*nodes: Node) -> Html:
+    """Join nodes to markup: texts and numbers are escaped, None is nothing, sequences are flattened."""
+    parts: list[str] = []
+    for node in nodes:
+        if isinstance(node, Html):
+            parts.append(node)
+        elif isinstance(node, str):
+            parts.append(escape(make_visible(node)[0], quote=False))
+        elif isinstance(node, int | float):
+            parts.append(str(node))
+        elif node is not None:
+            parts.append(render(*node))
+    return Html("".join(parts))
+
+
+def tag(name: str, /, *children: Node, **attributes: Attribute) -> Html:
+    """Build an element. `cls` is `class`, `for_` is `for`, other underscores are hyphens; None and False are left out.
+
+    Raises:
+        ValueError: An address leads to another site.
+    """
+    written = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        shown = {"cls": "class", "for_": "for", "type_": "type"}.get(key, key.replace("_", "-"))
+        if value is True:
+            written.append(shown)
+            continue
+        text = str(value)
+        if shown in _ADDRESSES and (not text.startswith(_LOCAL) or text.startswith(("//", "/\\"))):
+            raise ValueError(f"{text[:40]!r} is not an address of this site")
+        written.append(f'{shown}="{escape(make_visible(text)[0])}"')
+    start = Html(f"<{' '.join(written)}>")
+    return start if name in _VOID else Html(f"{start}{render(*children)}</{name}>")
+
+
+def link_outside(text: str, url: str) -> Html:
+    """Build a link to another site that a person has asked for, which learns nothing about this one.
+
+    Raises:
+        ValueError: It is not an address of the web.
+    """
+    if not url.startswith(("https://", "http://")):
+        raise ValueError(f"{url[:40]!r} is not an address of the web")
+    return Html(f'<a href="{escape(url)}" target="_blank" rel="noopener noreferrer">{render(text)}</a>')
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str, numbers: Iterable[int] = ()) -> Html:
+    """Build a table with a caption for screen readers; the columns in `numbers` are aligned to the right."""
+    right = frozenset(numbers)
+    head = tag(
+        "tr", [tag("th", name, scope="col", cls="number" if i in right else None) for i, name in enumerate(heads)]
+    )
+    body = [
+        tag("tr", [tag("td", cell, cls="number" if i in right else None) for i, cell in enumerate(row)]) for row in rows
+    ]
+    return tag(
+        "div",
+        tag("table", tag("caption", caption, cls="unseen"), tag("thead", head), tag("tbody", body)),
+        cls="wide",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )

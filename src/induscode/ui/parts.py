@@ -1,0 +1,86 @@
+"""Parts that several views share: links, forms, times, states, live sections."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from indusagi.core.time import iso_utc, now_ms
+from induscode.console import format_age
+from induscode.ui.html import Html, tag
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonValue
+    from induscode.ui.access import PageUser
+    from induscode.ui.contract import Topic
+    from induscode.ui.html import Node
+
+PREFIX = "/ui"
+
+
+def link(text: Node, path: str, /, **query: str | int) -> Html:
+    """Build a link to a view."""
+    return tag("a", text, href=address(path, **query))
+
+
+def address(path: str, /, **query: str | int) -> str:
+    """Build the address of a view; empty values are left out."""
+    given = {key: value for key, value in query.items() if value != ""}
+    return f"{PREFIX}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+def build_form(user: PageUser, path: str, /, *children: Node, button: str, look: str = "", **hidden: str) -> Html:
+    """Build a form that changes something: it carries the form key of its user, without which it is refused."""
+    fields = [tag("input", type_="hidden", name=name, value=value) for name, value in hidden.items()]
+    key = tag("input", type_="hidden", name="form_key", value=user.form_key)
+    submit = tag("button", button, type_="submit", cls=look or None)
+    return tag("form", key, fields, children, submit, method="post", action=address(path))
+
+
+def build_search(path: str, label: str, value: str, /, **fields: str) -> Html:
+    """Build a form that looks for something: a text field, and hidden fields."""
+    hidden = [tag("input", type_="hidden", name=key, value=text) for key, text in fields.items() if text]
+    field = tag("input", type_="search", name="q", id="q", value=value, autocomplete="off")
+    button = tag("button", "Search", type_="submit")
+    return tag(
+        "form", tag("label", label, for_="q"), field, hidden, button, method="get", action=address(path), role="search"
+    )
+
+
+def live(topic: Topic, name: str, *children: Node) -> Html:
+    """Build a section that is fetched again when its topic changes."""
+    return tag("section", children, id=f"live-{name}", data_topic=topic)
+
+
+def show_state(state: str) -> Html:
+    """Show a state in its colour, with its name."""
+    return tag("span", state, cls=f"state state-{state.partition(' ')[0]}")
+
+
+def show_time(at_ms: int) -> Html:
+    """Show how long ago a time is, with the time itself."""
+    moment = iso_utc(at_ms)
+    return tag("time", format_age(at_ms, now_ms()), datetime=moment, title=moment)
+
+
+def show_json(value: JsonValue) -> Html:
+    """Show a JSON value, indented."""
+    return tag("pre", json.dumps(value, indent=2, ensure_ascii=False), tabindex=0)
+
+
+def show_text(text: str) -> Html:
+    """Show a text as it is."""
+    return tag("pre", text, cls="text", tabindex=0)
+
+
+def show_diff(text: str) -> Html:
+    """Show a unified diff with a class for each kind of line."""
+    kinds = {"+": "added", "-": "removed", "@": "place"}
+    lines = [tag("span", f"{line}\n", cls=kinds.get(line[:1])) for line in text.splitlines()]
+    return tag("pre", lines, cls="diff", tabindex=0)
+
+
+def show_nothing(text: str) -> Html:
+    """Say that a list is empty, and what would fill it."""
+    return tag("p", text, cls="faint")

@@ -1,0 +1,231 @@
+"""The site of the page: access, routes, forms, headers, and the stream of changes.
+
+Responses forbid scripts, styles, pictures and requests of other sites (Content-Security-Policy). Everything works
+without a script; the script of the page fetches sections again when they have changed.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import parse_qsl
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.faults import CoreError
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
+from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
+from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, LIST_SCOPE
+from induscode.ui.access import PageAccess, PageUser
+from induscode.ui.changes import watch_changes
+from induscode.ui.contract import PageError, PageRequest, PageView
+from induscode.ui.html import render, tag
+from induscode.ui.layout import build_page, build_sign_in
+from induscode.ui.parts import PREFIX
+from induscode.ui.views.calls import show_call, show_calls
+from induscode.ui.views.drift import show_drifts
+from induscode.ui.views.items import show_prompt, show_prompts, show_resources, show_tool, show_tools
+from induscode.ui.views.servers import show_server, show_servers
+from induscode.ui.views.sessions import show_session, show_sessions
+from induscode.ui.views.timeline import show_deck, show_timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
+    from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
+    from induscode.ui.contract import PageSource
+
+    ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
+
+_VIEWS: Mapping[str, ShowView] = {
+    "": show_servers,
+    "/server": show_server,
+    "/tools": show_tools,
+    "/tool": show_tool,
+    "/resources": show_resources,
+    "/prompts": show_prompts,
+    "/prompt": show_prompt,
+    "/drift": show_drifts,
+    "/calls": show_calls,
+    "/call": show_call,
+    "/timeline": show_timeline,
+    "/deck": show_deck,
+    "/sessions": show_sessions,
+    "/session": show_session,
+}
+_CHANGING: Final = frozenset({"/server", "/tool", "/resources", "/prompt", "/drift"})
+"""Views that take a form."""
+_STATIC: Final = {
+    "/style.css": b"text/css; charset=utf-8",
+    "/page.js": b"text/javascript; charset=utf-8",
+    "/icon.svg": b"image/svg+xml",
+}
+_POLICY: Final = (
+    b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""https://www.w3.org/TR/CSP3/"""
+_SECURITY: Headers = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    # Not `no-referrer`: a browser would then send its own forms with `Origin: null`.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), *_SECURITY)
+_SIGN_IN_BYTES: Final = 16 * 1024
+_SMALLEST_GZIP: Final = 4_096
+_VIEW_S: Final = 120.0
+"""How long a view may take: a tool that is tried has its own deadline, which is shorter."""
+
+
+class PageSite:
+    """Answers the requests of browsers below `/ui`; a `Site` of the HTTP host.
+
+    Args:
+        access: The sign-ins.
+        foreign_tokens: Bearer tokens that belong to views of the gateway: they do not open the page.
+    """
+
+    prefix = PREFIX
+
+    def __init__(self, access: PageAccess, foreign_tokens: Collection[bytes] = ()) -> None:
+        self.access = access
+        self.source: PageSource | None = None
+        """The gateway; None until it is open."""
+        self._foreign_tokens = foreign_tokens
+
+    def accept(self, request: HttpRequest) -> bool:
+        """Accept signed-in browsers, static files and sign-ins; answer everything else with the sign-in page."""
+        path = request.path.removeprefix(PREFIX)
+        if path in _STATIC or self.access.find(request) is not None:
+            return True
+        if request.method == "POST" and path == "/sign-in":
+            length = request.headers.get("content-length", "")
+            if not length.isdecimal() or int(length) > _SIGN_IN_BYTES:
+                raise HttpRefusal(413, "a sign-in is a key, and shorter")
+            return True
+        key = dict(parse_qsl(request.query)).get("key", "")
+        if request.method == "GET" and key and self.access.is_key(key):
+            self._sign_in(request, path)
+            return False
+        message = "This key is not valid any more: the command prints the present address." if key else ""
+        request.respond(401, build_sign_in(message).encode(), _HTML)
+        return False
+
+    def _sign_in(self, request: HttpRequest, path: str) -> None:
+        """Answer with a cookie and a page that leads on: it takes the key out of the address bar.
+
+        A redirect would do the same, but after a link from another site the browser would not send the cookie with it.
+        """
+        cookie = self.access.open(can_act=True)
+        target = f"{PREFIX}{path if path in _VIEWS else ''}"
+        body = render(
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="refresh", content=f"0;url={target}"),
+            tag("title", "indus"),
+            tag("a", "Continue", href=target),
+        )
+        request.respond(200, f"<!doctype html>{body}".encode(), [*_HTML, (b"set-cookie", cookie.encode())])
+
+    async def respond(self, request: HttpRequest) -> SiteResponse:
+        """Answer an accepted request."""
+        path = request.path.removeprefix(PREFIX).removesuffix("/")
+        if path in _STATIC:
+            return _respond_static(request, path)
+        form = dict(parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True))
+        if path == "/sign-in":
+            return self._respond_sign_in(request, form)
+        user = self._find_user(request)
+        if self.source is None:
+            return SiteResponse(b"The servers are being opened: try again in a moment.", 503, _HTML)
+        if path == "/events":
+            return SiteResponse(events=watch_changes(self.source), headers=_SECURITY)
+        if path == "/sign-out" and request.method == "POST":
+            _check_form(user, form)
+            self.access.close(request)
+            return SiteResponse(build_sign_in("Signed out.").encode(), 200, _HTML)
+        if request.method == "POST" and path in _CHANGING:
+            _check_form(user, form)
+            if not user.can_act:
+                raise HttpRefusal(403, "this page is for looking only")
+        elif request.method not in {"GET", "HEAD"}:
+            raise refuse_method("GET, POST" if path in _CHANGING else "GET")
+        view = _VIEWS.get(path, _refuse_path)
+        return await self._show(user, request, view, form if request.method == "POST" else {})
+
+    def _find_user(self, request: HttpRequest) -> PageUser:
+        """Find who sends a request: a signed-in browser, or a client with a token.
+
+        Raises:
+            HttpRefusal: The token does not open the page.
+        """
+        if "authorization" not in request.headers:
+            user = self.access.find(request)
+            if user is None:  # it has expired since the request was accepted
+                raise HttpRefusal(401, "sign in again")
+            return user
+        identity = request.identity
+        if identity.owner in self._foreign_tokens or identity.find_missing_scope(LIST_SCOPE) is not None:
+            raise HttpRefusal(403, "this token does not open the page")
+        # A bearer token is not sent by a browser on its own: no other site can make it send a form.
+        return PageUser(identity.find_missing_scope(ADMIN_SCOPE) is None, "")
+
+    def _respond_sign_in(self, request: HttpRequest, form: Mapping[str, str]) -> SiteResponse:
+        if request.method != "POST":
+            raise refuse_method("POST")
+        if not self.access.is_secret(form.get("key", "").strip()):
+            return SiteResponse(build_sign_in("This is not the key of this gateway.").encode(), 401, _HTML)
+        cookie = (b"set-cookie", self.access.open(can_act=True).encode())
+        return SiteResponse(b"", 303, [(b"location", PREFIX.encode()), cookie, *_SECURITY])
+
+    async def _show(
+        self, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
+    ) -> SiteResponse:
+        assert self.source is not None
+        query = dict(parse_qsl(request.query, keep_blank_values=True))
+        page = PageRequest(source=self.source, user=user, query=query, form=form)
+        try:
+            with anyio.fail_after(_VIEW_S):
+                view = await show(page)
+        except PageError as exc:
+            view = PageView("Not here", tag("p", str(exc), role="alert"), "", exc.status)
+        except CoreError as exc:
+            view = PageView("It failed", tag("p", str(exc), role="alert"), "", 500)
+        except TimeoutError:
+            view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
+        waiting = len(self.source.session.mcp.disabled)
+        body = build_page(view, user, self.source.session.invocation.cwd, waiting).encode("utf-8", "replace")
+        return SiteResponse(*await _compress(request, body, view.status))
+
+
+async def _refuse_path(page: PageRequest) -> PageView:
+    raise PageError("There is nothing at this address")
+
+
+def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
+    if form.get("form_key", "") != user.form_key:
+        raise HttpRefusal(403, "this form is of another sign-in: load the page again")
+
+
+async def _compress(request: HttpRequest, body: bytes, status: int) -> tuple[bytes, int, Headers]:
+    if len(body) < _SMALLEST_GZIP or "gzip" not in request.headers.get("accept-encoding", ""):
+        return body, status, _HTML
+    packed = await to_thread.run_sync(lambda: gzip.compress(body, 1))
+    return packed, status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
+def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
+    if request.method not in {"GET", "HEAD"}:
+        raise refuse_method("GET")
+    headers = [(b"content-type", _STATIC[path]), (b"cache-control", b"max-age=3600"), *_SECURITY]
+    return SiteResponse(_read_static(path[1:]), 200, headers)
+
+
+@lru_cache(maxsize=4)
+def _read_static(name: str) -> bytes:
+    return (files("induscode.ui") / "static" / name).read_bytes()

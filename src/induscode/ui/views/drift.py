@@ -1,0 +1,85 @@
+"""Changed definitions: what differs, how much it matters, and the person's decision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.drift import name_item
+from induscode.ui.contract import PageError, PageView
+from induscode.ui.html import Html, tag
+from induscode.ui.parts import build_form, live, show_diff, show_nothing, show_state
+
+if TYPE_CHECKING:
+    from induscode.deck.mcp.drift import DisabledTool, Drift
+    from induscode.ui.contract import PageRequest
+
+
+async def show_drifts(page: PageRequest) -> PageView:
+    """Show the definitions that differ from what was approved; with a sent form, approve or refuse one."""
+    enrolment = page.source.session.mcp.enrolment
+    said = await _decide(page) if page.form else None
+    drifts = enrolment.drifts
+    shown = {drift.ref for drift in drifts}
+    # Known from an earlier run: the change itself is seen once the server is up.
+    unseen = [tool for tool in enrolment.disabled if tool.ref not in shown]
+    content = tag(
+        "div",
+        tag("p", said, role="status", cls="said") if said else None,
+        live(
+            "items",
+            "drifts",
+            [_build_drift(page, drift) for drift in drifts],
+            [_build_unseen(tool) for tool in unseen],
+            None if drifts or unseen else show_nothing("Every definition is as it was approved."),
+        ),
+    )  # fmt: skip
+    return PageView("Drift", content, "drift")
+
+
+def _build_unseen(tool: DisabledTool) -> Html:
+    hint = tag("p", f"{tool.reason}. Start the server to see the change.")
+    return tag("article", tag("h2", name_item(tool.ref)), hint, cls="fault")
+
+
+def _build_drift(page: PageRequest, drift: Drift) -> Html:
+    ref = drift.ref
+    forms = None
+    if page.user.can_act and drift.disables:
+        pin = definition_pin(drift.after or {})
+        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "pin": pin}
+        forms = tag(
+            "span",
+            build_form(page.user, "/drift", button="Approve", look="danger", action="approve", **hidden),
+            build_form(page.user, "/drift", button="Refuse", action="refuse", **hidden),
+            cls="actions",
+        )
+    consequence = "disabled until it is approved" if drift.disables else "recorded; it stays enabled"
+    return tag(
+        "article",
+        tag("h2", name_item(ref), " ", show_state(str(drift.grade))),
+        tag("p", f"{', '.join(drift.fields)}: {consequence}"),
+        show_diff(drift.diff()),
+        forms,
+        cls="fault" if drift.disables else None,
+    )
+
+
+async def _decide(page: PageRequest) -> str:
+    server, name, kind, pin = (page.get(key) for key in ("server", "item", "kind", "pin"))
+    mcp = page.source.session.mcp
+    wanted = [
+        one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
+    ]
+    # The decision is about exactly what was shown.
+    if not wanted or definition_pin(wanted[0].after or {}) != pin:
+        raise PageError(f"{server}/{name} has changed again, or was decided elsewhere. Look once more.", 409)
+    drift = wanted[0]
+    named = name_item(drift.ref)
+    if page.get("action") == "approve":
+        page.source.approve(drift.ref)
+        return f"{named}: approved as it is now"
+    mcp.journal.record_event(
+        "drift", server, name, f"refused by a person: {drift.grade} change of {', '.join(drift.fields)}"
+    )
+    return f"{named} stays disabled. The ledger has your decision."

@@ -1,0 +1,146 @@
+"""The servers: their states, costs and faults; one server with its configuration, log and tools; what can be done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast, get_args
+
+from anyio import to_thread
+
+from indusagi.core.faults import CoreError
+from indusagi.core.text import format_count
+from indusagi.core.time import now_ms
+from induscode.calls.database import open_calls
+from induscode.calls.series import CallSeries, read_series
+from induscode.calls.statistics import format_duration
+from induscode.ui.contract import PageError, PageView, ServerAction
+from induscode.ui.html import Html, link_outside, render, table, tag
+from induscode.ui.parts import build_form, link, live, show_nothing, show_state, show_text
+from induscode.ui.plots import draw_sparkline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from induscode.ui.contract import PageRequest, ServerFacts
+
+_HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
+_STEPS, _STEP_MS = 30, 120_000
+"""The sparkline: an hour in steps of two minutes."""
+_LABELS: Mapping[str, str] = {
+    "start": "Start", "stop": "Stop", "restart": "Restart", "sign-in": "Sign in", "trust": "Review and trust",
+}  # fmt: skip
+
+
+async def show_servers(page: PageRequest) -> PageView:
+    """Show all servers."""
+    servers = await page.source.list_servers()
+    series = await to_thread.run_sync(_read_hour)
+    ready = sum(server.state == "ready" for server in servers)
+    tools, tokens = format_count(sum(one.tools for one in servers), "tool"), sum(one.tokens for one in servers)
+    rows = [_build_row(page, server, series) for server in servers]
+    content = live(
+        "servers",
+        "servers",
+        tag("p", f"{format_count(len(servers), 'server')}, {ready} ready. {tools}, about {tokens:,} tokens."),
+        table(_HEADS, rows, caption="Servers", numbers=(3, 4, 5, 7)) if rows
+        else show_nothing("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"),
+        [_explain(server) for server in servers if server.message],
+    )  # fmt: skip
+    return PageView("Servers", content, "servers")
+
+
+def _read_hour() -> CallSeries | None:
+    database = open_calls()
+    if database is None:
+        return None
+    try:
+        return read_series(database, now_ms(), _STEP_MS, _STEPS)
+    finally:
+        database.close()
+
+
+def _build_row(page: PageRequest, server: ServerFacts, series: CallSeries | None) -> Sequence[Html | str]:
+    answer = "" if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
+    latency = () if series is None else series.latency_us.get(server.name, ())
+    peak = f"median duration of calls, at most {format_duration(max(latency, default=0))}"
+    return (
+        link(server.name, "/server", name=server.name),
+        show_state(server.state),
+        server.transport,
+        tag("span", f"{server.tools}", f" (+{server.disabled} disabled)" if server.disabled else ""),
+        f"{server.tokens:,}",
+        answer,
+        draw_sparkline(latency if any(latency) else (), peak),
+        str(server.restarts),
+        _build_actions(page, server),
+    )
+
+
+def _build_actions(page: PageRequest, server: ServerFacts) -> Html:
+    if not page.user.can_act:
+        return tag("span")
+    forms = [
+        link(_LABELS[action], "/server", name=server.name)
+        if action == "trust"
+        else build_form(page.user, "/server", button=_LABELS[action], name=server.name, action=action)
+        for action in server.actions
+    ]
+    return tag("span", forms, cls="actions")
+
+
+def _explain(server: ServerFacts) -> Html:
+    remedy = tag("p", "What to do: ", tag("code", server.remedy)) if server.remedy else None
+    return tag(
+        "article", tag("h2", server.name, " ", show_state(server.state)), tag("p", server.message), remedy, cls="fault"
+    )
+
+
+async def show_server(page: PageRequest) -> PageView:
+    """Show one server, after a change that the form asks for."""
+    name = page.get("name")
+    said = await _act(page, name) if page.form else None
+    server = next((one for one in await page.source.list_servers() if one.name == name), None)
+    if server is None:
+        raise PageError(f"There is no server {name!r}")
+    log = [*page.source.session.mcp.fleet.read_log(name)] if name in page.source.session.mcp.status() else []
+    cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
+    consent = None
+    if "trust" in server.actions and page.user.can_act:
+        consent = tag(
+            "article",
+            tag("h2", "Your consent"),
+            tag("p", "The project brings this server. It starts only if you agree to exactly what is shown here."),
+            show_text("\n".join(page.source.describe_config(name))),
+            build_form(page.user, "/server", button="Trust it as it is", look="danger", name=name, action="trust"),
+            cls="fault",
+        )
+    content = tag(
+        "div",
+        said,
+        consent,
+        live(
+            "servers",
+            "server",
+            tag("p", show_state(server.state), f" {server.transport}, {server.scope}: ", tag("code", server.file)),
+            _explain(server) if server.message else None,
+            tag("p", _build_actions(page, server)),
+        ),
+        tag("h2", "Configuration"),
+        show_text("\n".join(page.source.describe_config(name))),
+        tag("h2", format_count(len(cards), "tool")),
+        tag("ul", [tag("li", link(card.ref.name, "/tool", name=card.name)) for card in cards]),
+        tag("h2", "Standard error"),
+        show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
+    )
+    return PageView(name, content, "servers")
+
+
+async def _act(page: PageRequest, name: str) -> Html:
+    action = page.get("action")
+    if action not in get_args(ServerAction):
+        raise PageError(f"There is no action {action!r}", 400)
+    try:
+        reply = await page.source.act(name, cast("ServerAction", action))
+    except CoreError as exc:
+        return tag("p", str(exc), role="alert", cls="said")
+    leave = render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None
+    return tag("p", reply.message, leave, role="status", cls="said")
