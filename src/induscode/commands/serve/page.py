@@ -20,12 +20,12 @@ from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.calls import CallingClient, current_client
 from indusagi.runtime.contract import ToolCall
-from induscode.commands.support.catalog import estimate_definition
 from induscode.commands.support.remedies import advise
 from induscode.commands.support.servers import STATE_REMEDIES, find_row, list_secret_warnings, name_transport
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.content import ServerContent
+from induscode.search.options import estimate_definition
 from induscode.session.permissions.check import CheckedCard, Permissions
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.session.permissions.store import RuleStore, load_startup_rules

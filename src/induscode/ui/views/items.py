@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.faults import CoreError
@@ -11,6 +10,7 @@ from indusagi.runtime.contract import TextContentBlock
 from induscode.calls.record import find_tool_ref
 from induscode.deck.contract import describe
 from induscode.deck.mcp.content import find_text
+from induscode.search.options import estimate_definition
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.forms import build_fields, read_arguments
 from induscode.ui.html import Html, table, tag
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolDescriptor, ToolOutcome
+    from indusagi.runtime.contract import ToolOutcome
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.ui.contract import CallReply, PageRequest
@@ -29,15 +29,6 @@ _MOST = 200
 """Rows of one list; the search finds the others."""
 _ABOUT = 180
 _PICTURES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
-
-
-def _estimate_tokens(descriptor: ToolDescriptor) -> int:
-    definition = {
-        "name": descriptor.name,
-        "description": descriptor.description,
-        "parameters": dict(descriptor.parameters),
-    }
-    return -(-len(json.dumps(definition, ensure_ascii=False).encode("utf-8", "surrogatepass")) // 4)
 
 
 def _matches(words: Sequence[str], *texts: str) -> bool:
@@ -61,7 +52,7 @@ async def show_tools(page: PageRequest) -> PageView:
             rows.append((
                 link(card.name, "/tool", name=card.name),
                 owner if ref is None else link(owner, "/server", name=owner),
-                f"{_estimate_tokens(descriptor):,}",
+                f"{estimate_definition(descriptor):,}",
                 _shorten(card.description),
             ))  # fmt: skip
     shown = f"{count:,} tools" if count <= _MOST else f"the first {_MOST} of {count:,} tools: search for the others"
@@ -106,7 +97,7 @@ async def show_tool(page: PageRequest) -> PageView:
         tag("dt", "Source"),
         tag("dd", "native") if ref is None
         else tag("dd", link(ref.server, "/server", name=ref.server), f", its own name: {ref.name}"),
-        tag("dt", "Cost"), tag("dd", f"about {_estimate_tokens(descriptor):,} tokens"),
+        tag("dt", "Cost"), tag("dd", f"about {estimate_definition(descriptor):,} tokens"),
         tag("dt", "Changes something"), tag("dd", "no" if card.read_only else "it may"),
         [tag("dt", "Pin"), tag("dd", tag("code", str(pin)))] if pin else None,
     )  # fmt: skip
