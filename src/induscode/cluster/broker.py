@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-REQUEST_S = 1.5
+REQUEST_S = 1.0
 """How long one request to the broker may take; a renewal is tried several times within a lease."""
 _FLUSH_S = 2
 _RECONNECT_S = 0.25

@@ -29,8 +29,8 @@ class LeaseTimes:
 
     @property
     def renew_s(self) -> float:
-        """Between two renewals."""
-        return self.ttl_s / 4
+        """Between two renewals. The members of a broker may take nine seconds to elect a new leader."""
+        return self.ttl_s / 8
 
     @property
     def retry_s(self) -> float:
@@ -40,7 +40,7 @@ class LeaseTimes:
     @property
     def margin_s(self) -> float:
         """How long before its end a lease no longer counts."""
-        return self.ttl_s / 5
+        return self.ttl_s / 10
 
 
 @record

@@ -295,7 +295,8 @@ class ClusterNode:
 
     def _fence(self) -> None:
         """Cut off every server of this node: another node may own it soon."""
-        self.on_note(f"this node has lost its lease, and stops {len(self._served)} servers of the cluster")
+        names = ", ".join(served.placement.server for served in self._served.values())
+        self.on_note(f"this node has lost its lease, and stops {names or 'no server'}")
         for served in [*self._served.values()]:
             served.end("was stopped: its node has lost its lease")
 
