@@ -192,7 +192,7 @@ def test_skills_are_listed_and_their_files_are_compared_with_their_digests(tmp_p
         assert gateway.ask("skills/get", uri=uri, **modern())["result"]["skill"] == skill
         assert gateway.ask("skills/get", uri="skill://one/x", **modern())["error"]["code"] == -32602
         found = gateway.ask("server/discover", **modern())["result"]["capabilities"]["extensions"]
-        assert found == {"io.modelcontextprotocol/skills": {"directoryRead": True}}
+        assert found == {"io.modelcontextprotocol/skills": {"directoryRead": True}, "io.modelcontextprotocol/tasks": {}}
         shelf = gateway.ask("resources/directory/read", uri="skill://one/shelve", **modern())["result"]
         assert [row["uri"] for row in shelf["resources"]] == [uri]
         assert gateway.ask("resources/directory/read", uri=uri)["error"]["code"] == -32602
