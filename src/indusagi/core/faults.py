@@ -10,11 +10,16 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
 │   │   └── ContentRefused  a resource or prompt that may not be used
+│   │       └── UnlistedPrompt  a prompt that its server does not list
 │   └── BackendFault       a handle of the host that cannot be used
 ├── AuthFault              a sign-in that failed
 │   └── SignInRequired     only a person can go on
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
+├── ClusterFault           something that goes wrong between a node and its cluster
+│   └── UnheardError       a request to another node that no node has received
+├── SearchUnavailableError  a search that this Python cannot do
+├── EngineUnavailable      an interpreter of `run_code` that cannot be used here
 ├── RegistryError          an MCP registry that does not answer, or an entry of it that cannot be used
 ├── WeightsError           weights of a local model that are absent or cannot be used
 ├── AgentFileError         a file of an agent that cannot be used
