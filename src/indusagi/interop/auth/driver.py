@@ -88,7 +88,8 @@ class AuthDriver:
         self.resource = canonical_resource(server_url)
         self.auth = auth
         self.clock = clock
-        self._name, self._kind = name, kind
+        self._name = name
+        self._kind: ResourceKind = kind
         self._issuer = issuer
         self._proxy = proxy
         self._is_server_private: bool | None = None
