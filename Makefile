@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
-.PHONY: page interop conformance clients adapters connectors search-bench signin resource-server coldstart lock clean
+.PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -32,6 +32,11 @@ demo-llm: setup  ## show what a real small model does (needs 2 GB of memory and 
 		--no-deps --require-hashes -r outside/local.txt
 	@.venv/bin/indus models fetch
 	@.venv/bin/python -m outside.local_model $(if $(TRIES),--tries $(TRIES))
+
+demo-search: setup  ## let a real small model find tools among 527 (needs 2 GB of memory and indus models fetch; MINUTES=30)
+	@.venv/bin/python -c 'import xllamacpp' 2>/dev/null || .venv/bin/uv pip install --quiet --python .venv/bin/python \
+		--no-deps --require-hashes -r outside/local.txt
+	@.venv/bin/python -m outside.search_model $(if $(MINUTES),--minutes $(MINUTES))
 
 test: setup lint types arrows suite  ## run every check
 
@@ -99,6 +104,9 @@ conformance: setup  ## run the official suite against our client and servers (in
 
 clients: setup  ## let other authors' clients use indus serve (installs them into .outside)
 	@.venv/bin/python -m outside.clients
+
+clients-search: setup  ## let three of them use indus serve --search (installs them into .outside)
+	@.venv/bin/python -m outside.clients.search
 
 adapters: setup  ## let other authors' frameworks use a toolbox, and run the examples (installs them into .outside)
 	@.venv/bin/python -m outside.adapters

@@ -94,7 +94,9 @@ def test_what_a_small_window_has_no_room_for_is_found(tmp_path: Path) -> None:
     limit = DeckLimit("m", 8_192)
     fitted = limit.fit(deck)
     assert names_of(fitted) == names_of(deck), "all stay callable"
-    assert {*list_shown_names(fitted)} == {*ESSENTIAL_CARDS, "s__small"}
+    assert {*list_shown_names(fitted)} == {*ESSENTIAL_CARDS}, "of a part a model would choose instead of searching"
+    few = limit.fit(build_deck(tmp_path, ("s__small", 50)))
+    assert {*list_shown_names(few)} == {*ESSENTIAL_CARDS, "s__small"}
     assert measure(fitted) <= 8_192 // 4
     assert (limit.left_out, fitted.notes) == ((), ())
     assert DeckLimit("m", LEAST_SEARCHED - 1).fit(deck).hidden == frozenset()

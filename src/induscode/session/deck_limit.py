@@ -3,9 +3,9 @@
 Cards that are not listed are found by search, and stay callable. A large deck is searched above the limits of
 `SearchOptions`: then the native cards are listed, and the tools of servers and addons are found. In a small window
 cards are shown in their lean form, and the listed ones take at most a quarter: the essential ones come first, then the
-tools of servers and addons that have room, then all other native cards if there is room for all of them. Where search
-is off, a small window loses the rest: the model is told in its system prompt what was left out, and the person by a
-note.
+tools of servers and addons if there is room for all of them, then all other native cards if there is room for all of
+them. Where search is off, a small window loses the rest: the model is told in its system prompt what was left out, and
+the person by a note.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class DeckLimit:
             lean = (card.lean if isinstance(card, LeanCard) else card for card in deck.tools())
             deck = ToolDeck(lean, deck.context, deck.notes)
         cards = deck.tools()
-        listed = self._select_small(cards) if is_small else None
         can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)
+        listed = self._select_small(cards, can_search=can_search) if is_small else None
         if listed is None and can_search and self._is_large(cards):
             listed = {card.name for card in cards if has_capability(card.name) or self._is_kept(card)}
         if listed is None or len(listed) == len(cards):
@@ -93,7 +93,7 @@ class DeckLimit:
     def _is_kept(self, card: Capability) -> bool:
         return canon_tool_name(card.name) in self._named or self._search.lists(card.name)
 
-    def _select_small(self, cards: Sequence[Capability]) -> set[str] | None:
+    def _select_small(self, cards: Sequence[Capability], *, can_search: bool) -> set[str] | None:
         """Select the cards that a small window has room for; None if it has room for all."""
         kept = [card for card in cards if self._is_kept(card)]
         others = [card for card in cards if card not in kept]
@@ -102,7 +102,12 @@ class DeckLimit:
         rest = [card for card in others if card not in essential and card not in foreign]
         room = (self.window or 0) // SHARE - sum(map(_estimate_card, kept))
         listed = {card.name for card in kept}
-        for card in (*essential, *foreign):
+        for card in essential:
+            if (size := _estimate_card(card)) <= room:
+                listed.add(card.name)
+                room -= size
+        fits = sum(map(_estimate_card, foreign)) <= room
+        for card in foreign if fits or not can_search else ():  # of a part a model would choose instead of searching
             if (size := _estimate_card(card)) <= room:
                 listed.add(card.name)
                 room -= size
