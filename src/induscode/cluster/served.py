@@ -117,7 +117,7 @@ class PeerSession:
     def __init__(self, server: ServedServer, channel: Channel) -> None:
         self.channel = channel
         self._server = server
-        self._clients: dict[str, _Client] = {}
+        self._clients: weakref.WeakValueDictionary[str, _Client] = weakref.WeakValueDictionary()
         self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, _LIMITS)
 
     def start(self) -> None:
@@ -183,7 +183,10 @@ class PeerSession:
         if not is_json_object(fields):
             return None
         token = fields.get("client")
-        client = self._clients.setdefault(token, _Client()) if isinstance(token, str) else None
+        client = None
+        if isinstance(token, str):
+            client = self._clients.get(token) or _Client()
+            self._clients[token] = client
         return PeerCaller(request, fields, client)
 
     def _receive_notification(self, method: str, params: JsonObject) -> None:

@@ -15,6 +15,7 @@ import hmac
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.json import is_json_object
@@ -84,9 +85,11 @@ class ClusterSessions:
         instance = self._ids.find_instance(identity)
         return None if instance == self._node.info.instance else instance
 
-    def attach(self, handle: Callable[[HttpRequest], None]) -> None:
-        """Answer requests that other nodes forward with `handle`."""
+    def attach(self, handle: Callable[[HttpRequest], None], url: str) -> None:
+        """Answer requests that other nodes forward with `handle`; the node reports its `url`."""
         self._handle = handle
+        membership = self._node.membership
+        membership.info = replace(membership.info, url=url)
 
     # -- at the node that the client has chosen ---------------------------------------------
 

@@ -141,7 +141,19 @@ def _stop_past_the_lease(owner: Gateway, rest: tuple[Gateway, str], late: str, p
     assert wait_for_other_process(late, moved)["parent"] == owner.pid
 
 
-def test_offered_server_is_used_by_its_name(tmp_path: Path) -> None:
+def _check_status(broker: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def read_nodes() -> Json:
+        capsys.readouterr()
+        assert run(["cluster", "status", "--json", "--cluster", broker]) == 0
+        return {node["node"]: node for node in json.loads(capsys.readouterr().out)["nodes"]}
+
+    wait_for(lambda: read_nodes()["gw"]["url"] == url)
+    nodes = read_nodes()
+    assert [(name, nodes[name]["role"]) for name in nodes] == [("ada", "offers"), ("gw", "doors")]
+    wait_for(lambda: read_nodes()["ada"]["owned"] == 1)
+
+
+def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     laptop = configured(tmp_path / "laptop.json", {"db": row()})
     team = configured(tmp_path / "team.json", {"one": {"command": "cluster:ada/db"}})
     with broker_process(tmp_path / "broker") as broker:
@@ -154,6 +166,7 @@ def test_offered_server_is_used_by_its_name(tmp_path: Path) -> None:
                 process = read_process(url)
                 assert process is not None
                 assert process["parent"] == ada.pid
+                _check_status(broker.url, url, capsys)
                 assert run(["cluster", "drain", "gw", "--cluster", broker.url]) == 0
                 ada.process.terminate()
                 ada.process.wait(LIMIT_S)

@@ -74,7 +74,7 @@ async def serve_app(
                 new_session, find_schema, read, settings, policy, tracker.dropped, start_task, access, find_target
             )
             if settings.router is not None:
-                settings.router.attach(app.handle)
+                settings.router.attach(app.handle, build_url(settings, port))
             server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
             # asyncio uses one number for the backlog and for the connections it accepts at once.
             listener.listen(_BACKLOG)

@@ -61,8 +61,8 @@ class SessionRouter(Protocol):
         """Have the other node answer a request whose access was checked here."""
         ...
 
-    def attach(self, handle: Callable[[HttpRequest], None]) -> None:
-        """Answer requests that other nodes forward with `handle`, which may raise `HttpRefusal`."""
+    def attach(self, handle: Callable[[HttpRequest], None], url: str) -> None:
+        """Answer requests that other nodes forward with `handle`, which may refuse them; this host is at `url`."""
         ...
 
 
