@@ -49,7 +49,10 @@ async def _take_signatures(source: PageSource) -> Mapping[Topic, object]:
         for name, status in mcp.status().items()
     )
     # The ledger is a value: a changed one is another object, which this reference keeps alive.
+    node = source.node
+    nodes = () if node is None else (*node.membership.list_nodes(), node.broker.state)
     return {
+        "cluster": (nodes, servers),
         "servers": (servers, tuple(row.id for row in source.plan.rows)),
         "items": (_Same(mcp.ledger), tuple(tool.ref for tool in mcp.disabled)),
         "calls": await to_thread.run_sync(_find_newest),

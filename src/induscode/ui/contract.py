@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolOutcome
     from induscode.boot.session import Session
+    from induscode.cluster.node import ClusterNode
+    from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.provision import ToolDeck
     from induscode.session.permissions.confirm import PermissionRequest
@@ -76,6 +78,15 @@ class PageSource(Protocol):
     @property
     def plan(self) -> ServerPlan:
         """The configured servers as they are now."""
+        ...
+
+    @property
+    def node(self) -> ClusterNode | None:
+        """The gateway as a node of a cluster; None outside of one."""
+        ...
+
+    def find_tools(self, query: str, server: str) -> Sequence[Capability]:
+        """Find tools by what they do, the best first, as `indus tools search` does. It blocks."""
         ...
 
     def deck(self) -> ToolDeck:

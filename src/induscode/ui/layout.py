@@ -21,6 +21,7 @@ _SECTIONS = {
     "calls": ("/calls", "Calls"),
     "timeline": ("/timeline", "Timeline"),
     "sessions": ("/sessions", "Sessions"),
+    "cluster": ("/cluster", "Cluster"),
 }
 
 
@@ -38,10 +39,12 @@ def _build_document(title: str, *body: Html) -> str:
     return "<!doctype html>" + tag("html", head, tag("body", body), lang="en")
 
 
-def build_page(view: PageView, user: PageUser, cwd: str, waiting: int) -> str:
+def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cluster: bool = False) -> str:
     """Build the document of a view; `waiting` definitions wait for a decision."""
     links: list[Html] = []
     for section, (path, name) in _SECTIONS.items():
+        if section == "cluster" and not has_cluster:
+            continue
         badge = tag("span", f" {waiting}", cls="badge") if section == "drift" and waiting else None
         current = "page" if section == view.section else None
         links.append(tag("a", name, badge, href=address(path), aria_current=current))

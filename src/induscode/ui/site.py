@@ -26,6 +26,7 @@ from induscode.ui.html import render, tag
 from induscode.ui.layout import build_page, build_sign_in
 from induscode.ui.parts import PREFIX
 from induscode.ui.views.calls import show_call, show_calls
+from induscode.ui.views.cluster import show_cluster
 from induscode.ui.views.drift import show_drifts
 from induscode.ui.views.items import show_prompt, show_prompts, show_resources, show_tool, show_tools
 from induscode.ui.views.servers import show_server, show_servers
@@ -53,6 +54,7 @@ _VIEWS: Mapping[str, ShowView] = {
     "/call": show_call,
     "/timeline": show_timeline,
     "/deck": show_deck,
+    "/cluster": show_cluster,
     "/sessions": show_sessions,
     "/session": show_session,
 }
@@ -198,8 +200,9 @@ class PageSite:
             view = PageView("It failed", tag("p", str(exc), role="alert"), "", 500)
         except TimeoutError:
             view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
-        waiting = len(self.source.session.mcp.disabled)
-        body = build_page(view, user, self.source.session.invocation.cwd, waiting).encode("utf-8", "replace")
+        waiting, has_cluster = len(self.source.session.mcp.disabled), self.source.node is not None
+        cwd = self.source.session.invocation.cwd
+        body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
         return SiteResponse(*await _compress(request, body, view.status))
 
 

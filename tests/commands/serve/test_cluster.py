@@ -92,11 +92,24 @@ def test_any_node_serves_any_client_and_a_lost_node_is_replaced(tmp_path: Path) 
             process = read_process(url)
             assert process is not None
             assert process == read_process(other)
+            _look_at_the_page(first)
             _use_session_at_two_nodes(url, other)
             _answer_question_at_another_node(url, other)
             owner, rest = (first, (second, other)) if process["parent"] == first.pid else (second, (first, url))
             late = other if owner is second else url
             _stop_past_the_lease(owner, rest, late, process)
+
+
+def _look_at_the_page(gateway: Gateway) -> None:
+    """The page of a node shows the nodes, and which of them owns the server."""
+    found = re.search(r"page: ((\S+)/ui\?key=\S+)", gateway.said())
+    assert found is not None
+    with httpx2.Client(timeout=LIMIT_S) as client:
+        assert client.get(found[1]).status_code == 200
+        text = client.get(f"{found[2]}/ui/cluster").text
+    assert "a (this one)" in text
+    assert "<td>b</td>" in text
+    assert "<td>one</td>" in text
 
 
 def _use_session_at_two_nodes(url: str, other: str) -> None:

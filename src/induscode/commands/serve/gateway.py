@@ -357,6 +357,11 @@ class Gateway:
         """List the disabled tools, and items of other kinds."""
         return self._enrolment.disabled
 
+    @property
+    def node(self) -> ClusterNode | None:
+        """This gateway as a node of a cluster."""
+        return self._context.node
+
     def approve(self, ref: RemoteToolRef) -> None:
         """Approve the present definition of a disabled item, and tell the clients."""
         if self._enrolment.approve(ref):

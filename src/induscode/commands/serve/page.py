@@ -7,6 +7,7 @@ import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -20,11 +21,14 @@ from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.calls import CallingClient, current_client
 from indusagi.runtime.contract import ToolCall
+from induscode.calls.record import find_tool_ref
 from induscode.commands.support.remedies import advise
 from induscode.commands.support.servers import STATE_REMEDIES, find_row, list_secret_warnings, name_transport
-from induscode.deck.contract import BridgeFault
+from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.content import ServerContent
+from induscode.search.items import build_tool_item
+from induscode.search.opening import open_index
 from induscode.search.options import estimate_definition
 from induscode.session.permissions.check import CheckedCard, Permissions
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
@@ -40,16 +44,20 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from induscode.boot.session import Session
+    from induscode.cluster.node import ClusterNode
     from induscode.commands.serve.gateway import Gateway
     from induscode.commands.support.permissions import Wrap
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.provision import ToolDeck
+    from induscode.search.index import ToolIndex
+    from induscode.search.items import SearchItem
     from induscode.session.permissions.confirm import Approver, PermissionRequest
 
 _SIGN_IN_START_S: Final = 30.0
 """How long an issuer may take until the address of its sign-in is known."""
+_MOST_FOUND: Final = 50
 _CLIENT = CallingClient("page")
 
 
@@ -69,6 +77,11 @@ class _PageApprover:
             return PermissionAnswer(ApprovalScope.ONCE)
         self.question = request
         return PermissionAnswer(None, "it waits for an answer on the page")
+
+
+def _build_item(card: Capability) -> SearchItem:
+    ref = find_tool_ref(card)
+    return build_tool_item(describe(card)) if ref is None else build_tool_item(describe(card), ref.server, ref.name)
 
 
 class _PressedButton:
@@ -135,12 +148,17 @@ class GatewayPage:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._sign_ins: dict[str, BackgroundTask] = {}
+        self._searching = Lock()
+        self._index: ToolIndex | None = None
+        """Opened by the first search."""
 
     async def aclose(self) -> None:
         """End the sign-ins that wait for their person."""
         for task in self._sign_ins.values():
             task.cancel()
             await task.join()
+        if self._index is not None:
+            self._index.close()
 
     @property
     def session(self) -> Session:
@@ -151,6 +169,21 @@ class GatewayPage:
     def plan(self) -> ServerPlan:
         """The configured servers as they are now."""
         return self._gateway.plan
+
+    @property
+    def node(self) -> ClusterNode | None:
+        """The gateway as a node of a cluster; None outside of one."""
+        return self._gateway.node
+
+    def find_tools(self, query: str, server: str) -> Sequence[Capability]:
+        """Find tools by what they do, the best first. It blocks."""
+        with self._searching:
+            if self._index is None:
+                self._index = open_index(())
+            cards = {card.name: card for card in self.deck().tools()}
+            self._index.update(map(_build_item, cards.values()))
+            hits = self._index.search([query], server=server or None, kinds=("tool",), limit=_MOST_FOUND).hits
+            return [cards[hit.item.qualified_name] for hit in hits]
 
     def deck(self) -> ToolDeck:
         """Build the deck that clients are served, without permission checks."""

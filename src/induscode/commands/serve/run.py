@@ -428,10 +428,11 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
 
 
 async def _announce_page(site: PageSite, url: str, token: str | None, options: ServeOptions) -> None:
-    """Print the address of the page; with its key only where a person reads it, and not a log."""
+    """Print the address of the page: with its key where a person reads it, or where no token is asked for at all."""
     site.access.token = token or ""
     address = f"{url}{site.prefix}"
-    if can_ask_user() or options.is_ui:
+    is_open = options.settings is not None and options.settings.without_token
+    if can_ask_user() or options.is_ui or is_open:
         address += f"?key={site.access.key}"
         print_status(f"page: {address}")
     else:

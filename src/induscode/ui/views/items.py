@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from anyio import to_thread
+
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import TextContentBlock
@@ -37,36 +39,35 @@ def _matches(words: Sequence[str], *texts: str) -> bool:
 
 
 async def show_tools(page: PageRequest) -> PageView:
-    """List the tools that match the query, of all servers or of one."""
-    query, server = page.get("q"), page.get("server")
-    words = query.casefold().split()
-    rows: list[Sequence[Html | str]] = []
-    count = 0
-    for card in page.source.deck().tools():
-        descriptor, ref = describe(card), find_tool_ref(card)
-        owner = "native" if ref is None else ref.server
-        if (server and owner != server) or not _matches(words, card.name, descriptor.title or "", card.description):
-            continue
-        count += 1
-        if count <= _MOST:
-            rows.append((
-                link(card.name, "/tool", name=card.name),
-                owner if ref is None else link(owner, "/server", name=owner),
-                f"{estimate_definition(descriptor):,}",
-                _shorten(card.description),
-            ))  # fmt: skip
-    shown = f"{count:,} tools" if count <= _MOST else f"the first {_MOST} of {count:,} tools: search for the others"
+    """List the tools of all servers or of one; with a query those that fit it, the best first."""
+    query, server = page.get("q").strip(), page.get("server")
+    if query:
+        cards = await to_thread.run_sync(page.source.find_tools, query, server)
+    else:
+        cards = [card for card in page.source.deck().tools() if not server or _find_source(card) == server]
+    rows = [
+        (
+            link(card.name, "/tool", name=card.name),
+            "native" if find_tool_ref(card) is None else link(_find_source(card), "/server", name=_find_source(card)),
+            f"{estimate_definition(describe(card)):,}",
+            _shorten(card.description),
+        )
+        for card in cards[:_MOST]
+    ]
+    count = f"{len(cards):,} tools"
+    shown = count if len(cards) <= _MOST else f"the first {_MOST} of {count}: search for the others"
+    heads = ("Tool", "Source", "Tokens", "Description")
     content = tag(
         "div",
-        build_search("/tools", "Words in name or description", query, server=server),
-        live(
-            "items",
-            "tools",
-            tag("p", shown),
-            table(("Tool", "Source", "Tokens", "Description"), rows, caption="Tools", numbers=(2,)),
-        ),
+        build_search("/tools", "What should the tool do?", query, server=server),
+        live("items", "tools", tag("p", shown), table(heads, rows, caption="Tools", numbers=(2,))),
     )
     return PageView("Tools", content, "tools")
+
+
+def _find_source(card: Capability) -> str:
+    ref = find_tool_ref(card)
+    return "native" if ref is None else ref.server
 
 
 def _shorten(text: str) -> str:
