@@ -6,8 +6,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
+from tests.support.encoders import TopicEncoder
 
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
@@ -16,26 +16,9 @@ from induscode.search.semantic import SemanticIndex, list_texts
 from induscode.search.vectors import VectorCache, vectors_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from induscode.search.items import SearchItem
-    from induscode.search.semantic import Array
-
-TOPICS = (("mail", "email", "message", "post"), ("file", "document", "folder"), ("issue", "bug", "ticket"))
-
-
-class TopicEncoder:
-    """Encodes a text by the topics of its words, and remembers what it has encoded."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def encode(self, texts: Sequence[str]) -> Array:
-        """Encode texts."""
-        self.texts += texts
-        rows = np.array([[0.1 + sum(text.lower().count(word) for word in topic) for topic in TOPICS] for text in texts])
-        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def make_item(name: str, description: str = "") -> SearchItem:

@@ -92,7 +92,17 @@ class ToolFinder:
         self.on_search = on_search
         self.tools: Mapping[str, ToolDescriptor] = {tool.name: tool for tool in source.descriptors()}
         """Every tool by its name."""
-        self._is_indexed = False
+
+    def fill_index(self) -> ToolIndex:
+        """Index the tools, unless the index has those of this finder.
+
+        Raises:
+            SearchUnavailableError: SQLite was built without FTS5.
+        """
+        index = self._open_index()
+        if index.source is not self:
+            index.update(map(self._build_item, self.tools.values()), self)
+        return index
 
     def find(self, queries: Sequence[str], server: str | None = None, limit: int = FOUND) -> SearchReport:
         """Find tools, and say what was left out and why.
@@ -100,10 +110,7 @@ class ToolFinder:
         Raises:
             UnknownServerError: No tool belongs to this server.
         """
-        index = self._open_index()
-        if not self._is_indexed:
-            index.update(map(self._build_item, self.tools.values()))
-            self._is_indexed = True
+        index = self.fill_index()
         servers = sorted({item.server for item in index.items} - {""})
         if server is not None and server not in servers:
             known = ", ".join(servers[:_MOST_SERVERS])

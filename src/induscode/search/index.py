@@ -69,19 +69,28 @@ class ToolIndex:
     Args:
         items: What can be found.
         semantic: The semantic half, which takes part after `prepare`.
+        on_added: Called after an update with new items.
 
     Raises:
         SearchUnavailableError: SQLite was built without FTS5.
     """
 
-    def __init__(self, items: Iterable[SearchItem] = (), semantic: SemanticIndex | None = None) -> None:
+    def __init__(
+        self,
+        items: Iterable[SearchItem] = (),
+        semantic: SemanticIndex | None = None,
+        on_added: Callable[[], None] = lambda: None,
+    ) -> None:
         self._lock = Lock()
+        self._on_added = on_added
         self._lexical = LexicalIndex()
-        self._semantic = semantic
+        self.semantic = semantic
         self._items: dict[int, SearchItem] = {}
         self._numbers: dict[tuple[SearchKind, str], int] = {}
         self._names: dict[str, set[int]] = {}
         self._next = 1
+        self.source: object = None
+        """What the items of the last update were read from."""
         self.update(items)
 
     @property
@@ -90,14 +99,19 @@ class ToolIndex:
         with self._lock:
             return sorted(self._items.values(), key=lambda item: (item.qualified_name, item.kind))
 
-    def update(self, items: Iterable[SearchItem]) -> int:
+    def update(self, items: Iterable[SearchItem], source: object = None) -> int:
         """Replace what can be found; only items with a new digest are indexed. Returns the number of those.
 
         Of several items with one kind and one qualified name the last one counts. New items have no vectors before
         `prepare`.
+
+        Args:
+            items: What can be found.
+            source: What the items were read from, for callers that share an index.
         """
         wanted: dict[tuple[SearchKind, str], SearchItem] = {(item.kind, item.qualified_name): item for item in items}
         with self._lock:
+            self.source = source
             stale = [
                 number
                 for key, number in self._numbers.items()
@@ -120,11 +134,17 @@ class ToolIndex:
             for number, item in added.items():
                 for name in _list_names(item):
                     self._names.setdefault(name, set()).add(number)
-            if self._semantic is not None:
-                self._semantic.select(self._items)
-            return len(added)
+            if self.semantic is not None:
+                self.semantic.select(self._items)
+        if added:
+            self._on_added()
+        return len(added)
 
-    def prepare(self, report: Callable[[int, int], None] = lambda _done, _all: None) -> bool:
+    def prepare(
+        self,
+        report: Callable[[int, int], None] = lambda _done, _all: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Make the vectors that are missing, so that the semantic half takes part; tell whether it does.
 
         It blocks, for about 50 ms for each item that no earlier run has made the vector of: call it in a thread of its
@@ -132,12 +152,13 @@ class ToolIndex:
 
         Args:
             report: Gets how many of the missing vectors are made, and how many there are.
+            should_stop: Asked after every two items; what was made so far is kept.
         """
-        if self._semantic is None:
+        if self.semantic is None:
             return False
-        self._semantic.prepare(self.items, report)
+        self.semantic.prepare(self.items, report, should_stop)
         with self._lock:
-            return self._semantic.select(self._items)
+            return self.semantic.select(self._items)
 
     def search(
         self,
@@ -158,7 +179,7 @@ class ToolIndex:
             limit: The most hits.
         """
         texts = [query[:LONGEST_QUERY] for query in queries[:_MOST_QUERIES]]
-        semantic = self._semantic
+        semantic = self.semantic
         vectors = [None if semantic is None else semantic.encode_query(text) for text in texts]
         with self._lock:
             permitted: Collection[int] = self._items
@@ -189,10 +210,11 @@ class ToolIndex:
         """Rank the items for one query: the best with their scores, and all that match."""
         scores = self._lexical.score(query)
         name = normalize_name(query)
-        if vector is not None and self._semantic is not None and name:
+        cosines = self.semantic.score(vector) if vector is not None and self.semantic is not None and name else {}
+        if cosines:  # none if an update came after the query was encoded
             scores = {
                 number: cosine + _LEXICAL_SHARE * scores.get(number, 0.0)
-                for number, cosine in self._semantic.score(vector).items()
+                for number, cosine in cosines.items()
                 if number in scores or cosine >= _LEAST_COSINE
             }
         if permitted is not self._items:

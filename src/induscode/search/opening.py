@@ -22,6 +22,11 @@ def has_numpy() -> bool:
     return find_spec("numpy") is not None
 
 
+def has_semantic() -> bool:
+    """Tell whether the semantic half can be opened: numpy is installed, and the model was fetched."""
+    return SENTENCE_ENCODER.is_fetched() and has_numpy()
+
+
 def open_index(items: Iterable[SearchItem]) -> ToolIndex:
     """Build the index of some items; `prepare` of it makes the vectors. It blocks.
 
@@ -33,7 +38,7 @@ def open_index(items: Iterable[SearchItem]) -> ToolIndex:
 
 def open_semantic() -> SemanticIndex | None:
     """Open the semantic half with its cache; None where numpy or the model is missing."""
-    if not SENTENCE_ENCODER.is_fetched() or not has_numpy():
+    if not has_semantic():
         return None
     from induscode.search.encoder import read_encoder  # noqa: PLC0415 — imports numpy
     from induscode.search.semantic import SemanticIndex  # noqa: PLC0415 — imports numpy

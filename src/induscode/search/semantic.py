@@ -1,12 +1,14 @@
 """Semantic half of the search: the vector of the query beside the vectors of the items.
 
 The vector of an item is the mean of two: of its name and first sentence, and of everything that describes it. The score
-is the mean of the two cosines. Vectors are read from the cache, and made for items that it lacks.
+is the mean of the two cosines. Vectors are read from the cache, and made for items that it lacks, which may go on in
+one thread while others search.
 """
 
 from __future__ import annotations
 
 import re
+from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from induscode.search.arrays import np
@@ -27,7 +29,8 @@ _SEPARATOR: Final = re.compile(r"[\W_]+")
 _LONGEST_HEADING: Final = 300
 _LONGEST_TEXT: Final = 2_000
 """More characters than the encoder reads."""
-_TOGETHER: Final = 16
+_TOGETHER: Final = 2
+"""Items between two questions whether to stop; more at once are not encoded faster."""
 
 
 class Encoder(Protocol):
@@ -44,42 +47,54 @@ class SemanticIndex:
     def __init__(self, encoder: Encoder, cache: VectorCache | None = None) -> None:
         self._encoder = encoder
         self._cache = cache
+        self._lock = Lock()
+        """Held while vectors are added or dropped."""
         self._vectors: dict[str, Array] = {}
         self._matrix: tuple[Sequence[int], Array] | None = None
 
     def prepare(
-        self, items: Iterable[SearchItem], report: Callable[[int, int], None] = lambda _done, _all: None
+        self,
+        items: Iterable[SearchItem],
+        report: Callable[[int, int], None] = lambda _done, _all: None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make sure that there are vectors of some items; it blocks, about 30 ms for each that the cache lacks.
 
         Args:
             items: The items.
             report: Gets how many of the missing vectors are made, and how many there are.
+            should_stop: Asked after every two items; what was made so far is kept.
         """
         wanted = {item.digest: item for item in items if item.digest not in self._vectors}
         if self._cache is not None and wanted:
-            for digest, data in self._cache.read(wanted).items():
-                self._vectors[digest] = np.frombuffer(data, np.float32)
-        missing = [item for digest, item in wanted.items() if digest not in self._vectors]
+            kept = {digest: np.frombuffer(data, np.float32) for digest, data in self._cache.read(wanted).items()}
+            with self._lock:
+                self._vectors |= kept
+            wanted = {digest: item for digest, item in wanted.items() if digest not in kept}
+        missing = [*wanted.values()]
         for start in range(0, len(missing), _TOGETHER):
+            if should_stop():
+                return
             report(start, len(missing))
             some = missing[start : start + _TOGETHER]
             rows = self._encoder.encode([text for item in some for text in list_texts(item)])
             made = {item.digest: rows[2 * place : 2 * place + 2].mean(0) for place, item in enumerate(some)}
-            self._vectors |= made
+            with self._lock:
+                self._vectors |= made
             if self._cache is not None:
                 self._cache.write({digest: vector.tobytes() for digest, vector in made.items()})
 
     def select(self, items: Mapping[int, SearchItem]) -> bool:
         """Search these items from now on, under their numbers; without vectors of all of them nothing is searched."""
-        if any(item.digest not in self._vectors for item in items.values()):
-            self._matrix = None
-            return False
-        digests = {item.digest for item in items.values()}
-        self._vectors = {digest: vector for digest, vector in self._vectors.items() if digest in digests}
-        rows = [self._vectors[item.digest] for item in items.values()]
-        self._matrix = ([*items], np.stack(rows)) if rows else None
-        return True
+        with self._lock:
+            if any(item.digest not in self._vectors for item in items.values()):
+                self._matrix = None
+                return False
+            digests = {item.digest for item in items.values()}
+            self._vectors = {digest: vector for digest, vector in self._vectors.items() if digest in digests}
+            rows = [self._vectors[item.digest] for item in items.values()]
+            self._matrix = ([*items], np.stack(rows)) if rows else None
+            return True
 
     def encode_query(self, query: str) -> Array | None:
         """Encode a query; None while nothing is searched."""

@@ -506,7 +506,7 @@ async def open_conversation(
             )
         )
         search = DeckSearch(session.mcp)
-        stack.callback(search.close)
+        stack.push_async_callback(search.aclose)
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
         system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
         state = KeptState(transcript, session.native.context, mode, permissions.permissions)

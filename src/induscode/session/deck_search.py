@@ -14,9 +14,9 @@ from anyio import to_thread
 from induscode.calls.record import find_tool_ref
 from induscode.deck.contract import describe
 from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.search.background import BackgroundIndex
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
-from induscode.search.index import ToolIndex
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -40,7 +40,8 @@ class DeckSearch:
 
     def __init__(self, bridge: BootedBridge | None = None) -> None:
         self.bridge = bridge
-        self._index: ToolIndex | None = None
+        self._index = BackgroundIndex()
+        self._is_opened = False
 
     def open_box(self, deck: ToolDeck, context: ToolContext | None = None) -> DeckToolBox:
         """Make the toolbox of a deck, in the deck's context or another one."""
@@ -49,7 +50,10 @@ class DeckSearch:
         if not deck.hidden:
             return DeckToolBox(DeckRunner(cards, context))
         disabled = () if self.bridge is None else self.bridge.disabled
-        finder = ToolFinder(_SearchedDeck(cards, context, disabled), self._open_index, self._record)
+        finder = ToolFinder(_SearchedDeck(cards, context, disabled), self._index.open, self._record)
+        if not self._is_opened:  # each later box is indexed by its first search
+            self._index.fill_soon(finder.fill_index)
+            self._is_opened = True
 
         async def find(queries: Sequence[str]) -> Sequence[str]:
             report = await to_thread.run_sync(finder.find, queries)
@@ -59,19 +63,13 @@ class DeckSearch:
         search: dict[str, Capability] = {card.name: card for card in build_search_cards(finder)}
         return DeckToolBox(DeckRunner({**search, **cards}, context), deck.hidden, find)
 
-    def _open_index(self) -> ToolIndex:
-        if self._index is None:
-            self._index = ToolIndex()
-        return self._index
-
     def _record(self, report: SearchReport) -> None:
         if self.bridge is not None:
             self.bridge.journal.record_search(report.queries, report.server, report.found, report.left_out)
 
-    def close(self) -> None:
-        """Free the index."""
-        if self._index is not None:
-            self._index.close()
+    async def aclose(self) -> None:
+        """Free the index, and end its thread."""
+        await self._index.aclose()
 
 
 class _SearchedDeck:

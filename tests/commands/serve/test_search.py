@@ -166,7 +166,7 @@ def test_scopes_are_those_of_the_list_and_of_the_tool_that_is_called(index: Tool
 # -- the list ---------------------------------------------------------------------------------------
 
 
-def test_the_list_stays_the_same_while_servers_come_and_go() -> None:
+async def test_the_list_stays_the_same_while_servers_come_and_go() -> None:
     boxes = [SearchableTools(make_tools(count)) for count in (200, 527, 3)]
     searched = SearchedBoxes(SearchOptions())
     present = boxes[0]
@@ -178,7 +178,7 @@ def test_the_list_stays_the_same_while_servers_come_and_go() -> None:
         catalog.refresh()
         listed.append(catalog.listing().modern.encoded)
     assert (len({*listed}), len(changes)) == (1, 1)
-    searched.close()
+    await searched.aclose()
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,12 @@ def test_the_list_stays_the_same_while_servers_come_and_go() -> None:
         (SearchOptions(mode="on"), 1, True),
     ],
 )
-def test_auto_searches_above_a_count_or_a_share(options: SearchOptions, count: int, expected: bool) -> None:
+async def test_auto_searches_above_a_count_or_a_share(options: SearchOptions, count: int, expected: bool) -> None:
     box = SearchableTools(make_tools(count))
-    shown = SearchedBoxes(options).wrap(lambda: box)().descriptors()
+    searched = SearchedBoxes(options)
+    shown = searched.wrap(lambda: box)().descriptors()
     assert ([tool.name for tool in shown] == CARDS) is expected
+    await searched.aclose()
 
 
 def test_a_tool_with_the_name_of_a_search_card_gives_way(index: ToolIndex) -> None:

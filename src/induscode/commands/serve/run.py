@@ -165,7 +165,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     def box() -> ToolBox:
         return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
 
-    searched = SearchedBoxes(options.search)
+    searched = SearchedBoxes(options.search, lambda note: print_status(str(note)))
     clients = ClientRecorder()
     views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
     opened = anyio.Event()
@@ -201,7 +201,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     failures: list[Exception] = []
 
     async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as group:
-        stack.callback(searched.close)
+        stack.push_async_callback(searched.aclose)
 
         async def serve() -> None:
             codes.append(await _serve(host, settings, signals, what, up, options, site))

@@ -6,26 +6,27 @@ it: the gateway's own, or that of a view.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.records import record
 from induscode.deck.provision import DeckRunner
+from induscode.search.background import BackgroundIndex
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
-from induscode.search.index import ToolIndex
 from induscode.search.names import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
     from induscode.commands.serve.view_box import SearchableBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store.journal import Journal
     from induscode.search.finder import SearchReport
+    from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
 
 
@@ -59,7 +60,7 @@ class SearchBox:
         on_search: Callable[[SearchReport], None] | None = None,
     ) -> None:
         self.box = box
-        self._finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
+        self.finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
         cards = {card.name: card for card in build_search_cards(finder)}
         self._cards = DeckRunner(cards, box.context)
         listed = [tool for name, tool in finder.tools.items() if options.lists(name)]
@@ -93,11 +94,11 @@ class SearchBox:
 
     def suggest_names(self, name: str) -> Sequence[str]:
         """List the names that are nearest to an unknown one."""
-        return self._finder.suggest(name)
+        return self.finder.suggest(name)
 
     def answers_unlisted(self, name: str) -> bool:
         """Tell whether there is a tool of this name, or a disabled one."""
-        return name in self._finder.tools or self.box.answers_unlisted(name)
+        return name in self.finder.tools or self.box.answers_unlisted(name)
 
     def forwards_input(self, name: str) -> bool:
         """Tell whether a tool belongs to a server."""
@@ -114,12 +115,12 @@ class SearchedBoxes:
     With `auto`, a box whose tools were searched once stays so: its list must not change back while servers come and go.
     """
 
-    def __init__(self, options: SearchOptions) -> None:
+    def __init__(self, options: SearchOptions, report: Callable[[Note], None] = lambda _note: None) -> None:
+        self._report = report
         self.journal: Journal | None = None
         """Records the searches; None before the ledger is open."""
         self._options = options
-        self._indexes: list[ToolIndex] = []
-        """Opened by the first search of a box, in its thread."""
+        self._indexes: list[BackgroundIndex] = []
 
     def wrap(self, source: Callable[[], ToolBox]) -> Callable[[], ToolBox]:
         """Return a function that gives the present box of `source`, with a search in front where it applies."""
@@ -128,11 +129,8 @@ class SearchedBoxes:
         is_searched = False
         known: tuple[ToolBox, ToolBox] | None = None
 
-        @cache
-        def open_index() -> ToolIndex:
-            index = ToolIndex()
-            self._indexes.append(index)
-            return index
+        index = BackgroundIndex(report=self._report)
+        self._indexes.append(index)
 
         def find_box() -> ToolBox:
             nonlocal is_searched, known
@@ -144,7 +142,8 @@ class SearchedBoxes:
             is_searched = is_searched or self._options.applies_to(box.descriptors())
             searched = box
             if is_searched:
-                searched = SearchBox(cast("SearchableBox", box), self._options, open_index, self._record)
+                searched = SearchBox(cast("SearchableBox", box), self._options, index.open, self._record)
+                index.fill_soon(searched.finder.fill_index)
             known = box, searched
             return searched
 
@@ -154,7 +153,7 @@ class SearchedBoxes:
         if self.journal is not None:
             self.journal.record_search(report.queries, report.server, report.found, report.left_out)
 
-    def close(self) -> None:
-        """Free the indexes."""
+    async def aclose(self) -> None:
+        """Free the indexes, and end their threads."""
         for index in self._indexes:
-            index.close()
+            await index.aclose()

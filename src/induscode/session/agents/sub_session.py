@@ -167,7 +167,7 @@ class SubSession:
                 await parent.sink(event)
 
         search = DeckSearch(parent.search.bridge)
-        stack.callback(search.close)
+        stack.push_async_callback(search.aclose)
         plan = RunPlan(
             toolbox=lambda: search.open_box(self.select_deck(), context),
             system_prompt=lambda: self._write_system_prompt(),
