@@ -87,7 +87,7 @@ def test_a_fetched_model_is_listed_and_removed(
     assert "qwen2.5-coder-1.5b: " in out
     monkeypatch.setattr(server, "find_spec", find_nothing)
     assert run(["models", "list", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["models"]
+    row, _encoder = json.loads(capsys.readouterr().out)["models"]
     assert row["state"] == "the engine is missing (pip install 'indus-deck[local]')"
     monkeypatch.setattr(server, "find_spec", find_something)
     assert run(["models", "fetch", "--json"]) == 0

@@ -10,9 +10,9 @@ import pytest
 from tests.support.servers import SERVERS
 
 from indusagi.interop import StdioServerConfig
-from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
-from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, find_text
+from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, UnlistedPrompt, find_text
 from induscode.deck.mcp.drift import DriftGrade, compare_definitions, grade_drift
 from induscode.deck.mcp.lock import lock_text, read_lock
 from induscode.deck.mcp.store import memory_store
@@ -70,7 +70,7 @@ async def test_a_changed_prompt_resource_and_instruction_are_disabled_until_appr
             await content.get_prompt("lib", "greet", {"who": "x"})
         with pytest.raises(ContentRefused, match=r"breaking change of sha256"):
             await content.read_resource("lib", APP)
-        with pytest.raises(ProtocolFault):
+        with pytest.raises(UnlistedPrompt):
             await content.get_prompt("lib", "other")
         for drifted in bridge.enrolment.quarantined:
             assert bridge.enrolment.approve(drifted.ref)

@@ -29,7 +29,7 @@ FORBIDDEN = 403
 _MARGIN_MS = 30_000
 """A token is refreshed so long before its end: clocks differ, and a request takes its time."""
 _STEP_UPS = 3
-"""The most step-ups until a request is accepted (specification: "implement retry limits")."""
+"""The most step-ups of one connection (specification: "implement retry limits")."""
 _TokenSource: TypeAlias = Literal["stored", "refreshed", "signed_in"]
 
 
@@ -115,8 +115,7 @@ class OAuthAuthorizer:
     def accept(self, sent: dict[str, str], nonce: str) -> None:
         """Take note that the server has accepted a token, and of the nonce for the next proof."""
         used = sent.get("authorization", "").partition(" ")[2]
-        if used == self._token:
-            self._is_accepted, self._step_ups = True, 0
+        self._is_accepted = self._is_accepted or used == self._token
         if nonce and self._key is not None:
             self._key.nonces[get_origin_of(self._driver.server_url)] = nonce
 
