@@ -27,8 +27,8 @@ from induscode.commands.support.servers import STATE_REMEDIES, find_row, list_se
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.content import ServerContent
+from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_tool_item
-from induscode.search.opening import open_index
 from induscode.search.options import estimate_definition
 from induscode.session.permissions.check import CheckedCard, Permissions
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.provision import ToolDeck
-    from induscode.search.index import ToolIndex
     from induscode.search.items import SearchItem
     from induscode.session.permissions.confirm import Approver, PermissionRequest
 
@@ -149,16 +148,14 @@ class GatewayPage:
         self._gateway = gateway
         self._sign_ins: dict[str, BackgroundTask] = {}
         self._searching = Lock()
-        self._index: ToolIndex | None = None
-        """Opened by the first search."""
+        self._index = BackgroundIndex()
 
     async def aclose(self) -> None:
         """End the sign-ins that wait for their person."""
         for task in self._sign_ins.values():
             task.cancel()
             await task.join()
-        if self._index is not None:
-            self._index.close()
+        await self._index.aclose()
 
     @property
     def session(self) -> Session:
@@ -178,11 +175,10 @@ class GatewayPage:
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by what they do, the best first. It blocks."""
         with self._searching:
-            if self._index is None:
-                self._index = open_index(())
+            index = self._index.open()
             cards = {card.name: card for card in self.deck().tools()}
-            self._index.update(map(_build_item, cards.values()))
-            hits = self._index.search([query], server=server or None, kinds=("tool",), limit=_MOST_FOUND).hits
+            index.update(map(_build_item, cards.values()))
+            hits = index.search([query], server=server or None, kinds=("tool",), limit=_MOST_FOUND).hits
             return [cards[hit.item.qualified_name] for hit in hits]
 
     def deck(self) -> ToolDeck:
