@@ -46,7 +46,7 @@ MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cl
 
 
 @record
-class Entry:
+class BucketEntry:
     """A value of a bucket with its revision."""
 
     value: bytes
@@ -79,7 +79,7 @@ class Bucket:
         """Delete an entry of this revision; raises as `create`."""
         await self._broker.run(f"the entry {key} could not be deleted", self._values.delete(key, revision))
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> BucketEntry | None:
         """Read an entry; `None` if there is none.
 
         Raises:
@@ -87,12 +87,12 @@ class Bucket:
         """
         from nats.js.errors import KeyNotFoundError  # noqa: PLC0415 — only with a cluster
 
-        async def get() -> Entry | None:
+        async def get() -> BucketEntry | None:
             try:
                 entry = await self._values.get(key)
             except KeyNotFoundError:
                 return None
-            return Entry(entry.value or b"", entry.revision or 0)
+            return BucketEntry(entry.value or b"", entry.revision or 0)
 
         return await self._broker.run(f"the entry {key} could not be read", get())
 

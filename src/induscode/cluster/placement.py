@@ -21,7 +21,7 @@ from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-    from induscode.cluster.broker import Bucket, Entry
+    from induscode.cluster.broker import Bucket, BucketEntry
     from induscode.cluster.membership import Membership
 
 OFFER_PREFIX = "cluster:"
@@ -136,7 +136,7 @@ class Placements:
         return sorted((one for one in found if one is not None), key=lambda one: (one.server, one.key))
 
 
-def _parse_placement(key: str, entry: Entry) -> Placement:
+def _parse_placement(key: str, entry: BucketEntry) -> Placement:
     try:
         value = json.loads(entry.value)
     except ValueError:

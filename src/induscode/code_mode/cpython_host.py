@@ -124,7 +124,7 @@ def lock_down(cpu_s: float, memory_bytes: int) -> None:
         raise OSError(ctypes.get_errno(), "the system call filter is refused")
 
 
-class Host:
+class CPythonHost:
     """The script, its calls and its output."""
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ def _describe_message(exc: BaseException) -> str:
 
 def main() -> None:
     """Run the script that comes on standard input."""
-    host = Host()
+    host = CPythonHost()
     host.send({"op": "ready"})
     host.run(host.read_request())
     with contextlib.suppress(OSError):

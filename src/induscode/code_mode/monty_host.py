@@ -25,7 +25,7 @@ _LONGEST_LINE = 160
 _AWAIT = re.compile(r"\bawait\b")
 
 
-class Host:
+class MontyHost:
     """The two directions of the protocol, and the pool of one worker."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class Host:
                 min_processes=1, max_processes=1, request_timeout=cpu_s + _KILL_AFTER_S, turn_duration_limit_grace=None
             )
             with pool:
-                Script(self, request).run(pool)
+                MontyScript(self, request).run(pool)
 
 
-class Script:
+class MontyScript:
     """One script."""
 
-    def __init__(self, host: Host, request: dict[str, Any]) -> None:
+    def __init__(self, host: MontyHost, request: dict[str, Any]) -> None:
         self._host, self._monty, self._request = host, host.monty, request
         self._code: str = request["code"]
         self._names = set[str](request["names"])
@@ -193,4 +193,4 @@ def _describe(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    Host().serve()
+    MontyHost().serve()

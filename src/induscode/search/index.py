@@ -36,7 +36,7 @@ _LEAST_COSINE: Final = 0.3
 
 
 @record
-class SearchHit:
+class ItemHit:
     """An item that was found."""
 
     item: SearchItem
@@ -48,7 +48,7 @@ class SearchHit:
 class SearchAnswer:
     """What a search has found."""
 
-    hits: Sequence[SearchHit]
+    hits: Sequence[ItemHit]
     """The best ones, the best first."""
     matched: int
     """How many items matched a query, with the hits."""
@@ -195,7 +195,7 @@ class ToolIndex:
             for row in zip_longest(*(best for best, _ in ranked)):
                 for number, score in filter(None, row):
                     merged.setdefault(number, score)
-            hits = [SearchHit(self._items[number], score) for number, score in [*merged.items()][: max(0, limit)]]
+            hits = [ItemHit(self._items[number], score) for number, score in [*merged.items()][: max(0, limit)]]
             matched = len(set[int]().union(*(numbers for _, numbers in ranked)))
         return SearchAnswer(hits, matched, len(permitted), any(vector is not None for vector in vectors))
 

@@ -27,7 +27,7 @@ Topic: TypeAlias = Literal["servers", "items", "calls", "cluster"]
 
 
 @record(kw_only=True)
-class ServerFacts:
+class ServerSummary:
     """One server of the configuration."""
 
     name: str
@@ -93,7 +93,7 @@ class PageSource(Protocol):
         """Build the deck that clients are served, without permission checks."""
         ...
 
-    async def list_servers(self) -> Sequence[ServerFacts]:
+    async def list_servers(self) -> Sequence[ServerSummary]:
         """Describe the configured servers."""
         ...
 

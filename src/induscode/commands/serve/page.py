@@ -34,7 +34,7 @@ from induscode.session.permissions.check import CheckedCard, Permissions
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.session.permissions.store import RuleStore, load_startup_rules
 from induscode.sign_in.servers import sign_in_to_server
-from induscode.ui.contract import ActionReply, CallReply, ServerAction, ServerFacts
+from induscode.ui.contract import ActionReply, CallReply, ServerAction, ServerSummary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -187,15 +187,15 @@ class GatewayPage:
 
     # -- servers ----------------------------------------------------------------------------
 
-    async def list_servers(self) -> Sequence[ServerFacts]:
+    async def list_servers(self) -> Sequence[ServerSummary]:
         """Describe the configured servers."""
         return [await self._describe(row) for row in self.plan.rows]
 
-    async def _describe(self, row: ServerRow) -> ServerFacts:
+    async def _describe(self, row: ServerRow) -> ServerSummary:
         mcp = self.session.mcp
         cards = [card for card in mcp.capabilities if card.ref.server == row.id]
         state, status = self.plan.state_of(row), mcp.status().get(row.id)
-        facts = ServerFacts(
+        facts = ServerSummary(
             name=row.id,
             transport=name_transport(row.config),
             state=state if status is None or state != "startable" else str(status.phase),

@@ -20,7 +20,7 @@ from induscode.ui.plots import draw_sparkline
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from induscode.ui.contract import PageRequest, ServerFacts
+    from induscode.ui.contract import PageRequest, ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000
@@ -58,7 +58,7 @@ def _read_hour() -> CallSeries | None:
         database.close()
 
 
-def _build_row(page: PageRequest, server: ServerFacts, series: CallSeries | None) -> Sequence[Html | str]:
+def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
     answer = "" if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
     latency = () if series is None else series.latency_us.get(server.name, ())
     peak = f"median duration of calls, at most {format_duration(max(latency, default=0))}"
@@ -75,7 +75,7 @@ def _build_row(page: PageRequest, server: ServerFacts, series: CallSeries | None
     )
 
 
-def _build_actions(page: PageRequest, server: ServerFacts) -> Html:
+def _build_actions(page: PageRequest, server: ServerSummary) -> Html:
     if not page.user.can_act:
         return tag("span")
     forms = [
@@ -87,7 +87,7 @@ def _build_actions(page: PageRequest, server: ServerFacts) -> Html:
     return tag("span", forms, cls="actions")
 
 
-def _explain(server: ServerFacts) -> Html:
+def _explain(server: ServerSummary) -> Html:
     remedy = tag("p", "What to do: ", tag("code", server.remedy)) if server.remedy else None
     return tag(
         "article", tag("h2", server.name, " ", show_state(server.state)), tag("p", server.message), remedy, cls="fault"
