@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _CALLS = 10_000
 _PAINT_MS = 150
+_LOADS = 5
 _LIVE_MS = 1_000
 _LIMIT_S = 60.0
 _INDUS = str(Path(sys.executable).parent / "indus")
@@ -194,9 +196,12 @@ def judge(home: Path, url: str, browser: Chromium, axe: str, pictures: Path | No
             if pictures is not None:
                 (pictures / f"page-{name}-{scheme}.png").write_bytes(browser.take_picture())
     say(f"  {len(VIEWS)} views, light and dark, 1200 and 360 px: {len(problems)} problems")
-    say(f"  latest first paint: {slowest[1]:.0f} ms ({slowest[0]}; goal {_PAINT_MS})")
-    if slowest[1] > _PAINT_MS:
-        problems.append(f"the first paint of {slowest[0]} took {slowest[1]:.0f} ms")
+    name = slowest[0]
+    paint = median(page.find_problems(name, VIEWS[name])[1] for _ in range(_LOADS))
+    again = f"{name} again: {paint:.0f} ms (median of {_LOADS}, goal {_PAINT_MS})"
+    say(f"  first paint: at most {slowest[1]:.0f} ms; {again}")
+    if paint > _PAINT_MS:
+        problems.append(f"the first paint of {name} took {paint:.0f} ms")
     browser.resize(1200, 800, "light")
     try:
         problems += _judge_actions(home, page)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from induscode.ui.contract import PageRequest
 
 _RUNS = 50
-_EVENTS = 300
+_EVENTS, _ALL_EVENTS = 100, 5_000
+"""Events that are shown at first, and on request."""
 
 
 async def show_timeline(page: PageRequest) -> PageView:
@@ -33,19 +34,21 @@ async def show_timeline(page: PageRequest) -> PageView:
     wanted = page.get("run") or runs[-1].run
     rows = await store.rows(wanted)
     server = page.get("server")
-    shown = [row for row in rows if not server or row.facts.get("server") == server][-_EVENTS:]
+    matching = [row for row in rows if not server or row.facts.get("server") == server]
+    limit = _ALL_EVENTS if page.get("all") == "1" else _EVENTS
+    shown = matching[-limit:]
     cells = [
         (row.at[11:19], show_state(row.op), _format_subject(row), _format_detail(row), _link_deck(row))
         for row in reversed(shown)
     ]
+    more = None
+    if len(shown) < len(matching) and limit == _EVENTS:
+        more = link(f"Show up to {_ALL_EVENTS:,}", "/timeline", run=wanted, server=server, all=1)
+    counted = f"{format_count(len(matching), 'event')} of the run {wanted}"
     content = tag(
         "div",
         _build_forms(page, runs, wanted),
-        tag(
-            "p",
-            f"{format_count(len(rows), 'event')} of the run {wanted}"
-            + (f", the last {_EVENTS}" if len(rows) > _EVENTS else ""),
-        ),
+        tag("p", counted, f", the last {limit}. " if len(shown) < len(matching) else "", more),
         table(("At (UTC)", "Event", "Subject", "Detail", "Deck"), cells, caption="Events"),
     )
     return PageView("Timeline", content, "timeline")
