@@ -114,10 +114,10 @@ def lock_down(cpu_s: float, memory_bytes: int) -> None:
         resource.setrlimit(kind, (limit, limit))
     program = ctypes.create_string_buffer(build_filter(platform.machine()))
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
 
-    described = Program((len(program) - 1) // 8, ctypes.addressof(program))
+    described = FilterProgram((len(program) - 1) // 8, ctypes.addressof(program))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     address = ctypes.c_ulong(ctypes.addressof(described))
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or prctl(_PR_SET_SECCOMP, _FILTER_MODE, address, 0, 0):

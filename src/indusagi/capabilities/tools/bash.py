@@ -244,7 +244,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         session.notes.add(note)
         report.notes.append(note)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
-    call = _Call(command, folder, path, process, ctx, report)
+    call = _BashRun(command, folder, path, process, ctx, report)
     result = await call.run(limit, None if given else session)
     is_whole = report.code is None and report.details.get("truncated") is False
     if reading is not None and report.details.get("exitCode") == 0 and is_whole:
@@ -267,7 +267,7 @@ async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, re
     return await resolve_start_directory(path_given(arguments, "cwd"), ctx)
 
 
-class _Call:
+class _BashRun:
     """One command in the foreground."""
 
     def __init__(

@@ -69,7 +69,7 @@ class NoMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Query:
+class _EditQuery:
     old: str
     new: str
     every: bool
@@ -100,19 +100,19 @@ def find_match(text: str, old: str, new: str, *, every: bool = False) -> TextMat
     )
     if starts and not splits_ending:
         return TextMatch(MatchStrategy.EXACT, tuple(Span(start, start + len(old)) for start in starts))
-    query = _Query(normalize_endings(old), normalize_endings(new), every)
+    query = _EditQuery(normalize_endings(old), normalize_endings(new), every)
     spans, strategy, near = _find_ignoring_whitespace(text, query)
     if spans:
         return TextMatch(strategy, spans)
     if text.isascii() and old.isascii():
         return NoMatch(near)
     # Folding replaces one character by one, so that offsets stay the same.
-    folded = _Query(_fold_punctuation(query.old), query.new, every)
+    folded = _EditQuery(_fold_punctuation(query.old), query.new, every)
     spans, _, folded_near = _find_ignoring_whitespace(_fold_punctuation(text), folded)
     return TextMatch(MatchStrategy.PUNCTUATION, spans) if spans else NoMatch(near or folded_near)
 
 
-def _find_ignoring_whitespace(text: str, query: _Query) -> tuple[tuple[Span, ...], MatchStrategy, tuple[int, ...]]:
+def _find_ignoring_whitespace(text: str, query: _EditQuery) -> tuple[tuple[Span, ...], MatchStrategy, tuple[int, ...]]:
     """Try the strategies that ignore whitespace; the numbers are lines that only their indentation excludes."""
     lines = text.split("\n")
     spans = _find_by_key(lines, query, lambda line: line.removesuffix("\r"))
@@ -142,7 +142,7 @@ def _find_all(text: str, wanted: str, step: int, *, every: bool) -> list[int]:
     return starts
 
 
-def _find_by_key(lines: Sequence[str], query: _Query, key: Callable[[str], str]) -> tuple[Span, ...]:
+def _find_by_key(lines: Sequence[str], query: _EditQuery, key: Callable[[str], str]) -> tuple[Span, ...]:
     """Find the old text where both texts are compared by the `key` of each line."""
     keys = [key(line) for line in lines]
     old_keys = [key(line) for line in query.old_lines]
@@ -177,7 +177,7 @@ def _find_by_key(lines: Sequence[str], query: _Query, key: Callable[[str], str])
     return tuple(spans)
 
 
-def _find_indented(pieces: Sequence[str], query: _Query) -> tuple[tuple[Span, ...], tuple[int, ...]]:
+def _find_indented(pieces: Sequence[str], query: _EditQuery) -> tuple[tuple[Span, ...], tuple[int, ...]]:
     """Find whole lines that differ in their indentation only, where one rule explains the difference."""
     is_ended = query.old.endswith("\n")
     old_lines = query.old_lines[:-1] if is_ended else query.old_lines

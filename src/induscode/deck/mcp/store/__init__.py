@@ -94,7 +94,7 @@ class LedgerStore(Protocol):
 
 
 @record
-class _Query:
+class _StoreQuery:
     """A question for the thread, with the future of its answer."""
 
     function: Callable[[FallbackStore], object]
@@ -115,7 +115,7 @@ class ThreadedStore:
     def __init__(self, path: str | None, *notes: Note) -> None:
         self._notes = [*notes]
         self._store: FallbackStore | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], Batch] | _Query | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], Batch] | _StoreQuery | None] = queue.SimpleQueue()
         self._path = path
         # A daemon: a session that forgets to close its store can still end.
         self._thread = threading.Thread(target=self._serve_jobs, name="ledger store", daemon=True)
@@ -189,7 +189,7 @@ class ThreadedStore:
         if self._closed:
             raise RuntimeError("the store is closed")
         answer: concurrent.futures.Future[T | None] = concurrent.futures.Future()
-        query = _Query(function, answer)  # type: ignore[arg-type] — the same future, of any answer
+        query = _StoreQuery(function, answer)  # type: ignore[arg-type] — the same future, of any answer
         self._jobs.put(query)
         if self._ended.is_set():
             self._reject_jobs()
@@ -217,7 +217,7 @@ class ThreadedStore:
     # -- in the thread ----------------------------------------------------------------------
 
     def _serve_jobs(self) -> None:
-        query: _Query | None = None
+        query: _StoreQuery | None = None
         failure: BaseException | None = None
         try:
             from induscode.deck.mcp.store.fallback import FallbackStore  # noqa: PLC0415 — it takes as long as a start
@@ -253,17 +253,17 @@ class ThreadedStore:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(job, _Query):
+            if isinstance(job, _StoreQuery):
                 job.fail()
 
-    def _next_jobs(self) -> tuple[list[Callable[[], Batch]], _Query | None, bool]:
+    def _next_jobs(self) -> tuple[list[Callable[[], Batch]], _StoreQuery | None, bool]:
         """Wait for a job; batches that follow each other are written together."""
         writes: list[Callable[[], Batch]] = []
         job = self._jobs.get()
         while True:
             if job is None:
                 return writes, None, False
-            if isinstance(job, _Query):
+            if isinstance(job, _StoreQuery):
                 return writes, job, True
             writes.append(job)
             if len(writes) >= _MOST_BATCHES:
@@ -281,7 +281,7 @@ def _append(store: FallbackStore, writes: Sequence[Callable[[], Batch]]) -> None
         store.add_note(Note("the ledger", f"{len(writes)} batches were lost: {type(exc).__name__}: {exc}"))
 
 
-def _answer(query: _Query, store: FallbackStore) -> None:
+def _answer(query: _StoreQuery, store: FallbackStore) -> None:
     if not query.answer.set_running_or_notify_cancel():
         return
     result: object = None

@@ -106,7 +106,7 @@ def find_shell_code(words: Sequence[Word]) -> Word | None:
 
 
 @record
-class _Wrapper:
+class _CommandWrapper:
     flags: str = ""
     values: str = ""
     operands: int = 0
@@ -115,19 +115,19 @@ class _Wrapper:
     """Whether `-10` is an option."""
 
 
-WRAPPERS: dict[str, _Wrapper] = {
-    "nohup": _Wrapper(),
-    "time": _Wrapper(flags="p"),
-    "nice": _Wrapper(values="n", numeric=True),
-    "ionice": _Wrapper(flags="t", values="cn"),
-    "timeout": _Wrapper(flags="v", values="ks", operands=1),
-    "stdbuf": _Wrapper(values="ioe"),
-    "setsid": _Wrapper(flags="cfw"),
-    "command": _Wrapper(flags="p"),
-    "builtin": _Wrapper(),
-    "exec": _Wrapper(flags="cl"),
-    "env": _Wrapper(flags="i", values="u"),
-    "chronic": _Wrapper(),
+WRAPPERS: dict[str, _CommandWrapper] = {
+    "nohup": _CommandWrapper(),
+    "time": _CommandWrapper(flags="p"),
+    "nice": _CommandWrapper(values="n", numeric=True),
+    "ionice": _CommandWrapper(flags="t", values="cn"),
+    "timeout": _CommandWrapper(flags="v", values="ks", operands=1),
+    "stdbuf": _CommandWrapper(values="ioe"),
+    "setsid": _CommandWrapper(flags="cfw"),
+    "command": _CommandWrapper(flags="p"),
+    "builtin": _CommandWrapper(),
+    "exec": _CommandWrapper(flags="cl"),
+    "env": _CommandWrapper(flags="i", values="u"),
+    "chronic": _CommandWrapper(),
 }
 _STARTS = frozenset({"{", "(", "!", "if", "for", "while", "until", "case", "function", "[[", "(("})
 
