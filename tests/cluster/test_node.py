@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.cluster import open_members, open_pair
 from tests.support.servers import honest
 from tests.support.waiting import until
@@ -17,6 +18,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
 
 if TYPE_CHECKING:
@@ -186,7 +188,7 @@ async def test_second_node_of_a_name_is_refused(broker: BrokerProcess) -> None:
 
 
 async def test_cluster_that_was_not_prepared_says_so(broker: BrokerProcess) -> None:
-    settings = ClusterSettings(brokers=[broker.url], node="x", prefix="unprepared")
+    settings = ClusterSettings(brokers=[broker.url], node="x", prefix="unprepared", key=KEY)
     with pytest.raises(ClusterFault, match="indus cluster init") as caught:
         async with open_node(settings):
             pass
@@ -200,3 +202,15 @@ async def test_absent_broker_is_named() -> None:
             pass
     assert caught.value.state == "away"
     assert "secret" not in str(caught.value)
+
+
+async def test_node_with_another_key_is_refused(broker: BrokerProcess) -> None:
+    settings = replace(await new_cluster(broker), key=ClusterKey(bytes(32)))
+    with pytest.raises(ClusterFault, match="another key"):
+        async with open_node(settings):
+            pass
+    with pytest.raises(ClusterFault, match="--cluster-key"):
+        async with open_node(replace(settings, key=None)):
+            pass
+    async with open_node(replace(settings, key=None, role="offers")):
+        pass  # it serves no clients, and shares nothing

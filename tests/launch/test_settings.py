@@ -89,6 +89,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     ),
     "cluster.affinity": ({"a": "gpu-*"}, {"a": "gpu-*"}, ["a", {"a": ""}, {"a": 1}, None]),
     "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
+    "cluster.key_file": ("/etc/indus/cluster.key", "/etc/indus/cluster.key", ["", 1, None]),
     "tool_search.mode": ("on", "on", ["always", True]),
     "tool_search.share": (25, 25, [0, 101, "10"]),
     "tool_search.count": (0, 0, [-1, "many"]),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from induscode.cluster.broker import open_broker, prepare_cluster
 from induscode.cluster.contract import ClusterSettings
+from induscode.cluster.key import ClusterKey
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 LEASE_S = 1.0
 """Short: tests wait for its end. The broker takes nothing shorter."""
 _START_S = 20.0
+KEY = ClusterKey(bytes(range(32)))
 
 
 class BrokerProcess:
@@ -77,7 +79,7 @@ def broker_process(folder: Path) -> Generator[BrokerProcess]:
 
 async def new_cluster(broker: BrokerProcess, lease_s: float = LEASE_S) -> ClusterSettings:
     """Prepare a cluster of its own on a broker that other tests use too."""
-    settings = ClusterSettings(brokers=[broker.url], node="test", prefix=f"t{secrets.token_hex(4)}")
+    settings = ClusterSettings(brokers=[broker.url], node="test", prefix=f"t{secrets.token_hex(4)}", key=KEY)
     async with open_broker(settings) as opened:
         await prepare_cluster(opened, replicas=1, lease_s=lease_s)
     return settings

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from indusagi.core.faults import describe_error
 from indusagi.core.records import record
 from induscode.cluster.contract import LEASE_S, BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
+from induscode.cluster.key import UnsealedError
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -38,8 +38,7 @@ _PENDING_BYTES = 8 * 1024 * 1024
 """What is kept for a broker that is away; past it, sending fails."""
 _UNREAD_MESSAGES = 8_192
 _UNREAD_BYTES = 64 * 1024 * 1024
-_SECRET = "sealing"
-_SECRET_BYTES = 32
+_PROOF = "proof"
 _NO_STORAGE = frozenset({10023, 10028, 10047, 10054, 10077})
 """JetStream error codes for storage, memory, message or byte limits: https://docs.nats.io/nats-concepts/jetstream."""
 MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
@@ -335,20 +334,30 @@ async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEA
             config = KeyValueConfig(bucket=name, ttl=ttl, replicas=replicas, storage=StorageType.FILE, history=1)
             await broker.run(f"the bucket {name} could not be made", streams.create_key_value(config))  # pyright: ignore[reportUnknownMemberType] — untyped options
             made.append(name)
+    key = settings.key
+    if key is None:
+        raise ClusterFault("missing", "a cluster needs a key")
     keys = await broker.open_bucket(settings.keys)
-    if await keys.get(_SECRET) is None:
-        with suppress(LostRaceError):  # another `init` was first
-            await keys.create(_SECRET, secrets.token_bytes(_SECRET_BYTES))
+    with suppress(LostRaceError):  # there is one
+        await keys.create(_PROOF, key.seal(settings.keys, _PROOF.encode()))
+    await check_key(broker)
     return made
 
 
-async def read_sealing_secret(broker: Broker) -> bytes:
-    """Read the secret with which session ids are sealed.
+async def check_key(broker: Broker) -> bool:
+    """Check that this process has the key of the cluster; False if the cluster has none yet.
 
     Raises:
-        ClusterFault: It is missing, or the broker does not answer.
+        ClusterFault: It has another key, or the broker does not answer.
     """
-    entry = await (await broker.open_bucket(broker.settings.keys)).get(_SECRET)
+    key = broker.settings.key
+    entry = await (await broker.open_bucket(broker.settings.keys)).get(_PROOF)
     if entry is None:
-        raise ClusterFault("missing", "the cluster has no secret; prepare it once with `indus cluster init`")
-    return entry.value
+        return False
+    try:
+        if key is not None:
+            key.unseal(broker.settings.keys, entry.value)
+    except UnsealedError as exc:
+        message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
+        raise ClusterFault("ready", message) from exc
+    return True

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
+from induscode.cluster.key import ClusterKey
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
 """What a node does: serves clients and owns servers; owns its offered servers only; or serves clients only."""
@@ -58,6 +59,8 @@ class ClusterSettings:
     """Patterns of the names of preferred nodes, by the id of the server."""
     connect_s: float = 2.0
     """How long one broker may take to answer."""
+    key: ClusterKey | None = field(default=None, repr=False)
+    """Seals what rests at the broker; None: a node that only offers its servers, and shares nothing else."""
 
     @property
     def leases(self) -> str:
@@ -71,7 +74,7 @@ class ClusterSettings:
 
     @property
     def keys(self) -> str:
-        """The name of the bucket of the cluster's own secrets."""
+        """The name of the bucket with the proof that a node has the key of the cluster."""
         return f"{self.prefix}_keys"
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,7 +24,7 @@ from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, ProtocolFault, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
-from induscode.cluster.broker import Broker, open_broker, read_sealing_secret
+from induscode.cluster.broker import Broker, check_key, open_broker
 from induscode.cluster.channel import Channel, ChannelTable
 from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, Placement
 from induscode.cluster.lease import read_lease_clock
@@ -388,6 +389,18 @@ class ClusterNode:
                 self._tasks = None
 
 
+async def _find_secret(broker: Broker) -> bytes:
+    """Return the secret with which session ids are sealed; a node without clients needs none of the cluster."""
+    settings = broker.settings
+    if settings.key is None:
+        if settings.role != "offers":
+            raise ClusterFault("missing", "a node that serves clients needs the key of the cluster (--cluster-key)")
+        return secrets.token_bytes(32)
+    if not await check_key(broker):
+        raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
+    return settings.key.derive("session ids")
+
+
 @asynccontextmanager
 async def open_node(
     settings: ClusterSettings, clock: Callable[[], float] = read_lease_clock
@@ -398,7 +411,7 @@ async def open_node(
         ClusterFault: The broker is away, the cluster is not prepared, or another node has the same name.
     """
     async with open_broker(settings) as broker:
-        secret = await read_sealing_secret(broker)
+        secret = await _find_secret(broker)
         entries = await broker.open_bucket(settings.placements)
         async with open_membership(broker, clock) as membership:
             node = ClusterNode(broker, membership, Placements(entries, membership), secret)

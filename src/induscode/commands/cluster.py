@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
+from anyio import to_thread
 
 from indusagi.core.json import is_json_object
+from induscode.commands.support.cluster import broker_option, find_key_file, key_option, read_settings, run_with_broker
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, print_table, write_json
-from induscode.commands.support.runner import run_until_signal
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
-    from induscode.cluster.contract import ClusterSettings, NodeInfo
+    from induscode.cluster.contract import NodeInfo
+    from induscode.cluster.key import ClusterKey
     from induscode.cluster.membership import Membership
 
 _HERE = "induscode.commands.cluster"
-_F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
 _DRAINED_S = 60.0
 _LOOK_S = 0.25
@@ -33,7 +34,7 @@ _LOOK_S = 0.25
 @click.command(
     cls=CommandGroup,
     commands={
-        "init": LazyCommand("prepare the brokers: buckets and the secret of session ids", _HERE, "init"),
+        "init": LazyCommand("prepare the brokers, and make the key of the cluster", _HERE, "init"),
         "status": LazyCommand("show the brokers and the nodes", _HERE, "status"),
         "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
         "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
@@ -42,41 +43,6 @@ _LOOK_S = 0.25
 )
 def command() -> None:
     """Prepare and examine a cluster of gateways. Without a command: status."""
-
-
-def _brokers(function: _F) -> _F:
-    text = "The NATS brokers; by default those of the setting cluster.brokers."
-    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(function)
-
-
-def _read_settings(context: click.Context, brokers: str | None) -> ClusterSettings:
-    from induscode.cluster.contract import ClusterSettings  # noqa: PLC0415 — not for the help
-    from induscode.cluster.options import parse_brokers  # noqa: PLC0415 — not for the help
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_BROKERS  # noqa: PLC0415 — not for the help
-
-    text = brokers or ",".join(read_invocation(context).settings.get(CLUSTER_BROKERS))
-    if not text:
-        raise click.UsageError("which brokers? Use --cluster URL, or the setting cluster.brokers", context)
-    try:
-        return ClusterSettings(brokers=parse_brokers(text), node="command")
-    except ValueError as exc:
-        raise click.UsageError(f"--cluster: {exc}", context) from exc
-
-
-def _run(settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]]) -> int:
-    from induscode.cluster.broker import open_broker  # noqa: PLC0415 — not for the help
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
-
-    async def run(_: CancelToken) -> int:
-        try:
-            async with open_broker(settings) as broker:
-                return await work(broker)
-        except ClusterFault as fault:
-            print_status(f"broker {fault.state}: {fault}" if fault.state != "ready" else str(fault))
-            return _FAILED
-
-    return run_until_signal(run)
 
 
 @asynccontextmanager
@@ -88,7 +54,7 @@ async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
 
 
 @click.command("init")
-@_brokers
+@broker_option
 @click.option(
     "--replicas",
     type=click.Choice(["1", "3"]),
@@ -105,28 +71,67 @@ async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
     metavar="SECONDS",
     help="How long a node that is silent keeps its servers.",
 )
+@key_option
 @as_json
 @click.pass_context
-def init(context: click.Context, *, brokers: str | None, replicas: str, lease_s: float, as_json: bool) -> int:
-    """Prepare the brokers of a cluster, once. What exists already stays as it is.
+def init(
+    context: click.Context, *, brokers: str | None, replicas: str, lease_s: float, key_file: str | None, as_json: bool
+) -> int:
+    """Prepare the brokers of a cluster, once, and make its key. What exists already stays as it is.
 
-    The brokers need JetStream. They write to the disk every two minutes by default, and a power failure may lose what
-    was written since: set `sync_interval: always` in their configuration.
+    The key seals what rests at the brokers: copy its file to every node. The brokers need JetStream. They write to the
+    disk every two minutes by default, and a power failure may lose what was written since: set
+    `sync_interval: always` in their configuration.
     """
     from induscode.cluster.broker import prepare_cluster  # noqa: PLC0415 — not for the help
+    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
+
+    path = find_key_file(read_invocation(context).settings, key_file)
 
     async def work(broker: Broker) -> int:
+        key, is_new = await _find_key(broker, path)
+        broker.settings = replace(broker.settings, key=key)
         made = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s)
         if as_json:
-            write_json({"made": [*made]})
-        elif made:
+            write_json({"made": [*made], "key_file": path})
+            return 0
+        if made:
             print_line(f"made {', '.join(made)}, each on {replicas} broker{'s' if replicas != '1' else ''}")
             print_line("advice: `sync_interval: always` in the brokers' `jetstream` block, against power failures")
         else:
             print_line("everything is there already")
+        if is_new:
+            print_line(f"key of the cluster: {path}; every node that serves clients needs a copy of this file")
         return 0
 
-    return _run(_read_settings(context, brokers), work)
+    return run_with_broker(read_settings(context, brokers), work)
+
+
+async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
+    """Read the key, or make one for a cluster that has none; tell whether it is new."""
+    from induscode.cluster.broker import check_key  # noqa: PLC0415 — not for the help
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
+    from induscode.cluster.key import create_key, read_key  # noqa: PLC0415 — not for the help
+
+    try:
+        return await to_thread.run_sync(read_key, path), False
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as exc:
+        raise ClusterFault("ready", str(exc)) from exc
+    try:
+        has_key = await check_key(broker)
+    except ClusterFault as fault:
+        if fault.state != "missing":
+            raise
+        has_key = False
+    if has_key:
+        message = f"the cluster has a key, and {path} is missing: copy it from the machine that prepared the cluster"
+        raise ClusterFault("ready", message)
+    try:
+        return await to_thread.run_sync(create_key, path), True
+    except OSError as exc:
+        raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
 
 
 def _describe(node: NodeInfo) -> str:
@@ -138,7 +143,7 @@ def _describe(node: NodeInfo) -> str:
 
 
 @click.command("status")
-@_brokers
+@broker_option
 @as_json
 @click.pass_context
 def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
@@ -161,11 +166,11 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
             )
         return 0
 
-    return _run(_read_settings(context, brokers), work)
+    return run_with_broker(read_settings(context, brokers), work)
 
 
 @click.command("placements")
-@_brokers
+@broker_option
 @as_json
 @click.pass_context
 def placements(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
@@ -196,12 +201,12 @@ def placements(context: click.Context, *, brokers: str | None, as_json: bool) ->
             )
         return 0
 
-    return _run(_read_settings(context, brokers), work)
+    return run_with_broker(read_settings(context, brokers), work)
 
 
 @click.command("drain")
 @click.argument("node")
-@_brokers
+@broker_option
 @as_json
 @click.pass_context
 def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bool) -> int:
@@ -227,7 +232,7 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
             print_line(f"{node}: drained of {count} servers" if not left else f"{node}: {left} servers are still there")
         return _FAILED if left else 0
 
-    return _run(_read_settings(context, brokers), work)
+    return run_with_broker(read_settings(context, brokers), work)
 
 
 async def _wait_drained(membership: Membership, instance: str) -> int:

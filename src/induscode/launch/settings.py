@@ -271,6 +271,14 @@ CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
     schema={"type": "array", "items": {"type": "string", "minLength": 1}},
     flag="--cluster",
 )
+CLUSTER_KEY_FILE: Setting[str | None] = Setting(
+    key="cluster.key_file",
+    describe="The file with the key of the cluster; cluster.key in the state directory by default.",
+    default=None,
+    read=_parse_text,
+    schema={"type": "string", "minLength": 1},
+    flag="--cluster-key",
+)
 TOOL_SEARCH_MODE: Setting[str] = Setting(
     key="tool_search.mode",
     describe="Whether models and clients search tools instead of getting all of them: above the limits below (auto).",
@@ -368,6 +376,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             SERVE_VIEWS,
             CLUSTER_AFFINITY,
             CLUSTER_BROKERS,
+            CLUSTER_KEY_FILE,
             TOOL_SEARCH_MODE,
             TOOL_SEARCH_SHARE,
             TOOL_SEARCH_COUNT,

@@ -12,7 +12,7 @@ import click
 
 from induscode.clients import CLIENT_NAMES
 from induscode.commands.serve.auth import AUTH_FLAGS, auth_flags, parse_auth
-from induscode.commands.serve.cluster import cluster_flags, parse_cluster
+from induscode.commands.serve.cluster import cluster_flags, complete_cluster, parse_cluster
 from induscode.commands.serve.options import (
     CONNECTIONS,
     DEFAULT_ADDRESS,
@@ -36,7 +36,7 @@ from induscode.commands.serve.options import (
     refuse_unused,
 )
 from induscode.launch.options import ProfileChoice, flags, read_invocation
-from induscode.launch.settings import CLUSTER_AFFINITY, SERVE_VIEWS
+from induscode.launch.settings import SERVE_VIEWS
 from induscode.search.options import SearchMode, read_search_options
 
 
@@ -242,7 +242,7 @@ def command(
         search=read_search_options(invocation.settings, search, always_list),
         page="off" if http is None or transparent is not None else page or "full",
         view=find_named_view(context, view, invocation.settings.get(SERVE_VIEWS)),
-        cluster=None if cluster is None else replace(cluster, affinity=invocation.settings.get(CLUSTER_AFFINITY)),
+        cluster=None if cluster is None else complete_cluster(context, cluster, invocation.settings),
     )
     if print_config or install or uninstall:
         from induscode.commands.serve.client_config import change_entry  # noqa: PLC0415 — for these flags

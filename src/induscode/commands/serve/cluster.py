@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from induscode.commands.support.cluster import key_option, load_key
+
 if TYPE_CHECKING:
     from induscode.cluster.contract import ClusterSettings
+    from induscode.launch.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _BESIDE_CLUSTER = {
@@ -29,6 +34,7 @@ def cluster_flags(command: _F) -> _F:
             metavar="URL,…",
             help="With --http: join the cluster of these NATS brokers; servers run on one node and are used by all.",
         ),
+        key_option,
         click.option("--node", metavar="NAME", help="With --cluster: the name of this node; the machine's by default."),
         click.option(
             "--capacity",
@@ -55,11 +61,12 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
         click.UsageError: They cannot be used together, or an address or a name is invalid.
     """
     params = context.params
-    given = {key: params[key] for key in ("node", "capacity", "doors_only", "offer_only")}
+    given = {key: params[key] for key in ("node", "capacity", "doors_only", "offer_only", "key_file")}
     if params["cluster"] is None:
         for key, value in given.items():
             if value:
-                raise click.UsageError(f"--{key.replace('_', '-')} means nothing without --cluster", context)
+                flag = "cluster-key" if key == "key_file" else key.replace("_", "-")
+                raise click.UsageError(f"--{flag} means nothing without --cluster", context)
         return None
     for key, flag in _BESIDE_CLUSTER.items():
         if params[key]:
@@ -81,3 +88,19 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
         raise click.UsageError(f"--node {exc}", context) from exc
     role = "offers" if params["offer_only"] else "doors" if params["doors_only"] else "all"
     return ClusterSettings(brokers=brokers, node=node, role=role, capacity=params["capacity"] or CAPACITY)
+
+
+def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
+    """Add what the settings say, and the key; a node that only offers its servers may be without one.
+
+    Raises:
+        click.UsageError: The key is missing, or cannot be used.
+    """
+    from induscode.cluster.key import find_key_path  # noqa: PLC0415 — only with --cluster
+    from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_KEY_FILE  # noqa: PLC0415 — only with --cluster
+
+    chosen = context.params["key_file"] or settings.get(CLUSTER_KEY_FILE)
+    cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY))
+    if cluster.role == "offers" and chosen is None and not os.path.exists(find_key_path()):
+        return cluster
+    return replace(cluster, key=load_key(context, settings, chosen))

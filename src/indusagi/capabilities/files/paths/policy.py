@@ -51,7 +51,7 @@ _IN_CONFIG = {
     _SECRET: "gcloud gh hub op rclone doctl containers",
     _OURS: "indus indusvx",
 }
-_IN_STATE = "serve-token conversations ledger.db ledger.db-wal ledger.db-shm ledger.db-journal"
+_IN_STATE = "cluster.key serve-token conversations ledger.db ledger.db-wal ledger.db-shm ledger.db-journal"
 """Files of this program that may hold credentials: the gateway's token, conversations, answers of servers. Its other
 files may be read, above all results that were too long."""
 _MAX_GIT_FILE_BYTES = 1024 * 1024

@@ -1,0 +1,117 @@
+"""The options of commands that ask a cluster: its brokers and its key, from flags or settings."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from induscode.commands.support.runner import run_until_signal
+from induscode.terminal import print_status
+
+if TYPE_CHECKING:
+    from indusagi.core.cancel import CancelToken
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.contract import ClusterSettings
+    from induscode.cluster.key import ClusterKey
+    from induscode.launch.settings import Settings
+
+_F = TypeVar("_F", bound=Callable[..., object])
+_FAILED = 1
+KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or cluster.key in the state directory."
+
+
+def broker_option(function: _F) -> _F:
+    """Add `--cluster`, the brokers."""
+    text = "The NATS brokers; by default those of the setting cluster.brokers."
+    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(function)
+
+
+def key_option(function: _F) -> _F:
+    """Add `--cluster-key`, the file with the key of the cluster."""
+    return click.option("--cluster-key", "key_file", metavar="FILE", help=KEY_HELP)(function)
+
+
+def read_settings(context: click.Context, brokers: str | None) -> ClusterSettings:
+    """Read the brokers from a flag or the settings.
+
+    Raises:
+        click.UsageError: There are none, or an address is invalid.
+    """
+    from induscode.cluster.contract import ClusterSettings  # noqa: PLC0415 — not for the help
+    from induscode.cluster.options import parse_brokers  # noqa: PLC0415 — not for the help
+    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
+    from induscode.launch.settings import CLUSTER_BROKERS  # noqa: PLC0415 — not for the help
+
+    text = brokers or ",".join(read_invocation(context).settings.get(CLUSTER_BROKERS))
+    if not text:
+        raise click.UsageError("which brokers? Use --cluster URL, or the setting cluster.brokers", context)
+    try:
+        return ClusterSettings(brokers=parse_brokers(text), node="command")
+    except ValueError as exc:
+        raise click.UsageError(f"--cluster: {exc}", context) from exc
+
+
+def find_key_file(settings: Settings, key_file: str | None) -> str:
+    """Return the path of the key file.
+
+    Raises:
+        click.UsageError: There is no home directory.
+    """
+    from induscode.cluster.key import find_key_path  # noqa: PLC0415 — not for the help
+    from induscode.launch.settings import CLUSTER_KEY_FILE  # noqa: PLC0415 — not for the help
+
+    try:
+        return find_key_path(key_file or settings.get(CLUSTER_KEY_FILE))
+    except OSError as exc:
+        raise click.UsageError(str(exc)) from exc
+
+
+def load_key(context: click.Context, settings: Settings, key_file: str | None) -> ClusterKey:
+    """Read the key of the cluster.
+
+    Raises:
+        click.UsageError: There is none, or it cannot be used.
+    """
+    from induscode.cluster.key import read_key  # noqa: PLC0415 — not for the help
+
+    path = find_key_file(settings, key_file)
+    try:
+        return read_key(path)
+    except FileNotFoundError as exc:
+        remedy = "copy it from the machine that ran indus cluster init, or name it with --cluster-key"
+        raise click.UsageError(f"there is no key of the cluster at {path}: {remedy}", context) from exc
+    except (OSError, ValueError) as exc:
+        raise click.UsageError(f"--cluster-key: {exc}", context) from exc
+
+
+def read_keyed_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
+    """Read the brokers and the key.
+
+    Raises:
+        click.UsageError: One of them is missing or cannot be used.
+    """
+    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
+
+    settings = read_settings(context, brokers)
+    return replace(settings, key=load_key(context, read_invocation(context).settings, key_file))
+
+
+def run_with_broker(settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]]) -> int:
+    """Connect, do the work and return its exit code; print why there is no connection."""
+    from induscode.cluster.broker import check_key, open_broker  # noqa: PLC0415 — not for the help
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
+
+    async def run(_: CancelToken) -> int:
+        try:
+            async with open_broker(settings) as broker:
+                if settings.key is not None:
+                    await check_key(broker)
+                return await work(broker)
+        except ClusterFault as fault:
+            print_status(f"broker {fault.state}: {fault}" if fault.state != "ready" else str(fault))
+            return _FAILED
+
+    return run_until_signal(run)
