@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup:  ## create or update .venv
 	@sh scripts/setup
@@ -26,6 +26,9 @@ setup:  ## create or update .venv
 demo: setup  ## show what the project does
 	@.venv/bin/indus --version
 	@.venv/bin/python examples/demo/demo.py
+
+cluster-demo: setup  ## three brokers, three nodes and ten servers: kill a node and a broker under load
+	@.venv/bin/python examples/cluster/demo.py
 
 demo-llm: setup  ## show what a real small model does (needs 2 GB of memory and indus models fetch; TRIES=3)
 	@.venv/bin/python -c 'import xllamacpp' 2>/dev/null || .venv/bin/uv pip install --quiet --python .venv/bin/python \

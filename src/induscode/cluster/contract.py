@@ -23,6 +23,8 @@ CAPACITY = 64
 """Servers that a node owns at most, unless it says otherwise."""
 LEASE_S = 10.0
 """How long a node's lease lasts without a renewal."""
+ENDED = b'{"ended":true}'
+"""What another process writes into a lease that has ended: its holder cannot renew it any more."""
 
 
 class ClusterFault(CoreError):

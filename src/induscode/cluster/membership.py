@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
-from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError, NodeInfo, UnheardError
+from induscode.cluster.contract import ENDED, ClusterFault, ClusterSettings, LostRaceError, NodeInfo, UnheardError
 from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ENDED = b'{"ended":true}'
-"""What another node writes into a lease that has run out: its holder cannot renew it any more."""
 _PING = b'{"op":"ping"}'
 _ANSWERS_S = 0.1
 """How long a new node waits for the reports of the others."""
@@ -46,6 +44,8 @@ class Membership:
         """Called when another node has left, or stays silent."""
         self.on_joined: Callable[[NodeInfo], None] = lambda _: None
         """Called when another node reports itself for the first time, or under a new lease."""
+        self.before_join: Callable[[str], None] = lambda _: None
+        """Called with the name of a lease before it is created."""
         self._broker = broker
         self._leases = leases
         self._settings = settings
@@ -85,6 +85,7 @@ class Membership:
         self._incarnation += 1
         self.info = replace(self.info, lease=f"{self.info.instance}-{self._incarnation}")
         self._sent.clear()
+        self.before_join(self.info.lease)
         self._tried_at, sent_at = None, self._clock()
         revision = await self._leases.create(self.info.lease, self._build_value(sent_at))
         self._lease = NodeLease(self.times).take_creation(revision, sent_at)
@@ -165,10 +166,10 @@ class Membership:
         The entry is created anew, which the broker allows only if it is gone: a node that slept cannot renew it.
         """
         try:
-            await self._leases.create(lease, _ENDED)
+            await self._leases.create(lease, ENDED)
         except LostRaceError:
             entry = await self._leases.get(lease)
-            return entry is not None and entry.value == _ENDED
+            return entry is not None and entry.value == ENDED
         return True
 
     # -- the other nodes --------------------------------------------------------------------
@@ -248,9 +249,15 @@ def _read(data: bytes) -> JsonObject:
 
 @asynccontextmanager
 async def open_membership(
-    broker: Broker, clock: Callable[[], float] = read_lease_clock, *, observer: bool = False
+    broker: Broker,
+    clock: Callable[[], float] = read_lease_clock,
+    *,
+    observer: bool = False,
+    before_join: Callable[[str], None] = lambda _: None,
 ) -> AsyncGenerator[Membership]:
     """Follow the nodes of the cluster inside the block; the caller runs `run`. An `observer` has no lease of its own.
+
+    `before_join` is called with the name of each lease before it is created.
 
     Raises:
         ClusterFault: The cluster is not prepared, another node has the same name, or the broker does not answer.
@@ -258,6 +265,7 @@ async def open_membership(
     settings: ClusterSettings = broker.settings
     leases = await broker.open_bucket(settings.leases)
     membership = Membership(broker, leases, LeaseTimes(await leases.read_ttl()), clock)
+    membership.before_join = before_join
     stop = await broker.subscribe(settings.beats, membership.receive)
     try:
         await membership.ask_nodes()

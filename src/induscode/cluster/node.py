@@ -13,12 +13,13 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.process.tree import MARK
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, ProtocolFault, StdioServerConfig
@@ -27,6 +28,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.broker import Broker, check_key, open_broker
 from induscode.cluster.channel import Channel, ChannelTable
 from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, Placement
+from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
@@ -63,8 +65,12 @@ _DRAIN_S = 30.0
 class ClusterNode:
     """This process as a member of the cluster; `open_node` makes one."""
 
-    def __init__(self, broker: Broker, membership: Membership, placements: Placements, secret: bytes) -> None:
+    def __init__(
+        self, broker: Broker, membership: Membership, placements: Placements, secret: bytes, mark: str = ""
+    ) -> None:
         self.broker = broker
+        self._mark = mark
+        """In the environment of the servers of this node, for its guard."""
         self.membership = membership
         self.placements = placements
         self.secret = secret
@@ -247,6 +253,8 @@ class ClusterNode:
         # Its process must have ended before the lease has.
         close_s = min(config.limits.close_s, self.membership.times.margin_s / 3)
         config = replace(config, limits=replace(config.limits, close_s=close_s))
+        if self._mark:
+            config = replace(config, env={**config.env, MARK: self._mark})
         self._served[placement.key] = served
         self._count_owned()
         end = TransportEnd("was stopped", FaultDetail(reason="closed"))
@@ -403,18 +411,21 @@ async def _find_secret(broker: Broker) -> bytes:
 
 @asynccontextmanager
 async def open_node(
-    settings: ClusterSettings, clock: Callable[[], float] = read_lease_clock
+    settings: ClusterSettings, clock: Callable[[], float] = read_lease_clock, *, guarded: bool = False
 ) -> AsyncGenerator[ClusterNode]:
     """Join a cluster inside the block, with a lease that is kept alive; servers must be closed before it is left.
+
+    A `guarded` node has a second process, which ends its servers and its lease at once if this process is killed.
 
     Raises:
         ClusterFault: The broker is away, the cluster is not prepared, or another node has the same name.
     """
-    async with open_broker(settings) as broker:
+    async with open_broker(settings) as broker, AsyncExitStack() as stack:
         secret = await _find_secret(broker)
         entries = await broker.open_bucket(settings.placements)
-        async with open_membership(broker, clock) as membership:
-            node = ClusterNode(broker, membership, Placements(entries, membership), secret)
+        guard = await stack.enter_async_context(open_guard(settings)) if guarded else Guard()
+        async with open_membership(broker, clock, before_join=guard.tell_lease) as membership:
+            node = ClusterNode(broker, membership, Placements(entries, membership), secret, guard.mark)
             stops = [
                 await broker.subscribe(node.channels.subject, node.channels.receive),
                 await broker.subscribe(settings.node_subject(node.info.instance), node.receive),

@@ -108,7 +108,7 @@ class ChildProcess:
 
         Args:
             argv: The program and its arguments.
-            env: Its whole environment; the marker is added.
+            env: Its whole environment; the marker is added to those that are there.
             cwd: Its working directory.
             with_input: Standard input is a pipe; otherwise it is empty.
             merge_stderr: Standard error goes to the standard output.
@@ -120,7 +120,8 @@ class ChildProcess:
             OSError: It cannot be started.
             ValueError: `argv` or `env` holds a NUL character.
         """
-        marks = os.environ.get(MARK)
+        above = (*os.environ.get(MARK, "").split(), *env.get(MARK, "").split())
+        marks = " ".join(dict.fromkeys((*above, self.mark)))
         parent, number = os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL
         prctl = None if _libc is None else _libc.prctl
 
@@ -138,7 +139,7 @@ class ChildProcess:
             stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
-            env={**env, MARK: f"{marks} {self.mark}" if marks else self.mark},
+            env={**env, MARK: marks},
             cwd=cwd,
             start_new_session=True,
             preexec_fn=set_death_signal if die_with_parent and prctl is not None else None,

@@ -144,7 +144,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
 
     async with AsyncExitStack() as stack:
         try:
-            node = await stack.enter_async_context(open_node(options.cluster))
+            node = await stack.enter_async_context(open_node(options.cluster, guarded=True))
             sessions = await stack.enter_async_context(open_sessions(node))
         except ClusterFault as fault:
             print_status(f"the cluster cannot be joined: {fault}")
