@@ -43,9 +43,7 @@ def show_calls(calls, seconds):
     """Print what clients saw in a time."""
     outcomes = count_outcomes(calls)
     took = sorted(call.took_s for call in calls if call.outcome == "answer")
-    say(
-        f"  {count(len(calls), 'call')} in {seconds:.0f} s, each to any node: {count(outcomes['answer'], 'answer')}"
-    )
+    say(f"  {count(len(calls), 'call')} in {seconds:.0f} s, each to any node: {count(outcomes['answer'], 'answer')}")
     if took:
         say(
             f"  half of them within {statistics.median(took) * 1000:.1f} ms, 99 of 100 within "

@@ -19,8 +19,8 @@ CONFIG = """
 listen: 127.0.0.1:{client}
 server_name: {name}
 jetstream {{ store_dir: "{store}", sync_interval: always }}
-cluster {{ name: demo, listen: 127.0.0.1:{route}, routes: [{routes}] }}
 """
+ROUTES = "cluster {{ name: demo, listen: 127.0.0.1:{route}, routes: [{routes}] }}\n"
 
 
 class Parts:
@@ -82,9 +82,10 @@ class Parts:
         for name, client, route in zip(names, clients, routes, strict=True):
             path = self.folder / f"{name}.conf"
             store = self.folder / name
-            path.write_text(
-                CONFIG.format(client=client, name=name, store=store, route=route, routes=everyone), encoding="utf-8"
-            )
+            text = CONFIG.format(client=client, name=name, store=store)
+            if count > 1:
+                text += ROUTES.format(route=route, routes=everyone)
+            path.write_text(text, encoding="utf-8")
             self.brokers[name] = self._start(name, [str(BIN / "nats-server"), "-c", str(path)])
         for name in names:
             self.wait_for_text(name, self.brokers[name], "Server is ready")

@@ -12,6 +12,7 @@ import json
 import secrets
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.json import compact_json, is_json_object
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("!cI")
 """Kind and number of a message."""
-_WHOLE, _PART, _LAST, _END = b"F", b"P", b"L", b"E"
+_WHOLE, _PART, _LAST, _END, _REST = b"F", b"P", b"L", b"E", b"R"
 _FRAME_BYTES = 32 * 1024 * 1024
 """The largest frame that is put together; each server has its own, smaller limit."""
 _CLOSED = FaultDetail(reason="closed")
@@ -56,7 +57,9 @@ class Channel(QueuedTransport):
         self._tells_end = True
         """Whether the other end may not know yet that, and why, the channel has ended."""
         self.is_unheard = False
-        """Whether it ended because nothing listens at the other end."""
+        """Whether it ended because nothing listens at the other end, or takes part in anything any more."""
+        self.on_rest: Callable[[], None] = lambda: None
+        """Called when the other end would end the channel if it is not used."""
         self._pump = BackgroundTask("channel")
 
     def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:
@@ -108,6 +111,9 @@ class Channel(QueuedTransport):
         if kind == _END:
             self._take_end(data[_HEAD.size :])
             return
+        if kind == _REST:
+            self.on_rest()
+            return
         self._received += 1
         if number != self._received:
             self.finish(f"lost a message: {number} came instead of {self._received}", _CLOSED)
@@ -139,6 +145,7 @@ class Channel(QueuedTransport):
             stderr=tuple(line for line in stderr if isinstance(line, str)) if isinstance(stderr, list) else (),
         )
         self._tells_end = False
+        self.is_unheard = fields.get("unheard") is True and not self._received
         self.finish(message if isinstance(message, str) else "ended the connection", detail)
 
     def finish(self, message: str, detail: FaultDetail = _CLOSED) -> TransportEnd:
@@ -163,6 +170,11 @@ class Channel(QueuedTransport):
         except ClusterFault:
             return  # the table of channels tells it when the broker is back
 
+    async def tell_rest(self) -> None:
+        """Ask the other end to end the channel if it is not used."""
+        with suppress(ClusterFault):  # then it ends anyway
+            await self._broker.publish(self._peer, _HEAD.pack(_REST, 0), self._inbox)
+
     def end_after_queue(self) -> None:
         """End it after the frames that wait to be sent."""
         self._is_closing = True
@@ -178,6 +190,13 @@ class Channel(QueuedTransport):
             self.finish("closed the connection")
             self._pump.cancel()
         await self._pump.join()
+
+
+async def refuse_channel(broker: Broker, peer: str) -> None:
+    """Tell the other end of a channel that was not opened here that nothing listens any more."""
+    text = compact_json({"message": "is not there any more", "reason": "closed", "unheard": True}).encode()
+    with suppress(ClusterFault):  # it waits for its deadline
+        await broker.publish(peer, _HEAD.pack(_END, 0) + text)
 
 
 class ChannelTable:

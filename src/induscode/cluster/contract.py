@@ -59,6 +59,8 @@ class ClusterSettings:
     """The first part of every subject and bucket name."""
     affinity: Mapping[str, str] = field(default_factory=dict[str, str])
     """Patterns of the names of preferred nodes, by the id of the server."""
+    idle_s: float = 0.0
+    """How long a server goes on without a call; 0: for ever."""
     connect_s: float = 2.0
     """How long one broker may take to answer."""
     key: ClusterKey | None = field(default=None, repr=False)

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
@@ -26,7 +27,7 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.broker import Broker, check_key, open_broker
-from induscode.cluster.channel import Channel, ChannelTable
+from induscode.cluster.channel import Channel, ChannelTable, refuse_channel
 from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, Placement
 from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.lease import read_lease_clock
@@ -58,6 +59,10 @@ _STATES: Mapping[BrokerState, str] = {
     "partitioned": "do not answer: they have no majority, or too much to do",
     "missing": "have lost the buckets of the cluster: indus cluster init",
 }
+_LOOK_S = 5.0
+"""Between two looks for servers that are not called."""
+_LEFT_S = 1.0
+"""How long other nodes may take to leave a server that is not called."""
 _DRAIN_S = 30.0
 """How long calls of a server may take to finish before it is moved."""
 
@@ -204,6 +209,7 @@ class ClusterNode:
         """Open a channel to the owner; `None` if nothing listens there."""
         subject = self.broker.settings.call_subject(placement.key, placement.epoch)
         channel = self.open_channel(subject, placement.lease)
+        channel.on_rest = lambda: self._rest(config.id)
         session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
         session.describe_caller = self._tokens.describe
         try:
@@ -261,13 +267,16 @@ class ClusterNode:
         stop = None
 
         async def receive(message: Msg) -> None:
-            served.receive(message.reply, lambda channel: channel.receive(message))
+            is_taken = served.receive(message.reply, lambda channel: channel.receive(message))
+            if not is_taken and message.reply:
+                await refuse_channel(self.broker, message.reply)
 
         try:
             subject = self.broker.settings.call_subject(placement.key, placement.epoch)
             stop = await self.broker.subscribe(subject, receive)
             async with open_client_session(config, served.wrap_handlers(handlers), None, watch) as session:
                 session.connection.check = self.membership.is_held
+                session.share_subscription = partial(served.share_subscription, self)
                 served.session = session
                 served.ready.set()
                 try:
@@ -330,7 +339,7 @@ class ClusterNode:
             if isinstance(endpoint.config, StdioServerConfig) and endpoint.phase is EndpointPhase.FAULTED:
                 self._tasks.create_task(self._start_server(self._fleet.restart, endpoint.config.id))
 
-    async def _start_server(self, start: Callable[[str], Awaitable[None]], server: str) -> None:
+    async def _start_server(self, start: Callable[[str], Awaitable[object]], server: str) -> None:
         try:
             await start(server)
         except ProtocolFault as fault:
@@ -380,6 +389,25 @@ class ClusterNode:
             for served in [*self._served.values()]:
                 tasks.create_task(self._move(served))
 
+    # -- servers that are not called --------------------------------------------------------
+
+    def _rest(self, server: str) -> None:
+        """Leave a server of another node until its next call, unless it is used here."""
+        if self._fleet is not None and self._tasks is not None:
+            self._tasks.create_task(self._start_server(self._fleet.rest, server))
+
+    async def _watch_idle(self, idle_s: float) -> None:
+        """Stop servers of this node that have not been called for so long; their next call starts them again."""
+        while True:
+            await asyncio.sleep(min(idle_s / 4, _LOOK_S))
+            for served in [*self._served.values()]:
+                if self._fleet is None or not served.is_idle(idle_s) or not await served.ask_peers_to_rest(_LEFT_S):
+                    continue
+                try:
+                    served.is_resting = await self._fleet.rest(served.placement.server)
+                except ProtocolFault as fault:
+                    _log.debug("server %s was removed meanwhile: %s", served.placement.server, fault)
+
     async def _move(self, served: ServedServer) -> None:
         if not await served.wait_idle(_DRAIN_S):
             _log.warning("server %s is moved while calls run", served.placement.server)
@@ -391,6 +419,8 @@ class ClusterNode:
         """Keep the lease and serve other nodes; runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            if self.broker.settings.idle_s > 0:
+                tasks.create_task(self._watch_idle(self.broker.settings.idle_s))
             try:
                 await self.membership.run()
             finally:

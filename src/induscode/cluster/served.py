@@ -12,6 +12,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     InputExchange,
     current_caller,
 )
+from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, RequestDispatcher
@@ -33,6 +35,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
     ConnectionClosedError,
     InvalidResponseError,
+    RequestOptions,
     RequestTimeoutError,
     RpcError,
 )
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FAILED = -32000
+_SUBSCRIBE_S = 60.0
 _NEWS = ("list_changed", "resources/updated")
 """Ends of the methods of notifications that are for every node."""
 _LIMITS = HostLimits(calls=1_024, waiting=4_096)
@@ -127,9 +131,6 @@ class PeerSession:
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         if request.method == "ping":
             return {}
-        if request.method == "resources/unsubscribe":
-            # Another node may still be subscribed; updates that nothing waits for are dropped there.
-            return {}
         request.is_subscription = request.method == "subscriptions/listen"
         request.is_forwarded = True
         return self._run(request)
@@ -166,6 +167,8 @@ class PeerSession:
         params = {key: value for key, value in request.params.items() if key != "_meta"}
         trace = current_trace.set(read_trace(request.meta))
         try:
+            if request.method in SUBSCRIPTIONS:
+                return await self._server.share_subscription(self, request.method, params)
             return await session.call(request.method, params, report)
         except ConnectionClosedError:
             # The end of the channel says it: the outcome is unknown there as it is here.
@@ -213,25 +216,79 @@ class ServedServer:
         self._peers: dict[str, PeerSession] = {}
         """By the subject of the other node's end."""
         self._leaving: set[asyncio.Task[None]] = set()
+        self._parted = asyncio.Event()
+        """Set when a node has left."""
+        self._watchers: dict[str, set[object]] = {}
+        """The nodes whose clients watch a resource of a legacy server, by its URI."""
+        self.is_resting = False
+        """Whether it is about to be stopped: new channels are refused."""
 
-    def receive(self, reply: str, deliver: Callable[[Channel], None]) -> None:
-        """Take a message for the server; the first one of a channel opens this end of it."""
+    def receive(self, reply: str, deliver: Callable[[Channel], None]) -> bool:
+        """Take a message for the server; the first one of a channel opens this end of it. False: it is refused."""
         peer = self._peers.get(reply)
         if peer is None:
-            if self.ended.is_set() or not reply:
-                return
+            if self.ended.is_set() or self.is_resting or not reply:
+                return False
             channel = self._open_channel(reply, lambda: self._forget(reply))
             peer = self._peers[reply] = PeerSession(self, channel)
             peer.start()
         deliver(peer.channel)
+        return True
 
     def _forget(self, reply: str) -> None:
         peer = self._peers.pop(reply, None)
+        self._parted.set()
         if peer is not None and not self.ended.is_set():
             # Owned by this server: awaited in `close`.
-            task = asyncio.create_task(peer.dispatcher.close("the other node went away"))  # noqa: TID251
+            task = asyncio.create_task(self._part_with(peer))  # noqa: TID251
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
+
+    async def _part_with(self, peer: PeerSession) -> None:
+        await peer.dispatcher.close("the other node went away")
+        for uri in [uri for uri, watchers in self._watchers.items() if peer in watchers]:
+            try:
+                await self.share_subscription(peer, "resources/unsubscribe", {"uri": uri})
+            except (RpcError, ConnectionClosedError, RequestTimeoutError, InvalidResponseError) as exc:
+                _log.debug("the server keeps a subscription to %s: %s", uri, describe_error(exc))
+
+    async def share_subscription(self, watcher: object, method: str, params: JsonObject) -> JsonObject:
+        """Subscribe the server to a resource when the first node wants that, and end it with the last."""
+        session, uri = self.session, str(params.get("uri"))
+        if session is None:
+            raise RpcError(_FAILED, "the server has ended")
+        watchers, options = self._watchers.setdefault(uri, set()), RequestOptions(_SUBSCRIBE_S)
+        try:
+            if method == "resources/subscribe":
+                # Each one asks the server: it may refuse, and it may have forgotten the first.
+                result = await session.request(method, params, options)
+                watchers.add(watcher)
+                return result
+            watchers.discard(watcher)
+            return {} if watchers else await session.request(method, params, options)
+        finally:
+            if not watchers:
+                self._watchers.pop(uri, None)
+
+    def is_idle(self, idle_s: float) -> bool:
+        """Return whether it has not been called for so long, and no client watches anything of it."""
+        session = self.session
+        if session is None or session.is_used or self._watchers or self.is_resting:
+            return False
+        return asyncio.get_running_loop().time() - session.used_at >= idle_s
+
+    async def ask_peers_to_rest(self, within_s: float) -> bool:
+        """Ask the other nodes to leave it unless they use it; return whether all have, and refuse new ones then."""
+        for peer in [*self._peers.values()]:
+            await peer.channel.tell_rest()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._peers:
+                    self._parted.clear()
+                    await self._parted.wait()
+        # Nothing comes between the look and the refusal: there is no await.
+        self.is_resting = not self._peers and self.is_idle(0)
+        return self.is_resting
 
     async def wait_idle(self, within_s: float) -> bool:
         """Wait until every request of other nodes is answered; False if it takes longer."""

@@ -263,6 +263,14 @@ CLUSTER_AFFINITY: Setting[Mapping[str, str]] = Setting(
     read=_parse_patterns,
     schema={"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
 )
+CLUSTER_IDLE: Setting[int] = Setting(
+    key="cluster.idle_stop",
+    describe="Seconds without a call after which a node of a cluster stops a server until its next call; 0: never.",
+    default=0,
+    read=_build_number_parser(0, 7 * 24 * 3600),
+    schema=_build_integer_schema(0, 7 * 24 * 3600),
+    flag="--idle-stop",
+)
 CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
     key="cluster.brokers",
     describe="The NATS brokers that indus cluster asks.",
@@ -376,6 +384,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             SERVE_VIEWS,
             CLUSTER_AFFINITY,
             CLUSTER_BROKERS,
+            CLUSTER_IDLE,
             CLUSTER_KEY_FILE,
             TOOL_SEARCH_MODE,
             TOOL_SEARCH_SHARE,

@@ -219,6 +219,11 @@ class ServerEndpointImpl:
             self._task.cancel()
         await self._task.join()
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is ready, no call of it runs, and none of its resources and tasks is watched."""
+        return self._session is not None and not self._session.is_used and not self._watched
+
     async def wait_closed(self) -> None:
         """Wait for the end, by `close` or by a fault."""
         await self._task.wait()
@@ -271,11 +276,9 @@ class ServerEndpointImpl:
             helpers = [tasks.create_task(self._relist())]
             if self._config.kind == "stdio" and self._session_factory is None:
                 helpers.append(tasks.create_task(self._check_health(session)))
-            facts, changes = session.facts, dict[str, JsonValue]()
-            if facts is not None and facts.era == "modern":
-                subjects = ("tools", "resources", "prompts")
-                changes = {f"{one}ListChanged": True for one in subjects if facts.offers(one, "listChanged")}
-            if changes:
+            facts, subjects = session.facts, ("tools", "resources", "prompts")
+            offered = [one for one in subjects if session.is_modern and facts and facts.offers(one, "listChanged")]
+            if changes := {f"{one}ListChanged": True for one in offered}:
                 helpers.append(tasks.create_task(self._listen(session, changes)))
             stopping = tasks.create_task(self._stop.wait())
             self._tasks = tasks
@@ -300,9 +303,8 @@ class ServerEndpointImpl:
             await self._request_timed_out.wait()
             self._request_timed_out.clear()
             received = connection.frames_received
-            is_modern = session.facts is not None and session.facts.era == "modern"
             try:
-                await session.request("server/discover" if is_modern else "ping", None, RequestOptions(idle_s))
+                await session.request("server/discover" if session.is_modern else "ping", None, RequestOptions(idle_s))
             except RequestTimeoutError:
                 if connection.frames_received == received:
                     detail = FaultDetail(server=self._config.id, reason="closed")
@@ -425,7 +427,7 @@ class ServerEndpointImpl:
         if uri in self._watched:
             return
         self._watched[uri] = None
-        if session.facts is not None and session.facts.era == "modern":
+        if session.is_modern:
             if self._tasks is not None:
                 self._watched[uri] = self._tasks.create_task(
                     self._listen_item(session, uri, resourceSubscriptions=[uri])
@@ -458,8 +460,7 @@ class ServerEndpointImpl:
             ProtocolFault: Not ready.
         """
         session, key = self._require_ready(), f"task {task_id}"
-        is_modern = session.facts is not None and session.facts.era == "modern"
-        if is_modern and key not in self._watched and self._tasks is not None:
+        if session.is_modern and key not in self._watched and self._tasks is not None:
             self._watched[key] = self._tasks.create_task(self._listen_item(session, key, taskIds=[task_id]))
 
     def unwatch_task(self, task_id: str) -> None:
@@ -538,8 +539,8 @@ class ServerEndpointImpl:
             ProtocolFault: As for `invoke`.
         """
         session = self._require_ready()
-        progress = None if on_progress is None else partial(_report_progress, on_progress)
         try:
+            progress = None if on_progress is None else partial(_report_progress, on_progress)
             return await session.call(method, params or {}, progress)
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, method)
@@ -592,7 +593,7 @@ class ServerEndpointImpl:
 
 
 def _report_progress(on_progress: ProgressSink, params: JsonObject) -> None:
-    done, total, message = params.get("progress"), params.get("total"), params.get("message")
+    done, total, message = (params.get(key) for key in ("progress", "total", "message"))
     if isinstance(done, (int, float)):
         text = clean_text(message)[0] if isinstance(message, str) else ""
         on_progress(ToolProgress(done, total if isinstance(total, (int, float)) else None, text))

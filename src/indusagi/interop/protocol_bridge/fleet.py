@@ -283,6 +283,25 @@ class ServerFleetImpl:
         """
         return self._require(server).read_log()
 
+    async def rest(self, server: str) -> bool:
+        """Stop a server until its next call; return whether it was unused.
+
+        Calls that come meanwhile wait for the end of its process, and start it again.
+
+        Raises:
+            ProtocolFault: The id is unknown.
+        """
+        supervisor = self._require(server)
+        if not supervisor.endpoint.is_unused or self.leases.find_holders(server):
+            return False
+        successor = self._make_supervisor(supervisor.config, "asleep")
+        successor.restarts = supervisor.restarts
+        successor.earlier_log = deque(supervisor.read_log(), maxlen=_LOG_LINES)
+        successor.predecessor = supervisor
+        self._supervisors[server] = successor
+        await supervisor.close()
+        return True
+
     async def stop(self, server: str) -> None:
         """Close one server and leave it closed.
 
@@ -341,6 +360,8 @@ class _ServerSupervisor:
         self.urgent = asyncio.Event()
         """Set when a caller waits for the server: it starts out of turn."""
         self.restarts = 0
+        self.predecessor: _ServerSupervisor | None = None
+        """Ends before this one begins."""
         self.earlier_log: deque[str] = deque(maxlen=_LOG_LINES)
         """The log of the endpoints before the present one."""
         self._make_endpoint = make_endpoint
@@ -363,6 +384,9 @@ class _ServerSupervisor:
         self._task.cancel()
         await self._task.join()
         await self.endpoint.close()
+        if self.predecessor is not None:
+            await self.predecessor.close()
+            self.predecessor = None
 
     def read_log(self) -> Sequence[str]:
         return (*self.earlier_log, *self.endpoint.read_log())
@@ -388,6 +412,9 @@ class _ServerSupervisor:
         """Start the server again and again, until it is closed or its fault is permanent."""
         loop = asyncio.get_running_loop()
         try:
+            if self.predecessor is not None:
+                await self.predecessor.close()
+                self.predecessor = None
             while True:
                 started_at = loop.time()
                 await self._open()

@@ -42,6 +42,12 @@ def cluster_flags(command: _F) -> _F:
             metavar="N",
             help="With --cluster: the most servers that this node runs for the cluster; 64 by default.",
         ),
+        click.option(
+            "--idle-stop",
+            type=click.IntRange(0, 7 * 24 * 3600),
+            metavar="SECONDS",
+            help="With --cluster: stop a server that is not called for so long, until its next call; by default never.",
+        ),
         click.option("--doors-only", is_flag=True, help="With --cluster: serve clients, and run no server here."),
         click.option(
             "--offer-only",
@@ -61,7 +67,7 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
         click.UsageError: They cannot be used together, or an address or a name is invalid.
     """
     params = context.params
-    given = {key: params[key] for key in ("node", "capacity", "doors_only", "offer_only", "key_file")}
+    given = {key: params[key] for key in ("node", "capacity", "idle_stop", "doors_only", "offer_only", "key_file")}
     if params["cluster"] is None:
         for key, value in given.items():
             if value:
@@ -97,10 +103,12 @@ def complete_cluster(context: click.Context, cluster: ClusterSettings, settings:
         click.UsageError: The key is missing, or cannot be used.
     """
     from induscode.cluster.key import find_key_path  # noqa: PLC0415 — only with --cluster
-    from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_KEY_FILE  # noqa: PLC0415 — only with --cluster
+    from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_IDLE, CLUSTER_KEY_FILE  # noqa: PLC0415 — only with --cluster
 
     chosen = context.params["key_file"] or settings.get(CLUSTER_KEY_FILE)
-    cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY))
+    idle_s = context.params["idle_stop"]
+    idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s
+    cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY), idle_s=idle_s)
     if cluster.role == "offers" and chosen is None and not os.path.exists(find_key_path()):
         return cluster
     return replace(cluster, key=load_key(context, settings, chosen))

@@ -437,6 +437,8 @@ class Gateway:
 
     async def _start_known(self) -> None:
         """Start the known servers after the first `tools/list`, which is answered without them."""
+        if self.node is not None and self.node.broker.settings.idle_s:
+            return  # the cluster stops servers that are not called: they start at their first call
         with anyio.move_on_after(_LISTED_S):
             await self.listed.wait()
         await self._bridge.wake(self._bridge.eager_servers())

@@ -46,6 +46,9 @@ class PendingCalls:
         self._abandoned: dict[RequestId, AbandonedCall] = {}
         self._ambiguous_until = 0.0
 
+    def __len__(self) -> int:
+        return len(self._calls)
+
     def add(self, call: PendingCall) -> None:
         """Count a call until it is removed."""
         self._calls[call] = None

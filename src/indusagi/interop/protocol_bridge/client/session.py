@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field
 from typing import Literal, TypeAlias
@@ -75,6 +75,8 @@ _EMPTY_ROUND_PAUSE_S = 0.1
 _NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
 _META = "io.modelcontextprotocol/"
+SUBSCRIPTIONS = frozenset({"resources/subscribe", "resources/unsubscribe"})
+"""Requests of the legacy protocol about updates of a resource."""
 _listen_ids = itertools.count(1)
 _LIST_CHANGES: dict[str, Sequence[ItemKind]] = {
     "notifications/tools/list_changed": ("tool",),
@@ -141,6 +143,12 @@ class ClientSession:
         self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
         self.describe_caller: Callable[[Caller], JsonObject] | None = None
         """Describes the client behind a call to a server that another node owns; None: it is not told."""
+        self.share_subscription: Callable[[str, JsonObject], Awaitable[JsonObject]] | None = None
+        """Answers `resources/subscribe` and `resources/unsubscribe` where several nodes use this session."""
+        self.used_at = asyncio.get_running_loop().time()
+        """When the last call ended."""
+        self._watches = 0
+        """Subscriptions to resources and tasks that are open."""
         self.ttl_ms: dict[str, int] = {}
         """How long the last result of each list may be cached, by method; 0 without a hint."""
         self.notes: list[str] = []
@@ -307,6 +315,8 @@ class ClientSession:
             RpcError: The server refused, or requested an input that has no handler.
             InvalidResponseError: It requested input too often, or its result has an unknown type.
         """
+        if self.share_subscription is not None and method in SUBSCRIPTIONS:
+            return await self.share_subscription(method, params)
         limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
         requests, result = current_requests.get(), dict[str, JsonValue]()
         observed = None
@@ -333,6 +343,7 @@ class ClientSession:
         finally:
             acting_subject.reset(acting)
             self._calls.remove(call)
+            self.used_at = asyncio.get_running_loop().time()
             if observed is not None:
                 observed.finish(sys.exception(), result)
 
@@ -471,7 +482,23 @@ class ClientSession:
         if "taskIds" in notifications:
             params = self._declare_tasks(params)
         options = RequestOptions(math.inf, request_id=f"listen-{next(_listen_ids)}")
-        await self.request("subscriptions/listen", params, options)
+        watched = not notifications.keys().isdisjoint(("resourceSubscriptions", "taskIds"))
+        self._watches += watched
+        try:
+            await self.request("subscriptions/listen", params, options)
+        finally:
+            self._watches -= watched
+            self.used_at = asyncio.get_running_loop().time()
+
+    @property
+    def is_modern(self) -> bool:
+        """Whether the handshake has agreed on the modern protocol."""
+        return self.facts is not None and self.facts.era == "modern"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a call runs, or a resource or a task is watched."""
+        return bool(len(self._calls) or self._watches)
 
     # -- requests and notifications of the server -------------------------------------------
 

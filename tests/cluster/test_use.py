@@ -1,0 +1,90 @@
+"""Servers of a cluster and what clients do with them: idle ones stop, watched resources are shared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.broker import BrokerProcess, broker_process, new_cluster
+from tests.support.cluster import open_pair
+from tests.support.servers import SERVERS, honest
+from tests.support.waiting import until
+
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, StdioServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tests.support.cluster import Member
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+IDLE_S = 0.2
+NOTE = "note:///today"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+async def read_pid(member: Member) -> JsonValue:
+    """Call as a mounted tool does: a server that is asleep is started first."""
+    if member.endpoint().known_tools is None:
+        await member.fleet.wake("honest")
+    result = await member.endpoint().invoke("pid", {})
+    return result.structured
+
+
+async def test_server_that_is_not_called_stops_until_its_next_call(broker: BrokerProcess) -> None:
+    settings = replace(await new_cluster(broker), idle_s=IDLE_S)
+    async with open_pair(settings, honest()) as (owner, other):
+        before = (await other.node.placements.list_all())[0]
+        # A call that runs, at another node, is a use.
+        await other.endpoint().invoke("slow", {"seconds": 3 * IDLE_S, "progress": 1})
+
+        async def is_stopped() -> bool:
+            return not await owner.node.placements.list_all()
+
+        await until(is_stopped)
+        assert {owner.endpoint().phase, other.endpoint().phase} == {EndpointPhase.IDLE}
+        first = await read_pid(other)
+        after = (await other.node.placements.list_all())[0]
+        assert after.epoch > before.epoch
+        assert await read_pid(owner) == first
+
+
+def library(*flags: str) -> StdioServerConfig:
+    return replace(honest(id="library"), args=(str(SERVERS / "library.py"), *flags))
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_node_that_watches_a_resource_no_longer_leaves_it_to_the_others(broker: BrokerProcess, era: str) -> None:
+    updates: list[str] = []
+
+    def receive(method: str, params: JsonObject) -> None:
+        if method == "notifications/resources/updated":
+            updates.append(str(params["uri"]))
+
+    settings = replace(await new_cluster(broker), idle_s=IDLE_S)
+    handlers = Handlers(on_notification=receive)
+    async with open_pair(settings, library("--era", era), handlers) as (owner, other):
+        one, two = owner.endpoint("library"), other.endpoint("library")
+        await one.watch_resource(NOTE)
+        await two.watch_resource(NOTE)
+        await one.unwatch_resource(NOTE)
+
+        async def reaches_the_other() -> bool:
+            await two.invoke("touch", {"uri": NOTE})
+            return bool(updates)
+
+        await until(reaches_the_other)
+        assert set(updates) == {NOTE}
+        # A watched resource is a use, whatever the idle time.
+        assert (one.phase, two.phase) == (EndpointPhase.READY, EndpointPhase.READY)
+        await two.unwatch_resource(NOTE)
+        await until(lambda: not owner.owns)
