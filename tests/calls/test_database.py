@@ -101,6 +101,21 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begun(path: Path) -> None:
     assert [one.name for one in path.parent.glob("*.corrupt-*")] != []
 
 
+def test_a_file_without_kinds_is_upgraded_when_it_is_opened(path: Path) -> None:
+    store(path, make_record(tool="old"))
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("DROP INDEX by_tool")
+        older.execute("ALTER TABLE calls DROP COLUMN kind")
+        older.execute("CREATE INDEX by_tool ON calls (server, tool, outcome, duration_us, tokens)")
+        older.execute("PRAGMA user_version = 1")
+    assert [(one.tool, one.kind) for one in read_calls(path)] == [("old", "tool")]
+    store(path, make_record(kind="prompt", tool="new"))
+    with closing(CallDatabase(str(path), write=False)) as database:
+        *groups, everything = read_statistics(database, "tool", CallFilter())
+    assert [(one.kind, one.name) for one in groups] == [("prompt", "new"), ("tool", "old")]
+    assert everything.calls == 2
+
+
 def test_a_file_of_another_program_or_of_a_later_version_is_left_alone(path: Path) -> None:
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as other:

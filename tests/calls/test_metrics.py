@@ -49,10 +49,10 @@ async def test_calls_are_counted_by_tool_and_outcome_with_a_histogram() -> None:
     metrics.find_dropped = lambda: 7
     await run(metrics, "echo", "echo", "fail")
     samples = read_samples(metrics.render())
-    assert samples['indus_calls_total{server="",tool="echo",outcome="ok"}'] == 2
-    assert samples['indus_calls_total{server="",tool="fail",outcome="error"}'] == 1
-    assert samples['indus_call_duration_seconds_bucket{server="",tool="echo",le="+Inf"}'] == 2
-    assert samples['indus_call_duration_seconds_count{server="",tool="echo"}'] == 2
+    assert samples['indus_calls_total{kind="tool",server="",tool="echo",outcome="ok"}'] == 2
+    assert samples['indus_calls_total{kind="tool",server="",tool="fail",outcome="error"}'] == 1
+    assert samples['indus_call_duration_seconds_bucket{kind="tool",server="",tool="echo",le="+Inf"}'] == 2
+    assert samples['indus_call_duration_seconds_count{kind="tool",server="",tool="echo"}'] == 2
     assert samples["indus_calls_running{}"] == 0
     assert samples["indus_call_records_dropped_total{}"] == 7
     buckets = [value for name, value in samples.items() if "_bucket" in name and "echo" in name]
@@ -71,7 +71,9 @@ async def test_a_running_call_is_counted_and_a_cancelled_one_has_its_outcome() -
         await began.wait()
         assert read_samples(metrics.render())["indus_calls_running{}"] == 1
         tasks.cancel_scope.cancel()
-    assert read_samples(metrics.render())['indus_calls_total{server="",tool="hang",outcome="cancelled"}'] == 1
+    assert (
+        read_samples(metrics.render())['indus_calls_total{kind="tool",server="",tool="hang",outcome="cancelled"}'] == 1
+    )
 
 
 def test_names_are_escaped_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,17 +88,21 @@ def test_names_are_escaped_and_their_number_is_bounded(monkeypatch: pytest.Monke
         call(name, tool)
     totals: Sequence[str] = [name for name in read_samples(metrics.render()) if name.startswith("indus_calls_total")]
     assert totals == [
-        'indus_calls_total{server="a\\"b\\\\",tool="new\\nline",outcome="ok"}',
-        'indus_calls_total{server="",tool="other",outcome="ok"}',
+        'indus_calls_total{kind="tool",server="a\\"b\\\\",tool="new\\nline",outcome="ok"}',
+        'indus_calls_total{kind="tool",server="",tool="other",outcome="ok"}',
     ]
 
 
-async def test_a_host_serves_metrics_with_the_token_only() -> None:
+async def test_a_host_serves_metrics_with_the_token_of_the_user_only() -> None:
     host = create_provider_host(Bench().box)
-    settings = HttpSettings(tokens=(TOKEN,), metrics=CallMetrics().render)
+    settings = HttpSettings(tokens=(TOKEN,), more_tokens=("v" * 32,), metrics=CallMetrics().render)
     async with host.serve_http(settings) as serving, httpx2.AsyncClient() as client:
         url = serving.url.replace("/mcp", "/metrics")
         assert (await client.get(url)).status_code == 401
+        # The token of a view: what the others call is unknown to its clients.
+        for path in ("/metrics", "/health"):
+            viewed = {"authorization": f"Bearer {'v' * 32}"}
+            assert (await client.get(serving.url.replace("/mcp", path), headers=viewed)).status_code == 403
         headers = {"authorization": f"Bearer {TOKEN}"}
         answer = await client.get(url, headers=headers)
         assert answer.status_code == 200

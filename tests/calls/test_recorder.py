@@ -18,6 +18,7 @@ from indusagi.core.faults import Note
 from indusagi.runtime.calls import CallingClient, current_agent, current_client, current_trace
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.calls import recorder as recorder_module
+from induscode.calls.database import CallDatabase
 from induscode.calls.record import CallOrigin, estimate_size, find_outcome, find_tool_ref, measure_result
 from induscode.calls.recorder import CallRecorder, FailedCalls, RecordSettings
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.calls.database import CallDatabase
 
 pytestmark = pytest.mark.anyio
 ORIGIN = CallOrigin(via="session", conversation="talk")
@@ -136,6 +136,27 @@ async def test_payloads_are_kept_where_asked_without_secrets_of_known_shapes(tmp
     assert "hello" in arguments
     assert "hello" in result
     assert token not in arguments + result
+
+
+async def test_payloads_expire_while_a_run_goes_on_and_nothing_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pruned = tmp_path / "calls.db", threading.Event()
+    prune = CallDatabase.prune
+
+    def prune_and_tell(database: CallDatabase, keep_days: int) -> None:
+        prune(database, keep_days)
+        if database.newest():
+            pruned.set()
+
+    monkeypatch.setattr(CallDatabase, "prune", prune_and_tell)
+    monkeypatch.setattr("induscode.calls.recorder.PRUNE_S", 0.01)
+    recorder = CallRecorder(str(path), ORIGIN, RecordSettings(payloads=True, payload_hours=0))
+    await observed_box(recorder).runner.run(ToolCall("1", "echo", {"text": "secret"}))
+    assert await anyio.to_thread.run_sync(pruned.wait, 10)
+    assert await query(path, "SELECT count(*) FROM calls") == [(1,)]
+    assert await query(path, "SELECT count(*) FROM payloads") == [(0,)]
+    await recorder.aclose()
 
 
 async def test_a_cancelled_call_is_recorded_as_cancelled(tmp_path: Path) -> None:

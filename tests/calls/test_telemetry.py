@@ -21,12 +21,20 @@ from tests.support.scripts import unmeasured
 
 from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from indusagi.runtime.calls import CallingClient, ObserverChain, current_client, current_requests, current_trace
+from indusagi.runtime.calls import (
+    UNLISTED,
+    CallingClient,
+    ObserverChain,
+    current_client,
+    current_requests,
+    current_trace,
+)
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
 from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
 from induscode.calls.recorder import CallRecorder
 from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry
+from induscode.deck.mcp.content import ContentUse
 from induscode.launch.settings import Settings
 
 if TYPE_CHECKING:
@@ -172,6 +180,35 @@ def test_a_failed_request_names_its_error(collector: Collector, failure: Excepti
     call.finish(None)
     current_client.set(None)
     assert (collector.spans()[0].name, (collector.spans()[0].attributes or {})["error.type"]) == ("prompts/get", error)
+
+
+@pytest.mark.parametrize(
+    ("ref", "name", "attributes"),
+    [
+        (RemoteToolRef("lib", "greet", "prompt"), "prompts/get lib__greet", {"gen_ai.prompt.name": "lib__greet"}),
+        (RemoteToolRef("lib", UNLISTED, "prompt"), "prompts/get", {}),
+        (RemoteToolRef("lib", "x://a", "resource"), "resources/read", {"mcp.resource.uri": "x://a"}),
+        (RemoteToolRef("lib", UNLISTED, "resource"), "resources/read", {}),
+    ],
+)
+def test_a_resource_and_a_prompt_have_spans_of_their_own_methods(
+    collector: Collector, ref: RemoteToolRef, name: str, attributes: dict[str, str]
+) -> None:
+    current_client.set(CallingClient("editor"))
+    call = collector.telemetry.start(ToolCall("", "lib__greet", {}), ContentUse(ref))
+    call.start_request(name.partition(" ")[0], "greet" if attributes and ref.kind == "prompt" else "", "").finish(
+        None, {}
+    )
+    call.finish(ToolOutcome("", ToolResult(())))
+    current_client.set(None)
+    request, span = collector.spans()
+    own = {"gen_ai.prompt.name": "greet"} if ref.kind == "prompt" and attributes else attributes
+    for one, kind, expected in ((span, SpanKind.SERVER, attributes), (request, SpanKind.CLIENT, own)):
+        found = dict(one.attributes or {})
+        assert one.kind is kind
+        assert found.pop("mcp.method.name") == name.partition(" ")[0]
+        assert {key: value for key, value in found.items() if key.startswith(("gen_ai", "mcp.resource"))} == expected
+    assert span.name == name
 
 
 def test_an_unknown_name_becomes_no_name_of_a_span(collector: Collector) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.calls.helpers import read_calls
 from tests.commands.helpers import PYTHON, configured, told, user_file
 from tests.support.scripts import run
 from tests.support.servers import SERVERS
@@ -34,5 +35,14 @@ def test_resources_and_prompts_are_listed_read_and_got(tmp_path: Path) -> None:
     assert (missing.returncode, "Resource not found" in missing.stdout) == (1, True)
     unlisted = run("prompts", "get", "/lib:secret", cwd=tmp_path)
     assert (unlisted.returncode, "server 'lib' lists no prompt 'secret'" in unlisted.stdout) == (1, True)
+    nameless = run("prompts", "get", "lib", cwd=tmp_path)
+    assert (nameless.returncode, "names no prompt: write /lib:prompt" in nameless.stderr) == (2, True)
+    records = [(one.via, one.shown_name, one.outcome, one.code) for one in read_calls()]
+    assert records == [
+        ("call", "@lib:(unlisted)", "ok", ""),
+        ("call", "/lib:greet", "ok", ""),
+        ("call", "@lib:(unlisted)", "error", "refused"),
+        ("call", "/lib:(unlisted)", "error", "unknown_prompt"),
+    ]
     unknown = run("call", "@other:x", cwd=tmp_path)
     assert (unknown.returncode, "there is no server 'other'" in unknown.stderr) == (2, True)

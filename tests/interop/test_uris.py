@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from indusagi.interop.protocol_bridge.uris import (
     convert_meta,
     convert_result,
     convert_row,
+    matches_template,
     normalize_uri,
 )
 
@@ -102,3 +104,18 @@ def test_results_of_both_requests_are_converted() -> None:
     nothing: Any = {"completion": {"values": []}}
     assert convert_result(nothing, HOST) is nothing
     assert convert_row({"name": "n"}, HOST) == {"name": "n"}
+
+
+LITERALS = st.lists(st.text(alphabet="ab/:", max_size=3), min_size=1, max_size=5)
+
+
+@given(LITERALS, st.text(alphabet="ab/:!", max_size=12))
+def test_a_template_matches_what_a_regular_expression_matches(literals: list[str], uri: str) -> None:
+    expected = re.fullmatch(".*".join(map(re.escape, literals)), uri) is not None
+    assert matches_template(uri, "{x}".join(literals)) == expected
+
+
+def test_a_template_of_many_expressions_is_compared_at_once() -> None:
+    # A regular expression would try every division of the URI among the expressions.
+    assert not matches_template("a" * 1_000, "{x}a" * 400 + "{x}!")
+    assert matches_template("a" * 1_000, "{x}a" * 400)

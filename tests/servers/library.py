@@ -109,7 +109,7 @@ class Library(Peer):
 
     def read(self, call: Call) -> Json:
         uri = str(call.params["uri"])
-        if uri == APP:
+        if uri.lower() in {APP, "page:///app"}:
             html = self.state().get("app", "<p>shelf</p>")
             return {"contents": [{"uri": uri, "mimeType": "text/html;profile=mcp-app", "text": html}]}
         if uri == SKILL:

@@ -129,6 +129,10 @@ current_completion: ContextVar[CallCompletion | None] = ContextVar("current_comp
 """Where the call of this task reports its end, if its host may answer it earlier."""
 
 
+UNLISTED = "(unlisted)"
+"""Stands for the name of a resource or prompt that its server does not list: such a name is the caller's own."""
+
+
 class ObservedCall(Protocol):
     """One call that has started."""
 
@@ -138,10 +142,13 @@ class ObservedCall(Protocol):
 
 
 class CallObserver(Protocol):
-    """Watches the calls of a runner."""
+    """Watches the calls of a runner, and uses of resources and prompts."""
 
     def start(self, call: ToolCall, tool: object) -> ObservedCall:
-        """Note the start of a call of `tool`, which is None if its name is unknown. Raises nothing."""
+        """Note the start of a call of `tool`, which is None if its name is unknown. Raises nothing.
+
+        A resource or prompt stands in the place of a tool, and the kind of its reference tells them apart.
+        """
         ...
 
 

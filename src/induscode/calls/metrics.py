@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 MOST_TOOLS = 1_000
-_OTHER = ("", "other")
+_OTHER = ("tool", "", "other")
 
 
 class _Series:
@@ -39,7 +39,7 @@ class CallMetrics:
     """Counts the calls of a gateway and how long they take; a `CallObserver`."""
 
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str], _Series] = {}
+        self._series: dict[tuple[str, str, str], _Series] = {}
         self.running = 0
         self.find_dropped: Callable[[], int] = lambda: 0
         """Returns how many calls could not be recorded."""
@@ -50,12 +50,12 @@ class CallMetrics:
         # A name that a client made up becomes no label.
         return MeasuredCall(self, call.name if tool is not None else "", find_tool_ref(tool))
 
-    def count(self, server: str, tool: str, outcome: str, seconds: float) -> None:
+    def count(self, kind: str, server: str, tool: str, outcome: str, seconds: float) -> None:
         """Count a call that has ended."""
         self.running -= 1
-        series = self._series.get((server, tool))
+        series = self._series.get((kind, server, tool))
         if series is None:
-            key = (server, tool) if len(self._series) < MOST_TOOLS else _OTHER
+            key = (kind, server, tool) if len(self._series) < MOST_TOOLS else _OTHER
             series = self._series.setdefault(key, _Series())
         series.outcomes[outcome] = series.outcomes.get(outcome, 0) + 1
         series.buckets[bisect_left(BUCKETS_S, seconds)] += 1
@@ -63,13 +63,16 @@ class CallMetrics:
 
     def render(self) -> str:
         """Write all metrics as text."""
-        lines = ["# HELP indus_calls_total Calls of tools by outcome.", "# TYPE indus_calls_total counter"]
+        lines = [
+            "# HELP indus_calls_total Calls of tools, and uses of resources and prompts, by outcome.",
+            "# TYPE indus_calls_total counter",
+        ]
         durations = [
             "# HELP indus_call_duration_seconds Duration of calls.",
             "# TYPE indus_call_duration_seconds histogram",
         ]
-        for (server, tool), series in self._series.items():
-            labels = f'server="{_escape(server)}",tool="{_escape(tool)}"'
+        for (kind, server, tool), series in self._series.items():
+            labels = f'kind="{kind}",server="{_escape(server)}",tool="{_escape(tool)}"'
             for outcome, number in series.outcomes.items():
                 lines.append(f'indus_calls_total{{{labels},outcome="{outcome}"}} {number}')
             total = 0
@@ -112,9 +115,10 @@ class MeasuredCall:
             code=code if isinstance(code, str) else "",
             is_remote=self._ref is not None,
         )
-        server, tool = ("", self._name) if self._ref is None else (self._ref.server, self._ref.name)
+        ref = self._ref
+        kind, server, tool = ("tool", "", self._name) if ref is None else (ref.kind, ref.server, ref.name)
         took = perf_counter() - self._began
-        self._metrics.count(server, tool, name, took if seconds is None else min(took, seconds))
+        self._metrics.count(kind, server, tool, name, took if seconds is None else min(took, seconds))
 
 
 def _escape(value: str) -> str:

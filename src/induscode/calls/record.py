@@ -63,7 +63,7 @@ class CallRecord:
     server: str
     """Empty for a native tool."""
     tool: str
-    """The server's own name of it."""
+    """The server's own name of it, or of the resource or prompt; `(unlisted)` if the server does not list it."""
     call: str
     digest: str
     """Keyed digest of the arguments: equal for equal arguments of one user."""
@@ -78,6 +78,13 @@ class CallRecord:
     """1, or how often the same call was made until now without success."""
     trace: str = field(default="")
     """The trace id, if the call is part of a trace."""
+    kind: str = field(default="tool")
+    """What was used: `tool`, `resource` or `prompt`."""
+
+    @property
+    def shown_name(self) -> str:
+        """The name for people: `github/search`, `@github:repo://readme`, `/github:review`."""
+        return format_name(self.kind, self.server, self.tool)
 
     def to_json(self) -> JsonObject:
         """Convert to a JSON object, with the time as RFC 3339."""
@@ -91,6 +98,14 @@ class CallRecord:
 
 COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(CallRecord) if one.name != "id")
 """The fields in the order of the table."""
+
+
+def format_name(kind: str, server: str, name: str) -> str:
+    """Format the name of a tool with its server, of a resource or prompt as sessions and `indus call` write it."""
+    mark = {"resource": "@", "prompt": "/"}.get(kind)
+    if mark is not None:
+        return f"{mark}{server}:{name}"
+    return f"{server}/{name}" if server else name
 
 
 def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bool) -> Outcome:
@@ -110,6 +125,11 @@ def measure_result(result: ToolResult) -> tuple[int, int]:
     for block in result.content:
         if isinstance(block, TextContentBlock):
             text += measure_text(block.text)
+            continue
+        resource = block.value.get("resource") if isinstance(block.value, dict) else None
+        embedded = resource.get("text") if isinstance(resource, dict) else None
+        if isinstance(embedded, str):
+            text += measure_text(embedded)
         else:
             other += estimate_size(block.value)[0]
     if not result.content and result.structured is not None:

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from contextlib import suppress
 from hashlib import blake2b
 from json import JSONEncoder
-from time import perf_counter_ns, sleep
+from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note, describe_error
@@ -45,6 +45,8 @@ CLOSE_S = 5.0
 _SLICE = 128
 """Records that are computed before the thread lets the event loop run."""
 _PRUNE_EVERY = 5_000
+PRUNE_S = 600.0
+"""The longest time between two removals of what has expired."""
 _MOST_FAILED = 1_024
 """Calls without success whose repetitions are counted."""
 _LARGE_BYTES = 16 * 1_024
@@ -147,7 +149,8 @@ class RecordedCall:
         outcome = find_outcome(
             is_cancelled=self.is_cancelled, is_error=self.is_error, code=self.code, is_remote=ref is not None
         )
-        key = (named, principal, self.agent, server, tool, digest)
+        kind = "tool" if ref is None else ref.kind
+        key = (named, principal, self.agent, kind, server, tool, digest)
         return (
             (self.began_ns + epoch_ns) // 1_000_000,
             (self.ended_ns - self.began_ns) // 1_000,
@@ -169,6 +172,7 @@ class RecordedCall:
             attempts.count(key, is_ok=outcome == "ok"),
             # 00-<trace id>-<span id>-<flags>: https://www.w3.org/TR/trace-context/#traceparent-header-field-values
             "" if self.trace is None else self.trace.get("traceparent", "")[3:35],
+            kind,
         )
 
 
@@ -313,9 +317,14 @@ class CallRecorder:
 
     def _serve(self, database: CallDatabase) -> None:
         attempts = FailedCalls()
-        since_prune = 0
+        since_prune, prune_at = 0, monotonic() + PRUNE_S
         while True:
-            self._wake.wait()
+            is_woken = self._wake.wait(max(0.0, prune_at - monotonic()))
+            if since_prune >= _PRUNE_EVERY or monotonic() >= prune_at:
+                since_prune, prune_at = 0, monotonic() + PRUNE_S
+                database.prune(self.settings.keep_days)  # payloads expire while nothing is called, too
+            if not is_woken:
+                continue
             self._hurry.wait(GATHER_S)
             self._wake.clear()
             self._hurry.clear()
@@ -338,9 +347,6 @@ class CallRecorder:
                 )
                 self._stored_dropped = dropped
             since_prune += len(rows)
-            if since_prune >= _PRUNE_EVERY:
-                since_prune = 0
-                database.prune(self.settings.keep_days)
             if self._queue:  # more than one batch
                 self._wake.set()
                 self._hurry.set()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.calls.database import CallDatabase, CallFilter
 
-GROUPS = ("tool", "server", "client", "principal", "conversation", "agent", "via", "code")
+GROUPS = ("tool", "kind", "server", "client", "principal", "conversation", "agent", "via", "code")
 """The columns that calls can be grouped by."""
 
 
@@ -31,10 +31,13 @@ class CallStatistics:
     p95_us: int
     slowest_us: int
     tokens: int
+    kind: str = ""
 
     def to_json(self, by: str) -> JsonObject:
         """Convert to a JSON object; a tool is named with its server."""
-        named: JsonObject = {"server": self.server, "tool": self.name} if by == "tool" else {by: self.name}
+        named: JsonObject = {by: self.name}
+        if by == "tool":
+            named = {"kind": self.kind, "server": self.server, "tool": self.name}
         return {
             **named,
             "calls": self.calls,
@@ -48,24 +51,24 @@ class CallStatistics:
 
 def read_statistics(database: CallDatabase, by: str, wanted: CallFilter) -> list[CallStatistics]:
     """Read the statistics of each group, the one with the most calls first; the last is that of all calls together."""
-    durations: dict[tuple[str, str], list[int]] = {}
-    failed: dict[tuple[str, str], int] = {}
-    spent: dict[tuple[str, str], int] = {}
-    for server, name, outcome, calls, tokens, joined in database.measures(by, wanted):
-        key = (server, name)
+    durations: dict[tuple[str, str, str], list[int]] = {}
+    failed: dict[tuple[str, str, str], int] = {}
+    spent: dict[tuple[str, str, str], int] = {}
+    for kind, server, name, outcome, calls, tokens, joined in database.measures(by, wanted):
+        key = (kind, server, name)
         durations.setdefault(key, []).extend(map(int, joined.split(",")))
         failed[key] = failed.get(key, 0) + (calls if outcome != "ok" else 0)
         spent[key] = spent.get(key, 0) + tokens
     groups = [_summarize(*key, values, failed[key], spent[key]) for key, values in durations.items()]
     groups.sort(key=lambda group: (-group.calls, group.server, group.name))
     together = [duration for values in durations.values() for duration in values]
-    return [*groups, _summarize("", "all", together, sum(failed.values()), sum(spent.values()))]
+    return [*groups, _summarize("", "", "all", together, sum(failed.values()), sum(spent.values()))]
 
 
-def _summarize(server: str, name: str, durations: list[int], errors: int, tokens: int) -> CallStatistics:
+def _summarize(kind: str, server: str, name: str, durations: list[int], errors: int, tokens: int) -> CallStatistics:
     durations.sort()
     p50, p95, slowest = (find_percentile(durations, percent) for percent in (50, 95, 100))
-    return CallStatistics(server, name, len(durations), errors, p50, p95, slowest, tokens)
+    return CallStatistics(server, name, len(durations), errors, p50, p95, slowest, tokens, kind)
 
 
 def find_percentile(ordered: Sequence[int], percent: int) -> int:

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.faults import Note
-from indusagi.runtime.calls import current_agent, current_client, current_requests, current_trace
+from indusagi.runtime.calls import UNLISTED, current_agent, current_client, current_requests, current_trace
 from induscode.calls.record import find_outcome, find_tool_ref
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _ENDPOINTS = (
 )
 BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md#metrics"""
+_METHODS = {"resource": "resources/read", "prompt": "prompts/get"}
 CLOSE_S = 5.0
 """The longest wait for the last export."""
 
@@ -134,23 +135,29 @@ class ObservedSpan:
         self.ref = find_tool_ref(tool)
         client, came_with = current_client.get(), current_trace.get()
         self.is_served = client is not None
-        # A client may call any name: only names of tools become names of spans, which are few.
-        self.name = call.name if tool is not None else ""
-        operation = "tools/call" if self.is_served else "execute_tool"
-        attributes: dict[str, AttributeValue] = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.call.id": call.id,
-            "gen_ai.tool.type": "function" if self.ref is None else "extension",
-        }
-        if self.name:
-            attributes["gen_ai.tool.name"] = self.name
+        self.method = _METHODS.get("tool" if self.ref is None else self.ref.kind, "tools/call")
+        is_content = self.method != "tools/call"
+        # A client may call any name: only names of tools and prompts become names of spans, which are few.
+        is_named = tool is not None and self.method != "resources/read" and (not is_content or not self.is_unlisted)
+        self.name = call.name if is_named else ""
+        operation = self.method if self.is_served or is_content else "execute_tool"
+        attributes: dict[str, AttributeValue] = describe_target(self.method, self.name)
+        if not is_content:
+            attributes |= {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.call.id": call.id,
+                "gen_ai.tool.type": "function" if self.ref is None else "extension",
+            }
         if self.ref is not None:
             attributes["indus.server"] = self.ref.server
+            if self.ref.kind == "resource" and not self.is_unlisted:
+                attributes["mcp.resource.uri"] = self.ref.name
         if agent := current_agent.get():
             attributes["gen_ai.agent.name"] = agent
         if client is not None:
-            attributes["mcp.method.name"] = "tools/call"
-            attributes["jsonrpc.request.id"] = call.id
+            attributes["mcp.method.name"] = self.method
+            if call.id:
+                attributes["jsonrpc.request.id"] = call.id
             if telemetry.transport:
                 attributes["network.transport"] = telemetry.transport
             if client.principal:
@@ -158,12 +165,17 @@ class ObservedSpan:
         self.span: Span = telemetry.tracer.start_span(
             f"{operation} {self.name}".rstrip(),
             None if came_with is None else telemetry.propagator.extract(came_with),
-            SpanKind.SERVER if self.is_served else SpanKind.INTERNAL,
+            SpanKind.SERVER if self.is_served else SpanKind.CLIENT if is_content else SpanKind.INTERNAL,
             attributes,
         )
         self._baggage = {} if came_with is None or "baggage" not in came_with else {"baggage": came_with["baggage"]}
         self._trace, self._requests = self.carry(self.span), current_requests.set(self)
         self._began = perf_counter()
+
+    @property
+    def is_unlisted(self) -> bool:
+        """Whether it is a resource or prompt that its server does not list, whose name is an argument."""
+        return self.ref is not None and self.ref.name == UNLISTED
 
     def start_request(self, method: str, target: str, version: str) -> _RequestSpan:
         """Start the span of a request to a server, or add its attributes to the span of the call."""
@@ -192,7 +204,7 @@ class ObservedSpan:
         end_span(self.span, error)
         if self.is_served:
             measure = self._telemetry.server_duration
-            record_duration(measure, perf_counter() - self._began, "tools/call", self.name, error)
+            record_duration(measure, perf_counter() - self._began, self.method, self.name, error)
 
 
 class _RequestSpan:
@@ -212,10 +224,11 @@ class _RequestSpan:
         if call.is_served:
             from opentelemetry.trace import SpanKind, set_span_in_context  # noqa: PLC0415 — an extra
 
-            if target:
-                attributes |= {"gen_ai.tool.name": target, "gen_ai.operation.name": "execute_tool"}
+            attributes |= describe_target(method, target)
             if ref is not None:
                 attributes["indus.server"] = ref.server
+                if ref.kind == "resource" and not call.is_unlisted:
+                    attributes["mcp.resource.uri"] = ref.name
             self._span = telemetry.tracer.start_span(
                 f"{method} {target}".rstrip(), set_span_in_context(call.span), SpanKind.CLIENT, attributes
             )
@@ -247,11 +260,18 @@ def end_span(span: Span, error: str) -> None:
     span.end()
 
 
-def record_duration(measure: Histogram, seconds: float, method: str, tool: str, error: str) -> None:
+def describe_target(method: str, target: str) -> dict[str, AttributeValue]:
+    """Return the attributes that name the tool or prompt of a request; none without a target."""
+    if not target:
+        return {}
+    if method == "prompts/get":
+        return {"gen_ai.prompt.name": target}
+    return {"gen_ai.tool.name": target, "gen_ai.operation.name": "execute_tool"}
+
+
+def record_duration(measure: Histogram, seconds: float, method: str, target: str, error: str) -> None:
     """Record how long an operation took."""
-    attributes: dict[str, AttributeValue] = {"mcp.method.name": method}
-    if tool:
-        attributes |= {"gen_ai.tool.name": tool, "gen_ai.operation.name": "execute_tool"}
+    attributes: dict[str, AttributeValue] = {"mcp.method.name": method, **describe_target(method, target)}
     if error:
         attributes["error.type"] = error
     measure.record(seconds, attributes)

@@ -134,7 +134,10 @@ def call_content(
     Raises:
         click.UsageError: There is no such server, or the arguments are invalid.
     """
+    from indusagi.capabilities.context import Framework  # noqa: PLC0415 — not for the help
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
+    from induscode.calls.observers import open_observers  # noqa: PLC0415 — not for the help
+    from induscode.calls.record import CallOrigin  # noqa: PLC0415 — not for the help
     from induscode.commands.support.arguments import ArgumentError, read_arguments  # noqa: PLC0415 — not for the help
     from induscode.commands.support.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
     from induscode.commands.support.permissions import build_call_checks  # noqa: PLC0415 — not for the help
@@ -158,10 +161,14 @@ def call_content(
         outcomes: list[ToolOutcome] = []
         handlers = None if dialog is None else build_server_handlers(dialog, roots=(invocation.cwd,))
         with token.guard():
-            async with open_content(plan.narrow([server]), checks.remote, make_inert_context(), handlers) as (
-                _,
-                content,
-            ):
+            async with AsyncExitStack() as stack:
+                calls = await open_observers(stack, invocation.settings, CallOrigin(via="call", client="indus"))
+                print_notes(calls.unopened)
+                observed = replace(make_inert_context(), framework=Framework(observer=calls.combine()))
+                bridge, content = await stack.enter_async_context(
+                    open_content(plan.narrow([server]), checks.remote, observed, handlers)
+                )
+                calls.attach_servers(bridge)
                 outcomes.append(await fetch_content(content, server, MARKS[text[0]], name, arguments))
         return call.print_outcome(outcomes[0]) if outcomes else 0
 

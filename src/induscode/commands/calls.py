@@ -33,7 +33,11 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 @click.option("--failed", is_flag=True, help="Only calls that failed, were denied or were cancelled.")
 @click.option("--by", type=click.Choice(GROUPS), help="Statistics by this: calls, errors, p50, p95, tokens.")
 @click.option("--server", metavar="NAME", help="Only calls of this server; * stands for any text.")
-@click.option("--tool", metavar="NAME", help="Only calls of this tool, by its own name; * stands for any text.")
+@click.option(
+    "--tool",
+    metavar="NAME",
+    help="Only calls of this tool, resource or prompt, by its own name; * stands for any text.",
+)
 @click.option("--client", metavar="NAME", help="Only calls of this client; * stands for any text.")
 @click.option("--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, or 2026-11-15T20:08 (UTC).")
 @click.option(
@@ -54,7 +58,7 @@ def command(
     as_json: bool,
     **wanted: Any,
 ) -> int:
-    """List the last calls of tools, the newest last; with NUMBER everything about one call.
+    """List the last calls of tools and uses of resources and prompts, the newest last; with NUMBER all about one.
 
     Records hold sizes and digests, and no arguments and no results unless the setting calls.record is payloads.
     """
@@ -143,8 +147,7 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
     outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
     if call.attempt > 1:
         outcome += f", attempt {call.attempt}"
-    tool = f"{call.server}/{call.tool}" if call.server else call.tool
-    return call.id, time, call.via, who, tool, format_duration(call.duration_us), outcome, call.tokens
+    return call.id, time, call.via, who, call.shown_name, format_duration(call.duration_us), outcome, call.tokens
 
 
 def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
@@ -200,6 +203,7 @@ def _show_call(
 
 
 def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, *, as_json: bool) -> None:
+    from induscode.calls.record import format_name  # noqa: PLC0415 — for this option
     from induscode.calls.statistics import read_statistics  # noqa: PLC0415 — for this option
 
     *groups, everything = read_statistics(database, by, wanted)
@@ -211,7 +215,7 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, *, as_
     heads = (by.upper(), "CALLS", "ERRORS", "P50", "P95", "SLOWEST", "TOKENS")
     rows: list[tuple[object, ...]] = []
     for group in (*groups, everything):
-        name = f"{group.server}/{group.name}" if group.server else group.name or "-"
+        name = format_name(group.kind, group.server, group.name) or "-"
         times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
         rows.append((name, group.calls, group.errors, *times, group.tokens))
     print_table(heads, rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from outside.differential import compare_server
+from tests.calls.helpers import read_calls
 from tests.commands.helpers import PYTHON, configured, user_file
 from tests.commands.serving import Json, greeted, serving
 from tests.support.scripts import run
@@ -175,9 +176,13 @@ def test_an_app_keeps_its_scheme_and_its_policy_and_is_pinned(tmp_path: Path) ->
         assert result["_meta"] == {"ui": {"resourceUri": app}, "vendor/x": 1}
         read = gateway.ask("resources/read", uri=app)["result"]["contents"][0]
         assert (read["uri"], read["text"]) == (app, "<p>shelf</p>")
+        # The same HTML under a scheme in capitals, and under one of another name with the type of an app.
+        others = [f"indus://one/{uri}" for uri in ("UI://shelf/app.html", "page:///app")]
+        assert all("result" in gateway.ask("resources/read", uri=uri) for uri in others)
         state.write_text(json.dumps({"app": "<script>evil()</script>"}), "utf-8")
         refused = gateway.ask("resources/read", uri=app)["error"]["message"]
         assert "indus mcp approve one ui://shelf/app.html" in refused
+        assert all("is disabled" in gateway.ask("resources/read", uri=uri)["error"]["message"] for uri in others)
         assert run("mcp", "approve", "one", APP, cwd=tmp_path).returncode == 0
         gateway.until(lambda: "result" in gateway.ask("resources/read", uri=app))
 
@@ -272,7 +277,7 @@ def test_log_messages_reach_the_client_of_the_call_by_its_level(tmp_path: Path) 
         assert [said["data"] for said in messages()] == ["first", "fourth"]
 
 
-def test_rules_of_the_user_apply_to_resources_and_prompts(tmp_path: Path) -> None:
+def test_rules_of_the_user_apply_to_resources_and_prompts_and_their_uses_are_recorded(tmp_path: Path) -> None:
     two()
     assert run("settings", cwd=tmp_path).returncode == 0
     folder = tmp_path / ".indusvx"
@@ -282,6 +287,17 @@ def test_rules_of_the_user_apply_to_resources_and_prompts(tmp_path: Path) -> Non
         assert "error" in gateway.ask("resources/read", uri=f"indus://one/{NOTE}")
         assert "error" in gateway.ask("prompts/get", name="one__greet", arguments={"who": "x"})
         assert "result" in gateway.ask("resources/read", uri=f"indus://two/{NOTE}")
+        assert "result" in gateway.ask("resources/read", uri="indus://two/book://7/text")
+        assert "result" in gateway.ask("prompts/get", name="two__greet", arguments={"who": "x"})
+    # Each use is recorded like a call; a URI that is not listed is an argument.
+    records = [(one.kind, one.server, one.tool, one.outcome) for one in read_calls()]
+    assert records == [
+        ("resource", "one", NOTE, "denied"),
+        ("prompt", "one", "greet", "denied"),
+        ("resource", "two", NOTE, "ok"),
+        ("resource", "two", "(unlisted)", "ok"),
+        ("prompt", "two", "greet", "ok"),
+    ]
 
 
 # -- the relay as the oracle ----------------------------------------------------------------------

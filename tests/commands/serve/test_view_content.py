@@ -177,6 +177,11 @@ def test_a_dot_segment_is_found_however_it_is_escaped(parts: list[str], slash: s
     assert has_dot_segment("x://h/" + slash.join(parts)) == bool(dots & set(parts))
 
 
+def test_a_uri_that_is_escaped_very_often_counts_as_one_with_a_dot_segment() -> None:
+    # Each decoding reads all of it: with 2 MB of escapes of escapes, to decode them all would take hours.
+    assert has_dot_segment("x://h/%" + "25" * 1_000_000 + "41")
+
+
 def library(name: str) -> JsonObject:
     return {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "library.py"), "--name", name]}
 

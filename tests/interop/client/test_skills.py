@@ -111,3 +111,19 @@ def test_a_directory_lists_what_is_directly_in_it() -> None:
     assert names("skill://a/x") == [("skill://a/x/SKILL.md", ""), ("skill://a/x/more", "inode/directory")]
     assert [uri for uri, _ in names("skill://a")] == ["skill://a/x", "skill://a/y"]
     assert names("skill://a/x/SKILL.md") == names("skill://b") == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"text": "---\n---\n"},
+        {"text": "---\nno field at all\n---\n"},
+        {"blob": "no base64"},
+        # Long lines that are read once, and not once for each of their characters.
+        {"text": f"---\na{' ' * 300_000}\n---\n"},
+        {"text": f"---\nname: x{' #' * 150_000}'\n---\n"},
+    ],
+)
+def test_a_file_that_is_no_skill_differs_from_its_promise(content: JsonObject) -> None:
+    promised: JsonObject = {"uri": URI, "frontmatter": {"name": "tidy"}, "resources": []}
+    assert find_mismatch(promised, URI, [{"uri": URI, **content}]) is not None

@@ -12,6 +12,7 @@ and the id comes before its path: `ui://github/app/main.html` for `ui://app/main
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from urllib.parse import quote, unquote
@@ -26,6 +27,7 @@ KEPT_SCHEMES = ("ui", "skill")
 _UI = "ui"
 _LEGACY_UI = "ui/resourceUri"
 _RESOURCE_URI = "resourceUri"
+_EXPRESSION = re.compile(r"\{[^{}]*\}")
 
 
 class UriMap:
@@ -52,6 +54,27 @@ class UriMap:
 def normalize_uri(uri: str) -> str:
     """Return a form that is equal for URIs that differ in escapes alone, which some clients add or resolve."""
     return unquote(uri)
+
+
+def matches_template(uri: str, template: str) -> bool:
+    """Tell whether a URI may have been made from a template, whose expressions stand for any text.
+
+    Each character is read once for a literal part: a server may list a template with many expressions.
+    https://www.rfc-editor.org/rfc/rfc6570
+    """
+    first, *others = _EXPRESSION.split(template)
+    if not others:
+        return uri == template
+    last = others.pop()
+    if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
+        return False
+    start, end = len(first), len(uri) - len(last)
+    for literal in filter(None, others):
+        found = uri.find(literal, start, end)
+        if found < 0:
+            return False
+        start = found + len(literal)
+    return True
 
 
 def convert_meta(meta: JsonValue, convert: Convert) -> JsonValue:

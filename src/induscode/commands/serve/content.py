@@ -8,7 +8,6 @@ to those who subscribed, a log message to the client of the call it belongs to, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, cast
@@ -31,7 +30,14 @@ from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhase, ProtocolFault, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from indusagi.interop.protocol_bridge.uris import UriMap, convert_meta, convert_result, convert_row, normalize_uri
+from indusagi.interop.protocol_bridge.uris import (
+    UriMap,
+    convert_meta,
+    convert_result,
+    convert_row,
+    matches_template,
+    normalize_uri,
+)
 from induscode.deck.mcp.content import ContentRefused, ServerContent
 
 if TYPE_CHECKING:
@@ -56,7 +62,6 @@ _ROOTS_CHANGED = "notifications/roots/list_changed"
 _NOT_FOUND = -32002
 """Of the older protocol: https://modelcontextprotocol.io/specification/2025-11-25/server/resources#error-handling."""
 _REFUSED = -32000
-_EXPRESSION = re.compile(r"\\\{[^{}]*\\\}")
 
 
 @record
@@ -232,7 +237,7 @@ class GatewayContent:
                 return server, listed.get(normalize_uri(own), own)
         if self.plain_names:
             for template in self.known_items("template").refs.values():
-                if re.fullmatch(_EXPRESSION.sub(".*", re.escape(template.name)), uri):
+                if matches_template(uri, template.name):
                     return template.server, uri
             offering = {
                 ref.server for items in self._items.values() for ref in items.refs.values() if ref.kind != "prompt"

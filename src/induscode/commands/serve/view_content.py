@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from induscode.launch.views import View
 
 _DELIMITER = re.compile(r"[/\\?&=#;:,]")
+_MOST_ESCAPED = 8
 
 
 class ViewContent:
@@ -179,9 +180,12 @@ def select_rows(kind: ItemKind, items: KnownItems, view: View) -> list[tuple[str
 def has_dot_segment(uri: str) -> bool:
     """Tell whether a server could resolve a URI to one outside of the pattern that it matches.
 
-    https://www.rfc-editor.org/rfc/rfc3986#section-5.2.4. Escapes count as what they stand for, also nested ones.
+    https://www.rfc-editor.org/rfc/rfc3986#section-5.2.4. Escapes count as what they stand for, also nested ones, and a
+    URI that is escaped more often than any server would decode it counts as such.
     """
-    plain = unquote(uri)
-    while plain != uri:
-        uri, plain = plain, unquote(plain)
-    return ".." in _DELIMITER.split(plain)
+    for _ in range(_MOST_ESCAPED):
+        plain = unquote(uri)
+        if plain == uri:
+            return ".." in _DELIMITER.split(plain)
+        uri = plain
+    return True

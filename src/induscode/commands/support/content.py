@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.json import is_json_object
 from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome, ToolResult
+from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.boot.runners import attach_servers
 from induscode.commands.support.output import build_unknown_name, print_notes, print_table, write_json
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
 from induscode.deck.mcp.boot import BootOptions
-from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent
+from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
 from induscode.launch.options import read_invocation
 from induscode.terminal import print_line
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.contract import ItemKind
-    from indusagi.runtime.contract import ToolContentBlock
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.capability import BridgeCapability
@@ -49,6 +47,9 @@ def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
             return server, text[len(server) + 2 :]
     named = text[1:].partition(":")[0]
     what = "uri" if text.startswith("@") else "prompt"
+    if named in servers:
+        message = f"{text!r} names no {what}: write {text[0]}{named}:{what}"
+        raise click.UsageError(message, click.get_current_context(silent=True))
     message = f"there is no server {named!r}: write {text[0]}server:{what}"
     raise build_unknown_name(message, named, servers, click.get_current_context(silent=True))
 
@@ -124,23 +125,6 @@ async def fetch_content(
             result = await content.read_resource(server, name)
         else:
             result = await content.get_prompt(server, name, arguments)
-    except ContentRefused as exc:
-        return ToolOutcome("", ToolResult.error(str(exc), code=exc.code, server=server))
-    except ProtocolFault as fault:
-        rpc = fault.detail.rpc_code
-        code = "refused" if rpc is not None else fault.kind
-        return ToolOutcome("", ToolResult.error(str(fault), code=code, server=server, rpcCode=rpc))
+    except (ContentRefused, ProtocolFault) as failure:
+        return ToolOutcome("", describe_failure(failure, server))
     return ToolOutcome("", ToolResult(to_content_blocks(result), structured=result))
-
-
-def to_content_blocks(result: JsonObject) -> list[ToolContentBlock]:
-    """Turn the contents of a resource or the messages of a prompt into content blocks."""
-    contents, messages = result.get("contents"), result.get("messages")
-    rows = filter(is_json_object, contents if isinstance(contents, list) else ())
-    blocks: list[ToolContentBlock] = [JsonContentBlock({"type": "resource", "resource": row}) for row in rows]
-    for message in filter(is_json_object, messages if isinstance(messages, list) else ()):
-        content = message.get("content")
-        for block in content if isinstance(content, list) else [content]:
-            text = block.get("text") if is_json_object(block) and block.get("type") == "text" else None
-            blocks.append(TextContentBlock(f"{message.get('role')}: {text}") if text else JsonContentBlock(block))
-    return blocks

@@ -7,28 +7,38 @@ request. What is disabled, because its definition has drifted, is refused with t
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.items import read_content
 from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, find_mismatch
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
-from indusagi.runtime.contract import TextContentBlock, ToolDescriptor, ToolResult, project_content
+from indusagi.runtime.calls import UNLISTED
+from indusagi.runtime.contract import (
+    JsonContentBlock,
+    TextContentBlock,
+    ToolCall,
+    ToolDescriptor,
+    ToolOutcome,
+    ToolResult,
+    project_content,
+)
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import refuse_disabled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
-    from indusagi.runtime.contract import ProgressSink
+    from indusagi.runtime.contract import ProgressSink, ToolContentBlock
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
 
@@ -39,6 +49,7 @@ CONTENT_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "skill"
 READ_RESOURCE = "read_resource"
 """Stands for the tool in the name that permission rules see: `github__read_resource`."""
 _APP = "ui://"
+_APP_TYPE = "profile=mcp-app"
 _SKILL = "skill://"
 
 
@@ -52,6 +63,19 @@ class UnlistedPrompt(ContentRefused):
     """A prompt that its server does not list."""
 
     code = "unknown_prompt"
+
+
+class DeniedContent(ContentRefused):
+    """A resource or prompt that a permission rule denies."""
+
+    code = "denied"
+
+
+@record
+class ContentUse:
+    """A resource or prompt in use, as observers of calls see it in the place of a tool."""
+
+    ref: RemoteToolRef
 
 
 class ServerContent:
@@ -76,6 +100,11 @@ class ServerContent:
             ContentRefused: It is disabled, its content differs from its pin, or a rule denies it.
             ProtocolFault: The server is not there, or refused.
         """
+        with self._observe(RemoteToolRef(server, uri, "resource"), {"uri": uri}) as results:
+            results.append(await self._read_resource(server, uri, on_progress))
+        return results[0]
+
+    async def _read_resource(self, server: str, uri: str, on_progress: ProgressSink | None) -> JsonObject:
         name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
         self._refuse_disabled(RemoteToolRef(server, uri, "resource"))
         result = await self._request(name, server, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
@@ -87,7 +116,7 @@ class ServerContent:
                 raise ContentRefused(f"{uri} of server {server!r} belongs to the skill {skill.ref.name!r}: {problem}")
         if uri.startswith(_SKILL) and skills:
             return result  # digests cover every character
-        if not uri.startswith(_APP):
+        if not _is_app(uri, contents):
             return {**result, "contents": clean_json(contents)[0]} if contents else result
         if contents is not None:
             disabled = self._bridge.enrolment.check_content(read_content(server, uri, contents))
@@ -108,6 +137,14 @@ class ServerContent:
             ProtocolFault: The server is not there, or refused.
         """
         ref = RemoteToolRef(server, name, "prompt")
+        with self._observe(ref, arguments or {}) as results:
+            results.append(await self._get_prompt(ref, arguments, on_progress))
+        return results[0]
+
+    async def _get_prompt(
+        self, ref: RemoteToolRef, arguments: JsonObject | None, on_progress: ProgressSink | None
+    ) -> JsonObject:
+        server, name = ref.server, ref.name
         self._refuse_disabled(ref)
         if self._bridge.ledger.find(ref) is None:
             await self.wake(server)  # it may have it since an earlier run
@@ -182,6 +219,30 @@ class ServerContent:
             raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server, reason="not_found"))
         return endpoint
 
+    @contextmanager
+    def _observe(self, ref: RemoteToolRef, arguments: JsonObject) -> Generator[list[JsonObject]]:
+        """Show the observer of calls a use of a resource or prompt, which puts its result into the list.
+
+        A name that the server does not list is part of the arguments, and is shown as `UNLISTED`.
+        """
+        observer = None if self._context is None else self._context.framework.observer
+        results: list[JsonObject] = []
+        if observer is None:
+            yield results
+            return
+        is_listed = self._bridge.ledger.find(ref) is not None or any(item.ref == ref for item in self._bridge.disabled)
+        shown = ContentUse(ref if is_listed else replace(ref, name=UNLISTED))
+        observed = observer.start(ToolCall("", qualify_tool_name(shown.ref), arguments), shown)
+        outcome: ToolOutcome | None = None
+        try:
+            yield results
+            outcome = ToolOutcome("", ToolResult(to_content_blocks(results[0])))
+        except (ContentRefused, ProtocolFault) as failure:
+            outcome = ToolOutcome("", describe_failure(failure, ref.server))
+            raise
+        finally:
+            observed.finish(outcome)
+
     def _refuse_disabled(self, ref: RemoteToolRef) -> None:
         disabled = next((item for item in self._bridge.disabled if item.ref == ref), None)
         if disabled is not None:
@@ -218,8 +279,38 @@ class ServerContent:
         if faults:
             raise faults[0]
         if not results or outcome.is_error:
-            raise ContentRefused(str(project_content(outcome.content)))
+            refusal = DeniedContent if outcome.details.get("code") == DeniedContent.code else ContentRefused
+            raise refusal(str(project_content(outcome.content)))
         return results[0]
+
+
+def _is_app(uri: str, contents: JsonValue) -> bool:
+    """Tell whether a client may show the content of a resource as an app: by its scheme, or by its type."""
+    rows = filter(is_json_object, contents if isinstance(contents, list) else ())
+    return uri[: len(_APP)].lower() == _APP or any(_APP_TYPE in str(row.get("mimeType")).lower() for row in rows)
+
+
+def describe_failure(failure: ContentRefused | ProtocolFault, server: str) -> ToolResult:
+    """Describe why a resource or prompt could not be used, as the result of a call."""
+    if isinstance(failure, ContentRefused):
+        return ToolResult.error(str(failure), code=failure.code, server=server)
+    rpc = failure.detail.rpc_code
+    return ToolResult.error(
+        str(failure), code="refused" if rpc is not None else failure.kind, server=server, rpcCode=rpc
+    )
+
+
+def to_content_blocks(result: JsonObject) -> list[ToolContentBlock]:
+    """Turn the contents of a resource or the messages of a prompt into content blocks."""
+    contents, messages = result.get("contents"), result.get("messages")
+    rows = filter(is_json_object, contents if isinstance(contents, list) else ())
+    blocks: list[ToolContentBlock] = [JsonContentBlock({"type": "resource", "resource": row}) for row in rows]
+    for message in filter(is_json_object, messages if isinstance(messages, list) else ()):
+        content = message.get("content")
+        for block in content if isinstance(content, list) else [content]:
+            text = block.get("text") if is_json_object(block) and block.get("type") == "text" else None
+            blocks.append(TextContentBlock(f"{message.get('role')}: {text}") if text else JsonContentBlock(block))
+    return blocks
 
 
 def find_text(result: JsonObject) -> str:

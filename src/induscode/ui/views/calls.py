@@ -10,6 +10,7 @@ from anyio import to_thread
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from induscode.calls.database import CallFilter, open_calls
+from induscode.calls.record import format_name
 from induscode.calls.series import CallSeries, read_series
 from induscode.calls.statistics import CallStatistics, format_duration, read_statistics
 from induscode.ui.contract import PageError, PageView
@@ -117,12 +118,11 @@ def _draw_plots(series: CallSeries) -> Html:
 def _build_row(call: CallRecord) -> Sequence[Html | str]:
     who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or call.via
     outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
-    tool = f"{call.server}/{call.tool}" if call.server else call.tool
     return (
         link(str(call.id), "/call", number=call.id),
         show_time(call.at_ms),
         who,
-        tool,
+        call.shown_name,
         format_duration(call.duration_us),
         show_state(outcome),
         f"{call.tokens:,}",
@@ -132,7 +132,7 @@ def _build_row(call: CallRecord) -> Sequence[Html | str]:
 def _show_statistics(groups: Sequence[CallStatistics]) -> Html:
     rows = [
         (
-            f"{group.server}/{group.name}" if group.server else group.name,
+            format_name(group.kind, group.server, group.name),
             f"{group.calls:,}",
             f"{group.errors:,}",
             *map(format_duration, (group.p50_us, group.p95_us, group.slowest_us)),
@@ -154,7 +154,7 @@ async def show_call(page: PageRequest) -> PageView:
     facts = [(tag("dt", name), tag("dd", str(value))) for name, value in call.to_json().items() if value not in {"", 0}]
     first = min((one.at_ms for one in related), default=call.at_ms)
     bars = [
-        (f"{one.server or 'native'}/{one.tool}", float(one.at_ms - first), one.duration_us / 1_000,
+        (one.shown_name if one.server else f"native/{one.tool}", float(one.at_ms - first), one.duration_us / 1_000,
          "own" if one.id == call.id else "other" if one.outcome == "ok" else "failed")
         for one in related
     ]  # fmt: skip

@@ -11,6 +11,7 @@ import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import zip_longest
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 
@@ -21,8 +22,9 @@ DIRECTORY_READ = "directoryRead"
 """The setting of the extension that declares it."""
 _DIRECTORY = "inode/directory"
 _FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_COMMENT = re.compile(r"(?:^|\s)#[^\"'\n]*$", re.MULTILINE)
-_KEY = re.compile(r"^[\"']?([^\s\"'#:-][^\"':\n]*)[\"']?[ \t]*:(?=\s|$)", re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|\s)#")
+# Possessive, so that a long line without a colon is read once: https://docs.python.org/3/library/re.html#index-9.
+_KEY = re.compile(r"^[\"']?([^\s\"'#:-][^\"':\n]*+)[\"']?[ \t]*+:(?=\s|$)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
 
@@ -33,6 +35,8 @@ def find_mismatch(definition: JsonObject, uri: str, contents: JsonValue) -> str 
     Digest and size are compared of every file of the manifest, and of `SKILL.md` also the front matter.
     """
     for data in _list_data(contents):
+        if data is None:
+            return "its content is no base64"
         problem = _find_digest_mismatch(definition, uri, data)
         if problem is None and uri == definition.get("uri"):
             problem = _find_front_matter_mismatch(definition.get("frontmatter"), data.decode("utf-8", "replace"))
@@ -41,10 +45,14 @@ def find_mismatch(definition: JsonObject, uri: str, contents: JsonValue) -> str 
     return None
 
 
-def _list_data(contents: JsonValue) -> Iterator[bytes]:
+def _list_data(contents: JsonValue) -> Iterator[bytes | None]:
+    """Decode each content; `None` stands for one that cannot be decoded."""
     for content in filter(is_json_object, contents if isinstance(contents, list) else ()):
         text, blob = content.get("text"), content.get("blob")
-        yield text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b64decode(str(blob or ""))
+        try:
+            yield text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b64decode(str(blob or ""))
+        except ValueError:
+            yield None
 
 
 def _find_digest_mismatch(definition: JsonObject, uri: str, data: bytes) -> str | None:
@@ -69,8 +77,8 @@ def _find_front_matter_mismatch(promised: JsonValue, text: str) -> str | None:
     if front is None:
         return "it has no front matter"
     keys = [*_KEY.finditer(front[1])]
-    ends = [*(key.start() for key in keys[1:]), len(front[1])]
-    values = {key[1].strip(): front[1][key.end() : end] for key, end in zip(keys, ends, strict=True)}
+    ends = [key.start() for key in keys[1:]]
+    values = {key[1].strip(): front[1][key.end() : end] for key, end in zip_longest(keys, ends)}
     fields = promised if is_json_object(promised) else {}
     for name in {**fields, **values}:
         expected = _list_words(" ".join(_list_leaves(fields.get(name))))
@@ -82,8 +90,14 @@ def _find_front_matter_mismatch(promised: JsonValue, text: str) -> str | None:
 def _read_words(value: str) -> Iterator[list[str]]:
     """Read the words of a value in YAML: as it is written, without comments, and without escapes."""
     yield _list_words(value)
-    yield _list_words(_COMMENT.sub("", value))
+    yield _list_words("\n".join(map(_remove_comment, value.split("\n"))))
     yield _list_words(_QUOTED.sub(_unquote, value))
+
+
+def _remove_comment(line: str) -> str:
+    """Remove the comment of a line: what follows the first `#` after its last quote."""
+    comment = _COMMENT.search(line, max(line.rfind('"'), line.rfind("'")) + 1)
+    return line if comment is None else line[: comment.start()]
 
 
 def _unquote(quoted: re.Match[str]) -> str:

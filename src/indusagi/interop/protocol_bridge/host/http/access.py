@@ -58,7 +58,7 @@ def check_user_token(request: HttpRequest, policy: AccessPolicy) -> None:
     """Check the one-user token, and set the identity of the client.
 
     Raises:
-        HttpRefusal: The token is absent or wrong.
+        HttpRefusal: The token is absent or wrong, or opens the protocol alone.
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     presented = token.strip().encode("utf-8", "replace")
@@ -71,6 +71,8 @@ def check_user_token(request: HttpRequest, policy: AccessPolicy) -> None:
         # https://www.rfc-editor.org/rfc/rfc6750#section-3
         headers = [(b"www-authenticate", b"Bearer")]
         raise HttpRefusal(401, "a token is needed: Authorization: Bearer ...", headers=headers)
+    if owner in policy.limited and request.path in {HEALTH, METRICS}:
+        raise HttpRefusal(403, f"{request.path} needs the token of the user")
     request.identity = ClientIdentity(owner=owner)
 
 

@@ -77,7 +77,7 @@ class HttpSettings:
     tokens: Sequence[str] | None = field(default=None, repr=False)
     """Accepted bearer tokens; None: the user's token file, which is created if it is missing."""
     more_tokens: Sequence[str] = field(default=(), repr=False)
-    """Further accepted tokens, beside those of `tokens` or of the user's file."""
+    """Further accepted tokens, beside those of `tokens` or of the user's file; they open no `/health` or `/metrics`."""
     without_token: bool = False
     """Accept requests without a token; only on a loopback address."""
     auth: ResourceSettings | None = None
@@ -151,6 +151,8 @@ class AccessPolicy:
     """Paths that are served."""
     site: str | None = None
     """The path below which a site answers."""
+    limited: frozenset[bytes] = field(default=frozenset(), repr=False)
+    """Tokens that open the protocol alone: what runs for other clients is unknown to their clients."""
 
     def is_site(self, path: str) -> bool:
         """Tell whether a path belongs to the site."""
@@ -197,7 +199,14 @@ def build_access_policy(
         paths.add(METRICS)
     encoded = tuple(token.encode() for token in tokens)
     site = None if settings.site is None else settings.site.prefix
-    return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths), site)
+    return AccessPolicy(
+        encoded,
+        frozenset(hosts),
+        frozenset(origins),
+        frozenset(paths),
+        site,
+        frozenset(token.encode() for token in settings.more_tokens),
+    )
 
 
 def build_url(settings: HttpSettings, port: int) -> str:
