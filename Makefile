@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants properties scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz cluster-faults mutants properties scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -89,6 +89,9 @@ soak: setup  ## put mixed load on indus serve and check that nothing grows (MINU
 
 gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, and check what they do (COUNT=, SEED=)
 	@.venv/bin/python -m outside.permission_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+cluster-faults: setup  ## run 500 clusters with seeded faults, and check what clients saw (COUNT=, SEED=)
+	@.venv/bin/python -m outside.cluster $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 mutants: setup  ## change one line of src at a time, and check that a test notices (COUNT=, SEED=)
 	@.venv/bin/python -m outside.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

@@ -143,6 +143,13 @@ def subjects(scratch: Path) -> list[Subject]:
             prepare=(python, "-m", "induscode", "resources", "list", "--mcp", str(config)),
             sessions=_SESSIONS,
         ),
+        Subject(
+            "three nodes",
+            (python, "-m", "outside.conformance.nodes", "{port}", *gateway[gateway.index("--no-token") :]),
+            left_out=_RELAY_LEFT_OUT,
+            prepare=(python, "-m", "induscode", "resources", "list", "--mcp", str(config)),
+            sessions=_SESSIONS,
+        ),
         Subject("tasks, direct", (*task_server, "--http", "{port}"), left_out=_TASKS_LEFT_OUT, has_tasks=True),
         Subject(
             "tasks, gateway",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,9 @@ from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.key import ClusterKey
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
+
+    from induscode.cluster.broker import Broker
 
 LEASE_S = 1.0
 """Short: tests wait for its end. The broker takes nothing shorter."""
@@ -28,10 +31,21 @@ KEY = ClusterKey(bytes(range(32)))
 class BrokerProcess:
     """One broker with a store of its own; it keeps its port when it is started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._flags = flags
         self._port = -1
         self.process = self._start()
+
+    @property
+    def port(self) -> int:
+        """The port for clients."""
+        return self._port
+
+    @property
+    def name(self) -> str:
+        """The name of a member of several brokers."""
+        return self._folder.name
 
     @property
     def url(self) -> str:
@@ -39,11 +53,11 @@ class BrokerProcess:
         return f"nats://127.0.0.1:{self._port}"
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         binary = Path(sys.executable).parent / "nats-server"
         ports = ("--ports_file_dir", str(self._folder))
         store = ("-js", "-sd", str(self._folder / "store"))
-        command = [str(binary), "-a", "127.0.0.1", "-p", str(self._port), *store, *ports]
+        command = [str(binary), "-a", "127.0.0.1", "-p", str(self._port), *store, *ports, *self._flags]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         path = self._folder / f"nats-server_{process.pid}.ports"
         give_up_at = time.monotonic() + _START_S
@@ -75,6 +89,33 @@ def broker_process(folder: Path) -> Generator[BrokerProcess]:
         yield process
     finally:
         process.stop()
+
+
+@contextmanager
+def broker_processes(folder: Path, count: int = 3) -> Generator[Sequence[BrokerProcess]]:
+    """Run brokers that are one inside the block; clients know those alone that they are given."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        routes = [f"nats://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    shared = ("--cluster_name", "test", "--routes", ",".join(routes), "--no_advertise")
+    with ExitStack() as stack:
+        brokers: list[BrokerProcess] = []
+        for number, route in enumerate(routes):
+            path = folder / f"b{number}"
+            broker = BrokerProcess(path, ("-n", path.name, "--cluster", route, *shared))
+            stack.callback(broker.stop)
+            brokers.append(broker)
+        yield brokers
+
+
+async def find_leader(broker: Broker) -> str:
+    """Return the name of the broker that leads the replicas of the leases."""
+    info = await broker.client.jetstream().stream_info(f"KV_{broker.settings.leases}")  # pyright: ignore[reportUnknownMemberType] — untyped options
+    assert info.cluster is not None
+    assert info.cluster.leader is not None
+    return info.cluster.leader
 
 
 async def new_cluster(broker: BrokerProcess, lease_s: float = LEASE_S) -> ClusterSettings:

@@ -167,7 +167,7 @@ class Broker:
         began = loop.time()
         try:
             async with asyncio.timeout(2 * REQUEST_S):
-                result = await request
+                result = await keep_cancellation(request)
         except errors.KeyWrongLastSequenceError as exc:
             self.state = "ready"
             raise LostRaceError(what) from exc
@@ -224,7 +224,7 @@ class Broker:
             subscription = await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType] — untyped options
                 subject, cb=on_message, pending_msgs_limit=_UNREAD_MESSAGES, pending_bytes_limit=_UNREAD_BYTES
             )
-            await self.client.flush(_FLUSH_S)
+            await keep_cancellation(self.client.flush(_FLUSH_S))
         except (nats.errors.Error, OSError) as exc:
             raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
 
@@ -242,6 +242,20 @@ class Broker:
         """
         answer = await self.run(f"{subject} did not answer", self.client.request(subject, data, timeout=within_s))
         return answer.data
+
+
+async def keep_cancellation(request: Awaitable[_T]) -> _T:
+    """Await a request of the client, and stay cancelled if its answer came at the same moment.
+
+    The client waits with `asyncio.wait_for`, which forgets the cancellation then:
+    https://github.com/python/cpython/issues/86296, before Python 3.12.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    result = await request
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 def is_unheard(message: Msg) -> bool:

@@ -21,6 +21,9 @@ its own members; has no buckets of ours (`indus cluster init`)."""
 NODE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CAPACITY = 64
 """Servers that a node owns at most, unless it says otherwise."""
+NODE_VARIABLE, EPOCH_VARIABLE = "INDUS_NODE", "INDUS_EPOCH"
+"""Variables that tell a server its owner and its epoch: a storage that refuses lower epochs than the last one it saw
+is safe from a server that outlives its owner."""
 LEASE_S = 10.0
 """How long a node's lease lasts without a renewal."""
 ENDED = b'{"ended":true}'

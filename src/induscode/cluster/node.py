@@ -28,7 +28,14 @@ from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedErro
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.broker import Broker, check_key, open_broker
 from induscode.cluster.channel import Channel, ChannelTable, refuse_channel
-from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, Placement
+from induscode.cluster.contract import (
+    EPOCH_VARIABLE,
+    NODE_VARIABLE,
+    BrokerState,
+    ClusterFault,
+    ClusterSettings,
+    Placement,
+)
 from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import Membership, open_membership
@@ -258,9 +265,10 @@ class ClusterNode:
         served = ServedServer(placement, self.channels.open)
         # Its process must have ended before the lease has.
         close_s = min(config.limits.close_s, self.membership.times.margin_s / 3)
-        config = replace(config, limits=replace(config.limits, close_s=close_s))
+        told = {NODE_VARIABLE: placement.node, EPOCH_VARIABLE: f"{placement.epoch}"}
         if self._mark:
-            config = replace(config, env={**config.env, MARK: self._mark})
+            told[MARK] = self._mark
+        config = replace(config, limits=replace(config.limits, close_s=close_s), env={**config.env, **told})
         self._served[placement.key] = served
         self._count_owned()
         end = TransportEnd("was stopped", FaultDetail(reason="closed"))

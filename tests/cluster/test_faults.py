@@ -1,0 +1,100 @@
+"""Faults between nodes and brokers, each once: a partition of the owner, and the loss of the brokers' leader."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.broker import broker_process, broker_processes, find_leader, name_node, new_cluster
+from tests.support.broker_proxy import open_proxy
+from tests.support.cluster import open_members
+from tests.support.servers import honest
+from tests.support.waiting import is_alive, until
+
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
+from induscode.cluster.broker import open_broker, prepare_cluster
+from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from pathlib import Path
+
+    from tests.support.cluster import Member
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+async def find_pid(member: Member) -> int | None:
+    """Return the process that answers a call at a node; None if none does."""
+    try:
+        result = await member.endpoint().invoke("pid", {})
+    except ProtocolFault:
+        return None
+    pid = result.structured.get("pid") if is_json_object(result.structured) else None
+    return pid if isinstance(pid, int) else None
+
+
+async def test_partitioned_owner_ends_its_server_before_another_node_runs_it(tmp_path: Path) -> None:
+    """Connections stay open and nothing arrives: the owner knows by its lease alone."""
+    with broker_process(tmp_path) as broker:
+        settings = await new_cluster(broker)
+        async with AsyncExitStack() as stack:
+            proxies = [await stack.enter_async_context(open_proxy([broker.port])) for _ in "ab"]
+            named = [
+                replace(name_node(settings, name), brokers=proxy.urls)
+                for name, proxy in zip("ab", proxies, strict=True)
+            ]
+            members = await stack.enter_async_context(open_members(named, [honest()]))
+            owner, other = sorted(members, key=lambda member: not member.owns)
+            former = await find_pid(owner)
+            assert former is not None
+            assert await find_pid(other) == former
+            proxy = proxies[members.index(owner)]
+            proxy.hold("up", "down")
+            found: list[int] = []
+
+            async def is_taken_over() -> bool:
+                # The owner answers its own clients for as long as its lease lasts, from the one process.
+                assert await find_pid(owner) in {former, None}
+                pid = await find_pid(other)
+                found.extend([] if pid is None else [pid])
+                return pid is not None
+
+            await until(is_taken_over)
+            [pid] = found
+            assert pid != former
+            assert not is_alive(former)
+            assert await find_pid(owner) is None
+            await proxy.release()
+            await until(lambda: owner.endpoint().phase is EndpointPhase.READY)
+            assert await find_pid(owner) == pid
+
+
+async def test_lost_leader_of_three_brokers_ends_no_server(tmp_path: Path) -> None:
+    with broker_processes(tmp_path) as brokers:
+        settings = ClusterSettings(brokers=[broker.url for broker in brokers], node="test", prefix="three")
+        async with open_broker(settings) as opened:
+            await until(lambda: _succeeds(prepare_cluster(opened, replicas=3)))
+            name = await find_leader(opened)
+        async with open_members([name_node(settings, name) for name in "ab"], [honest()]) as members:
+            former = await find_pid(members[0])
+            assert former is not None
+            opened_at = [await member.node.broker.open_bucket(settings.placements) for member in members]
+            next(broker for broker in brokers if broker.name == name).stop()
+            for member, entries in zip(members, opened_at, strict=True):
+                await until(lambda entries=entries, node=member.node: _succeeds(entries.create(node.info.node, b"")))
+                await until(lambda member=member: member.endpoint().phase is EndpointPhase.READY)
+                assert await find_pid(member) == former
+
+
+async def _succeeds(work: Awaitable[object]) -> bool:
+    try:
+        await work
+    except ClusterFault:
+        return False
+    except LostRaceError:  # done before, without an answer
+        pass
+    return True

@@ -1,0 +1,115 @@
+"""A TCP proxy in front of the brokers of one node: it can cut the connection, or hold back what one side sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Literal, TypeAlias
+
+Direction: TypeAlias = Literal["up", "down"]
+_CHUNK = 65_536
+
+
+class BrokerProxy:
+    """The way of one node to all brokers; `open_proxy` makes one."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        self._servers: list[asyncio.Server] = []
+        self._brokers: list[int] = []
+        self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._flowing: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
+
+    async def listen(self, broker: int) -> None:
+        """Listen for a node that wants to reach the broker at a port."""
+        server = await asyncio.start_server(partial(self._accept, broker), "127.0.0.1", 0)
+        self._brokers.append(broker)
+        self._servers.append(server)
+        self.urls.append(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    def cut(self) -> None:
+        """Close every connection and refuse new ones."""
+        for server in self._servers:
+            server.close()
+        for writer in self._open:
+            writer.transport.abort()
+
+    def hold(self, *directions: Direction) -> None:
+        """Deliver nothing any more in these directions; connections stay open."""
+        for direction in directions:
+            self._flowing[direction].clear()
+
+    async def release(self) -> None:
+        """Deliver what was held back, and accept connections."""
+        for event in self._flowing.values():
+            event.set()
+        for place, server in enumerate(self._servers):
+            if not server.is_serving():
+                port = int(self.urls[place].rpartition(":")[2])
+                accept = partial(self._accept, self._brokers[place])
+                self._servers[place] = await asyncio.start_server(accept, "127.0.0.1", port)
+
+    def _accept(self, broker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Awaited in `close`.
+        task = asyncio.create_task(self._serve(broker, reader, writer))  # noqa: TID251
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for event in self._flowing.values():
+            event.set()
+        while self._serving:
+            self.cut()
+            await asyncio.wait({*self._serving})
+        self.cut()
+
+    async def _serve(self, broker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = {writer}
+        self._open |= writers
+        try:
+            upward, upward_writer = await asyncio.open_connection("127.0.0.1", broker)
+            writers.add(upward_writer)
+            self._open |= writers
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pump("up", reader, upward_writer, writers))
+                tasks.create_task(self._pump("down", upward, writer, writers))
+        except OSError:
+            return  # the broker is away
+        finally:
+            self._open -= writers
+            for one in writers:
+                one.transport.abort()
+                with suppress(OSError):
+                    await one.wait_closed()
+
+    async def _pump(
+        self,
+        direction: Direction,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        pair: set[asyncio.StreamWriter],
+    ) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK):
+                await self._flowing[direction].wait()
+                writer.write(data)
+                await writer.drain()
+        for one in pair:
+            one.transport.abort()
+
+
+@asynccontextmanager
+async def open_proxy(ports: Sequence[int]) -> AsyncGenerator[BrokerProxy]:
+    """Listen for a node, at one port for each broker."""
+    proxy = BrokerProxy()
+    await proxy.release()
+    try:
+        for port in ports:
+            await proxy.listen(port)
+        yield proxy
+    finally:
+        await proxy.close()
