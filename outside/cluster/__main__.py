@@ -20,6 +20,7 @@ from tests.support.broker import BrokerProcess, broker_processes, find_leader
 
 from induscode.cluster.broker import open_broker, prepare_cluster
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.key import ClusterKey, create_key
 from outside.cluster.history import History, check_history
 from outside.cluster.members import BREAKS, Break
 from outside.cluster.plan import BATCH, Plan, PlannedFault, make_plan, plan_broker_fault
@@ -41,14 +42,18 @@ class Campaign:
     def __init__(self, brokers: Sequence[BrokerProcess], folder: Path) -> None:
         self._brokers = brokers
         self._folder = folder
+        self._key_file = folder / "cluster.key"
+        self._key: ClusterKey | None = None
         self.counts: Counter[str] = Counter()
         self.wrong: list[int] = []
 
     def _settings(self, prefix: str) -> ClusterSettings:
-        return ClusterSettings(brokers=[broker.url for broker in self._brokers], node="campaign", prefix=prefix)
+        brokers = [broker.url for broker in self._brokers]
+        return ClusterSettings(brokers=brokers, node="campaign", prefix=prefix, key=self._key)
 
     async def prepare(self) -> None:
-        """Make the clusters that the runs use in turn."""
+        """Make the key, and the clusters that the runs use in turn."""
+        self._key = await asyncio.to_thread(create_key, str(self._key_file))
         for prefix, lease_s in (*((f"f{number}", 1.0) for number in range(BATCH)), ("indus", 2.0)):
             give_up_at = time.monotonic() + _PREPARE_S
             while True:
@@ -64,11 +69,13 @@ class Campaign:
     async def run_batch(self, batch: int, plans: Sequence[Plan], broken: Break | None = None) -> list[list[str]]:
         """Run some plans at once, and return what is wrong with each."""
         fault = None if broken is not None or len(self._brokers) == 1 else plan_broker_fault(batch)
+        assert self._key is not None
         well = asyncio.Event()
         runs: list[ClusterRun] = []
         for plan in plans:
             folder = Path(tempfile.mkdtemp(dir=self._folder, prefix=f"s{plan.seed}-"))
-            runs.append(ClusterRun(plan, [broker.port for broker in self._brokers], folder, broken))
+            ports = [broker.port for broker in self._brokers]
+            runs.append(ClusterRun(plan, ports, folder, (self._key_file, self._key), broken))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._fail_broker(fault, runs, well))
             histories = [tasks.create_task(run.run(well)) for run in runs]

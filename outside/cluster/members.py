@@ -170,9 +170,10 @@ class GatewayMember:
     """`indus serve --http --cluster` as a process, called over HTTP by clients of the modern protocol."""
 
     def __init__(
-        self, settings: ClusterSettings, servers: Sequence[StdioServerConfig], ports: Sequence[int], folder: Path
+        self, name: str, servers: Sequence[StdioServerConfig], ports: Sequence[int], folder: Path, key_file: Path
     ) -> None:
-        self.name = settings.node
+        self.name = name
+        self._key_file = key_file
         self.proxy = BrokerProxy()
         self.process: asyncio.subprocess.Process | None = None
         self._ports = ports
@@ -193,7 +194,7 @@ class GatewayMember:
         """Join the cluster."""
         self.proxy = await self._stack.enter_async_context(open_proxy(self._ports))
         words = ["--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--mcp", str(self._config)]
-        cluster = ["--cluster", ",".join(self.proxy.urls), "--node", self.name]
+        cluster = ["--cluster", ",".join(self.proxy.urls), "--node", self.name, "--cluster-key", str(self._key_file)]
         variables = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
         home = {name: str(self._folder / self.name) for name in variables}
         env = {**os.environ, **home, "PYTHONPATH": str(ROOT)}

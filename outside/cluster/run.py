@@ -18,6 +18,7 @@ from outside.cluster.members import Break, GatewayMember, LocalMember, Member, m
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from induscode.cluster.key import ClusterKey
     from outside.cluster.plan import Plan, PlannedFault
 
 KEYS = 2
@@ -34,8 +35,11 @@ _WAITS_S = (0.0, 0.0, 0.002, 0.02, 0.05)
 class ClusterRun:
     """A run of a plan; `run` returns its history."""
 
-    def __init__(self, plan: Plan, ports: Sequence[int], folder: Path, broken: Break | None = None) -> None:
+    def __init__(
+        self, plan: Plan, ports: Sequence[int], folder: Path, key: tuple[Path, ClusterKey], broken: Break | None = None
+    ) -> None:
         self.plan = plan
+        self._key_file, self._key = key
         self.history = History()
         self._ports = ports
         self._folder = folder
@@ -53,9 +57,9 @@ class ClusterRun:
     def _make_member(self) -> Member:
         self._born += 1
         name = f"s{self.plan.seed}n{self._born}"
-        settings = ClusterSettings(brokers=[], node=name, prefix=self.plan.prefix)
         if self.plan.has_gateways:
-            return GatewayMember(settings, self._servers, self._ports, self._folder)
+            return GatewayMember(name, self._servers, self._ports, self._folder, self._key_file)
+        settings = ClusterSettings(brokers=[], node=name, prefix=self.plan.prefix, key=self._key)
         member = LocalMember(settings, self._servers, self._ports)
         member.broken = self._broken
         return member

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import broker_process, broker_processes, find_leader, name_node, new_cluster
+from tests.support.broker import KEY, broker_process, broker_processes, find_leader, name_node, new_cluster
 from tests.support.broker_proxy import open_proxy
 from tests.support.cluster import open_members
 from tests.support.servers import honest
@@ -75,7 +75,8 @@ async def test_partitioned_owner_ends_its_server_before_another_node_runs_it(tmp
 
 async def test_lost_leader_of_three_brokers_ends_no_server(tmp_path: Path) -> None:
     with broker_processes(tmp_path) as brokers:
-        settings = ClusterSettings(brokers=[broker.url for broker in brokers], node="test", prefix="three")
+        urls = [broker.url for broker in brokers]
+        settings = ClusterSettings(brokers=urls, node="test", prefix="three", key=KEY)
         async with open_broker(settings) as opened:
             await until(lambda: _succeeds(prepare_cluster(opened, replicas=3)))
             name = await find_leader(opened)

@@ -17,6 +17,7 @@ from tests.support.waiting import until
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
+from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
@@ -177,6 +178,20 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
                 await until(lambda member=member: member.endpoint().phase is EndpointPhase.READY)
             assert await read_pid(owner) == await read_pid(other)
             assert notes[-1] == "the brokers of the cluster answer again"
+
+
+async def test_cancelled_request_stays_cancelled_when_its_answer_comes_at_the_same_moment(
+    broker: BrokerProcess,
+) -> None:
+    """`asyncio.wait_for`, with which the client of the broker waits, forgets it: a node would not stop."""
+    async with open_broker(await new_cluster(broker)) as opened, asyncio.TaskGroup() as tasks:
+        answer = asyncio.get_running_loop().create_future()
+        task = tasks.create_task(opened.run("it", asyncio.wait_for(answer, 5)))
+        await asyncio.sleep(0)
+        answer.set_result("yes")
+        await asyncio.sleep(0)
+        task.cancel()
+    assert task.cancelled()
 
 
 async def test_second_node_of_a_name_is_refused(broker: BrokerProcess) -> None:
