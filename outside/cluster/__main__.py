@@ -86,15 +86,9 @@ class Campaign:
             if fault is None:
                 return
             await asyncio.sleep(fault.at_s)
-            broker = self._brokers[fault.member]
-            if fault.what == "kill leader":
-                try:
-                    async with open_broker(self._settings(runs[0].plan.prefix)) as opened:
-                        name = await find_leader(opened)
-                except Exception as exc:  # noqa: BLE001 — the brokers elect one: any of them will do
-                    print(f"  no leader: {exc!r}", file=sys.stderr)
-                    name = broker.name
-                broker = next(one for one in self._brokers if one.name == name)
+            broker = (
+                await self._find_leader(runs[0].plan.prefix) if fault.member is None else self._brokers[fault.member]
+            )
             for run in runs:
                 run.note(fault.what, text=f"broker {broker.name}, {fault.lasting_s:.2f} s")
             await asyncio.to_thread(broker.stop)
@@ -105,6 +99,15 @@ class Campaign:
             self.counts[fault.what] += len(runs)
         finally:
             well.set()
+
+    async def _find_leader(self, prefix: str) -> BrokerProcess:
+        try:
+            async with open_broker(self._settings(prefix)) as opened:
+                name = await find_leader(opened)
+        except Exception as exc:  # noqa: BLE001 — they elect one: any of them will do
+            print(f"no leader: {exc!r}", file=sys.stderr)
+            return self._brokers[0]
+        return next(one for one in self._brokers if one.name == name)
 
     def _judge(self, plan: Plan, history: History, broken: Break | None) -> list[str]:
         wrong = check_history(history)
@@ -151,12 +154,11 @@ async def check_checker(campaign: Campaign, seed: int) -> list[Break]:
 
 
 def make_broken_plan(seed: int, broken: Break) -> Plan:
-    """Plan faults that show what a broken node does wrong: each member is cut off from the brokers in turn."""
+    """Plan faults that show what a broken node does wrong: the owner is cut off from the brokers."""
     lasting_s = {"fencing": 1.6, "leases": 0.6, "retries": 0.2}[broken]
-    cuts = [PlannedFault(0.3 + 0.1 * place, "cut", (seed + place) % 3, lasting_s) for place in range(2)]
-    if broken == "retries":
-        cuts = [PlannedFault(0.3 + 0.4 * place, "cut", place, lasting_s) for place in range(3)]
-    return Plan(seed, has_gateways=False, lease_s=1.0, faults=cuts[:1] if broken == "leases" else cuts)
+    count = 4 if broken == "retries" else 1
+    cuts = tuple(PlannedFault(0.3 + 0.4 * number, "cut", None, lasting_s) for number in range(count))
+    return Plan(seed, has_gateways=False, lease_s=1.0, faults=cuts)
 
 
 async def run_campaign(seed: int, count: int, *, only: bool) -> int:

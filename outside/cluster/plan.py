@@ -12,7 +12,7 @@ GATEWAYS_EVERY = 10
 """One run of so many has gateways as processes, the others nodes in this process."""
 _LOCAL = ("cut", "cut", "hold", "hold up", "hold down", "sleep", "sleep", "drain", "leave", "join", "kill server")
 _GATEWAYS = ("kill", "kill", "stop", "stop", "end", "cut", "hold")
-_BROKERS = (None, None, None, "kill leader", "kill leader", "kill another")
+_BROKERS = (None, None, None, "kill leader", "kill leader", "kill broker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class PlannedFault:
 
     at_s: float
     what: str
-    member: int
+    member: int | None
+    """None: the owner of the server that took effect last."""
     lasting_s: float
 
 
@@ -50,7 +51,7 @@ def make_plan(seed: int) -> Plan:
         PlannedFault(
             at_s=chosen.uniform(0.1, 0.8 * lease_s),
             what=chosen.choice(kinds),
-            member=chosen.randrange(3),
+            member=chosen.choice((None, None, None, 0, 1, 2)),
             lasting_s=chosen.choice((0.1, 0.5, 1.0, 1.6)) * lease_s * chosen.uniform(0.8, 1.2),
         )
         for _ in range(chosen.choice((1, 1, 2, 3)))
@@ -59,9 +60,10 @@ def make_plan(seed: int) -> Plan:
 
 
 def plan_broker_fault(batch: int) -> PlannedFault | None:
-    """Plan what happens to the brokers during a batch of runs; `member` is the broker, if it is not the leader."""
+    """Plan what happens to the brokers during a batch of runs; `member` is the broker; None: the leader."""
     chosen = random.Random(f"brokers {batch}")
     what = chosen.choice(_BROKERS)
     if what is None:
         return None
-    return PlannedFault(chosen.uniform(0.3, 1.0), what, chosen.randrange(3), chosen.uniform(0.2, 2.5))
+    broker = None if what == "kill leader" else chosen.randrange(3)
+    return PlannedFault(chosen.uniform(0.3, 1.0), what, broker, chosen.uniform(0.2, 2.5))

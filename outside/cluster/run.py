@@ -124,22 +124,36 @@ class ClusterRun:
 
     async def _fail(self, fault: PlannedFault, began: float) -> None:
         await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
-        member = self._members[fault.member]
+        place = await self._find_owner() if fault.member is None else fault.member
+        member = self._members[place]
         self.note(fault.what, member.name, f"{fault.lasting_s:.2f} s")
         if fault.what == "join":
             await self._start_member()
         elif fault.what in {"leave", "end"}:
             await member.stop()
-            await self._start_member(fault.member)
+            await self._start_member(place)
         elif fault.what == "kill server":
             self._kill_server()
         elif isinstance(member, LocalMember):
-            await self._fail_local(member, fault)
+            await self._fail_local(member, fault, place)
         else:
-            await self._fail_gateway(member, fault)
+            await self._fail_gateway(member, fault, place)
         self.note(f"{fault.what} is over", member.name)
 
-    async def _fail_local(self, member: LocalMember, fault: PlannedFault) -> None:
+    async def _find_owner(self) -> int:
+        """Find the member whose server took effect last, once one has."""
+        names = [member.name for member in self._members]
+        give_up_at = time.monotonic() + _SETTLE_S
+        while time.monotonic() < give_up_at:
+            history = History()
+            history.read_effects(self._effects)
+            for effect in reversed(history.effects):
+                if effect.node in names[:MEMBERS]:
+                    return names.index(effect.node)
+            await asyncio.sleep(_LOOK_S)
+        return 0
+
+    async def _fail_local(self, member: LocalMember, fault: PlannedFault, place: int) -> None:
         if fault.what == "sleep":
             member.slept_s += 2 * fault.lasting_s
         elif fault.what == "drain":
@@ -149,11 +163,11 @@ class ClusterRun:
                     await member.node.broker.request(subject, b'{"op":"drain"}')
             await asyncio.sleep(fault.lasting_s)
             await member.stop()
-            await self._start_member(fault.member)
+            await self._start_member(place)
         else:
             await self._fail_network(member, fault)
 
-    async def _fail_gateway(self, member: GatewayMember, fault: PlannedFault) -> None:
+    async def _fail_gateway(self, member: GatewayMember, fault: PlannedFault, place: int) -> None:
         if fault.what == "stop":
             member.signal(signal.SIGSTOP)
             await asyncio.sleep(fault.lasting_s)
@@ -164,7 +178,7 @@ class ClusterRun:
                 await member.process.wait()
             await asyncio.sleep(fault.lasting_s)
             await member.stop()
-            await self._start_member(fault.member)
+            await self._start_member(place)
         else:
             await self._fail_network(member, fault)
 
