@@ -111,3 +111,10 @@ def on_terminal(*arguments: str, cwd: Path, columns: int = 80, **variables: str)
         os.close(ours)
         process.wait(20)
     return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def write_views(**views: object) -> None:
+    """Write the views of the user's settings."""
+    path = user_file().parents[1] / "indus" / "settings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"serve": {"views": views}}), encoding="utf-8")

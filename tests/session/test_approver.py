@@ -9,6 +9,7 @@ from tests.session.permissions.support import card, check_call, context, remote,
 from tests.support.dialogs import scripted
 
 from indusagi.capabilities.local import make_local_context
+from indusagi.runtime.calls import current_agent
 from induscode.deck.cards import enter_plan_mode_card, exit_plan_mode_card
 from induscode.deck.contract import DeckContext
 from induscode.launch.invocation import Invocation
@@ -52,6 +53,14 @@ async def test_question_says_what_will_happen_why_it_is_asked_and_which_rule_is_
     labels = {choice.key: choice.label for choice in question.choices}
     assert [*labels] == ["y", "s", "a", "n"]
     assert "a yes for longer than once stores the rule: allow bash(git push *)" in question.lines
+    assert not any("agent" in line for line in question.lines)
+
+
+async def test_question_of_a_sub_agent_names_it(tmp_path: Path) -> None:
+    dialog = scripted("y")
+    current_agent.set("general/explore")
+    await check_call(asking(dialog), "bash", tmp_path, command="git push origin")
+    assert dialog.questions[0].lines[0] == "for the agent: general/explore"
 
 
 async def test_question_about_a_server_names_the_server_and_its_tool(tmp_path: Path) -> None:

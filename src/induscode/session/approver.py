@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from indusagi.runtime.calls import current_agent
 from induscode.session.dialog import Choice, Question
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.session.plan_mode import PlanAnswer, PlanDecision
@@ -64,7 +65,7 @@ class PersonApprover:
 
 
 def build_permission_question(request: PermissionRequest) -> Question:
-    """Build the question for a permission request."""
+    """Build the question for a permission request of this task."""
     rules = " and ".join(request.saves)
     labels = {
         ApprovalScope.ONCE: "yes, once",
@@ -72,7 +73,9 @@ def build_permission_question(request: PermissionRequest) -> Question:
         ApprovalScope.ALWAYS_TOOL: "always in this workspace: what the rule allows",
         ApprovalScope.ALWAYS_SERVER: f"always in this workspace: every tool of {request.server}",
     }
-    lines = [*request.lines, f"why it is asked: {'; '.join(request.reasons)}"]
+    agent = current_agent.get()  # a task in the background asks while its person does something else
+    lines = [f"for the agent: {agent}"] if agent else []
+    lines += [*request.lines, f"why it is asked: {'; '.join(request.reasons)}"]
     if rules:
         lines.append(f"a yes for longer than once stores the rule: allow {rules}")
     choices = [

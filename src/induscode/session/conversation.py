@@ -44,7 +44,7 @@ from induscode.session.contract import RequestBudget, RunPlan, Usage
 from induscode.session.deck_limit import DeckLimit, build_deck_limit
 from induscode.session.deck_search import DeckSearch, list_shown_names
 from induscode.session.kept_state import KeptState
-from induscode.session.models import NoModelError, choose_model
+from induscode.session.models import choose_agent_model, choose_model
 from induscode.session.permissions import load_permissions
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
@@ -226,9 +226,9 @@ class Conversation:
         """
         from induscode.session.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
 
-        choice = await choose_model(replace(self.invocation, model=agent.model), os.environ)
-        if agent.origin == "project" and choice.provider != self.choice.provider:
-            raise NoModelError("a file of the project names no model of another provider; one of yours may")
+        choice = await choose_agent_model(
+            agent.model, self.invocation, self.choice, from_project=agent.origin == "project"
+        )
         if choice == self.choice:  # a second copy of a local model would need its memory once more
             yield await self._open_loop()
             return

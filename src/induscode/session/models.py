@@ -103,6 +103,21 @@ async def choose_model(
     return choice
 
 
+async def choose_agent_model(
+    model: str | None, invocation: Invocation, session: ModelChoice, *, from_project: bool
+) -> ModelChoice:
+    """Choose the model that an agent names, for a session that has another one.
+
+    Raises:
+        NoModelError: There is no such model, or an agent of the project names one of another provider.
+        InvalidAddressError: The address of its server is invalid.
+    """
+    choice = await choose_model(replace(invocation, model=model), os.environ)
+    if from_project and choice.provider != session.provider:
+        raise NoModelError("a file of the project names no model of another provider; one of yours may")
+    return choice
+
+
 async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int]) -> ModelChoice:
     provider, colon, file = (invocation.model or "").partition(":")
     if provider == LOCAL_MODEL and invocation.base_url is None and bool(colon) == bool(file):

@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.commands.helpers import configured, row, user_file
+from tests.commands.helpers import configured, row, user_file, write_views
 from tests.commands.serving import greeted
+from tests.support.addons import add_project_addon, build_source
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.scripts import run
 from tests.support.sessions import to_text
@@ -97,3 +98,33 @@ async def test_server_that_a_task_uses_stays_until_its_end(model: ModelServer, t
         assert "two" in to_text(model.requests[-1])
         await until(lambda: "the configuration has changed: removed srv" in gateway.said())
         await until(lambda: "srv__echo" not in gateway.tools())
+
+
+def test_calls_of_an_agent_pass_the_interceptors_and_keep_to_the_view_of_the_client(
+    model: ModelServer, tmp_path: Path
+) -> None:
+    configured(user_file(), {"srv": row()})
+    write_views(small={"tools": ["task", "ls", "srv__echo", "lucky"]})
+    hooks = """
+        def before(self, call):
+            return Deny("no pelicans") if "pelican" in str(call.arguments) and call.is_sub_agent else None
+    """
+    lucky = "define_tool(ToolSpec('lucky', 'A number.', {'type': 'object'}, lambda arguments, ctx: None))"
+    add_project_addon(tmp_path, "strict", build_source(hooks, f"interceptors=[Hooks()], cards=[{lucky}]"))
+    model.script[:] = (Reply(calls=(("srv__echo", {"text": "pelican"}), ("read", {"path": "a.txt"}))), says("done"))
+    with greeted(*ALL, "--allow", "srv__echo", "--view", "small", cwd=tmp_path) as gateway:
+        gateway.until_tools(lambda tools: "srv__echo" in tools)
+        call_task(gateway, objective="look", agent="general")
+    assert {tool["function"]["name"] for tool in model.requests[0]["tools"]} == {"ls", "srv__echo", "lucky"}
+    answers = to_text(model.requests[1])
+    assert "the addon 'strict' denies it: no pelicans" in answers
+
+
+def test_model_of_an_agent_that_cannot_be_used_is_named_in_the_report(model: ModelServer, tmp_path: Path) -> None:
+    folder = tmp_path / ".indusvx" / "agents"
+    folder.mkdir(parents=True)
+    (folder / "other.md").write_text("---\ndescription: x\nmodel: anthropic:m\n---\nLook.", encoding="utf-8")
+    model.script[:] = (says("done"),)
+    with greeted(*ALL, cwd=tmp_path) as gateway:
+        result = call_task(gateway, objective="look", agent="other")
+    assert "the model anthropic:m of other was not used" in result["content"][0]["text"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from tests.commands.helpers import configured, row, user_file
+from tests.commands.helpers import configured, row, user_file, write_views
 from tests.commands.serving import greeted
 from tests.support.scripts import run
 
@@ -188,12 +187,6 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
         assert "there is no tool named 'git__push'" in refused["message"]
     assert box.called == ["git__log"]
     assert host.find_target("tools/call", {"name": "log"}) == ("tools/call", "git")
-
-
-def write_views(**views: object) -> None:
-    path = user_file().parents[1] / "indus" / "settings.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"serve": {"views": views}}), encoding="utf-8")
 
 
 @pytest.mark.process

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,6 +15,7 @@ from tests.support.waiting import until
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.lease import ServerLeases
+from indusagi.runtime.calls import CallingClient, current_client
 from indusagi.runtime.contract import ToolCall
 from induscode.deck.contract import DeckContext, DeckFramework, DelegateReport, DelegateRequest
 from induscode.deck.provision import provision_deck
@@ -61,6 +63,7 @@ class Runner:
     async def run(self, prompt: str, plan: RunPlan) -> RunResult:
         name = prompt.removeprefix("Your task: ").partition("\n")[0]
         self.started.append(name)
+        await plan.on_message({"kind": "request", "parts": []})
         self.plans[name] = plan
         self.running.append(name)
         self.most = max(self.most, len(self.running))
@@ -107,9 +110,17 @@ Make = Callable[..., Stage]
 async def make(tmp_path: Path) -> AsyncGenerator[Make]:
     made: list[Stage] = []
 
-    def build(*agents: AgentDefinition, limit: int = 50, has_background: bool = True, **more: Any) -> Stage:
+    def build(
+        *agents: AgentDefinition,
+        limit: int = 50,
+        has_background: bool = True,
+        most_kept: int | None = None,
+        **more: Any,
+    ) -> Stage:
         files = AgentFiles({**BUILT_IN.agents, **{one.name: one for one in agents}})
-        tasks = SubSessions(str(tmp_path / "tasks"), str(tmp_path), files, has_background=has_background)
+        tasks = SubSessions(
+            str(tmp_path / "tasks"), str(tmp_path), files, has_background=has_background, most_kept=most_kept
+        )
         deck = provision_deck("all", DeckContext(str(tmp_path), DeckFramework(delegate=tasks)))
         runner, leases, denied = Runner(), ServerLeases(), list[ToolAnswered]()
 
@@ -142,6 +153,44 @@ async def make(tmp_path: Path) -> AsyncGenerator[Make]:
 
 def tools_of(plan: RunPlan) -> set[str]:
     return {descriptor.name for descriptor in plan.toolbox().descriptors()}
+
+
+async def test_tools_of_a_list_that_the_session_lacks_are_named_in_the_report(make: Make) -> None:
+    report = await make(agent("typist", "read", "raed", "web__*", "Bash(git log)")).run("x", "typist")
+    assert report.text.startswith("[tools of typist that this session does not have: raed, web__*]\n\nreport of x")
+
+
+# -- clients -------------------------------------------------------------------------------------
+
+
+async def test_task_of_another_principal_does_not_exist(make: Make) -> None:
+    stage = make()
+    stage.runner.free = {"x": anyio.Event()}
+
+    async def run_as(principal: str, **request: Any) -> DelegateReport:
+        current_client.set(CallingClient(principal=principal))
+        return await stage.run(**request)
+
+    identity = ""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(run_as, "ada/..", objective="x"))
+        await until(lambda: stage.runner.running == ["x"])
+        (identity,) = stage.tasks.tasks
+        for _ in ("while it runs", "when it is over"):
+            refused = await run_as("eve", objective="what is it?", resume=identity)
+            assert (refused.ok, "There is no task" in refused.text) == (False, True)
+            stage.runner.free["x"].set()
+            await stage.tasks.tasks[identity].ended.wait()
+    assert (await run_as("ada/..", objective="y", resume=identity)).text == "report of y"
+
+
+async def test_gateway_forgets_its_oldest_tasks_and_their_logs(tmp_path: Path, make: Make) -> None:
+    stage = make(most_kept=2)
+    first, *_, last = [await stage.run(name) for name in "abc"]
+    assert [task.objective for task in stage.tasks.tasks.values()] == ["b", "c"]
+    assert {path.name for path in (tmp_path / "tasks").iterdir()} == {*stage.tasks.tasks}
+    assert "There is no task" in (await stage.run("x", resume=first.id)).text
+    assert (await stage.run("x", resume=last.id)).ok
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -195,6 +244,8 @@ async def test_turn_that_does_not_come_in_time_is_reported(make: Make) -> None:
     assert (report.ok, report.reason) == (False, "time")
     assert "Its turn did not come" in report.text
     assert stage.runner.started == ["a"]
+    resumed = await stage.run("Go on.", resume=report.id)  # what it was to do is in its log
+    assert (resumed.ok, stage.runner.started[1:]) == (True, ["b"])
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -444,7 +495,8 @@ async def test_background_task_gives_its_id_at_once_and_a_notice_at_its_end(make
     stage.runner.free["x"].set()
     assert await stage.tasks.wait_for_all(CancelToken())
     (notice,) = stage.tasks.take_notices()
-    assert f"Background task {report.id} (explore: x) has ended. Its report:\nreport of x" in notice
+    said = "report of x\nusage: 2 requests, 30 input tokens, 4 output tokens"
+    assert notice == f"Background task {report.id} (explore: x) has ended. Its report:\n{said}"
     assert stage.tasks.take_notices() == []
     assert ended[0].startswith(f"task {report.id} (explore: x) is done after ")
     assert stage.leases.find_holders("srv") == []

@@ -1,12 +1,14 @@
 """Sub-agents of a gateway: the `task` card of `indus serve --profile all` where a model is named.
 
 A client's user has agreed to one call of `task`, and not to each call of the agent: every call is checked as that of a
-run without a person, also a call of a server's tool. Logs of tasks last as long as the gateway.
+run without a person, also a call of a server's tool, and passes the interceptors of addons. Where the client has a
+view, the agent has what the view shows. Logs of tasks last as long as the gateway.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
@@ -15,21 +17,25 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from induscode.session.agents.delegate import SubSessions
+from indusagi.runtime.calls import current_entry
+from induscode.commands.serve.view_box import ViewBox
+from induscode.session.agents.delegate import MOST_KEPT, SubSessions
 from induscode.session.agents.files import load_agents
 from induscode.session.agents.sub_session import ParentSession
 from induscode.session.contract import RequestBudget
-from induscode.session.models import choose_model
+from induscode.session.models import choose_agent_model, choose_model
 from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
     from contextlib import AsyncExitStack
 
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.commands.serve.gateway import Gateway
+    from induscode.deck.provision import ToolDeck
     from induscode.launch.invocation import Invocation
+    from induscode.session.agents.files import AgentDefinition
     from induscode.session.contract import RunPlan, RunResult
     from induscode.session.models import ModelChoice
 
@@ -41,7 +47,7 @@ async def open_tasks(stack: AsyncExitStack, invocation: Invocation) -> SubSessio
     files = await to_thread.run_sync(load_agents, invocation.cwd)
     for note in files.notes:
         print_status(note)
-    return SubSessions(directory, invocation.cwd, files, has_background=False)
+    return SubSessions(directory, invocation.cwd, files, has_background=False, most_kept=MOST_KEPT)
 
 
 def attach_gateway(tasks: SubSessions, gateway: Gateway, posture: str) -> None:
@@ -54,19 +60,44 @@ def attach_gateway(tasks: SubSessions, gateway: Gateway, posture: str) -> None:
 
     async def make_parent() -> ParentSession:
         choice = await choose_model(invocation, os.environ)
+        entry = current_entry.get()
+        shown = entry.box.list_originals() if entry is not None and isinstance(entry.box, ViewBox) else None
+
+        @asynccontextmanager
+        async def open_runner(agent: AgentDefinition) -> AsyncGenerator[_GatewayModel]:
+            from_project = agent.origin == "project"
+            yield _GatewayModel(await choose_agent_model(agent.model, invocation, choice, from_project=from_project))
+
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
         return ParentSession(
             runner=_GatewayModel(choice),
-            deck=gateway.build_agent_deck,
+            deck=partial(_build_deck, gateway, shown),
             servers=lambda: {card.name: card.ref.server for card in mcp.capabilities},
             system_prompt=SystemPrompt(invocation.cwd, posture, instructions),
             budget=RequestBudget(invocation.max_requests),
             sink=_ignore,
             on_turn=record_turn,
             leases=mcp.fleet.leases,
+            open_runner=open_runner,
         )
 
     tasks.attach_factory(make_parent)
+
+
+def _build_deck(gateway: Gateway, shown: Collection[str] | None) -> ToolDeck:
+    """Build the deck of an agent: its calls of servers are checked as strictly as those of native cards.
+
+    Args:
+        gateway: The gateway.
+        shown: The tools that the view of the client shows, by their names in the gateway's box; None without a view.
+    """
+    deck, addons = gateway.build_unchecked_deck(), gateway.session.addons
+    if shown is not None:
+        qualified = gateway.box().qualified
+        names = {qualified.get(name, name) for name in shown}
+        deck = deck.retain(lambda card: card.name in names)
+    deck = deck.map_capabilities(gateway.checks.native)
+    return deck.map_capabilities(addons.wrap) if addons.intercepts else deck
 
 
 async def _ignore(_: object) -> None:

@@ -341,17 +341,10 @@ class Gateway:
         card = self.checks.remote(card)
         return self.session.addons.wrap(card) if self.session.addons.intercepts else card
 
-    def build_agent_deck(self) -> ToolDeck:
-        """Build the deck of a sub-agent: its calls of servers are checked as strictly as those of native cards."""
-        return self._build_deck().map_capabilities(self.checks.native)
-
-    def build_page_deck(self) -> ToolDeck:
-        """Build the deck of a person at the page, without permission checks."""
-        return graft_addon_cards(self._build_deck(), self.session.addons)
-
-    def _build_deck(self) -> ToolDeck:
+    def build_unchecked_deck(self) -> ToolDeck:
+        """Build the deck of native cards, servers' tools and cards of addons, without checks and interceptors."""
         live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
-        return self.session.native_deck().graft(live)
+        return graft_addon_cards(self.session.native_deck().graft(live), self.session.addons)
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List the disabled tools, and items of other kinds."""

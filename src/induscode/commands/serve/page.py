@@ -183,7 +183,7 @@ class GatewayPage:
 
     def deck(self) -> ToolDeck:
         """Build the deck that clients are served, without permission checks."""
-        return self._gateway.build_page_deck()
+        return self._gateway.build_unchecked_deck()
 
     # -- servers ----------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.launch.views import View
 
+_CALLERS = frozenset({RUN_CODE, "task"})
+"""Cards that call others."""
+
 
 class ServedBox(Protocol):
     """What a view needs of the toolbox of a gateway."""
@@ -106,9 +109,13 @@ class ViewBox:
         name = self._originals.get(call.name)
         if name is None and not self.answers_unlisted(call.name):
             return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
-        if name == RUN_CODE:  # its script calls what this view shows
+        if name in _CALLERS:  # a script and an agent call what this view shows
             current_entry.set(CallEntry(self, call.id))
         return await self.box.run(replace(call, name=name or call.name), cancel, on_progress=on_progress)
+
+    def list_originals(self) -> Collection[str]:
+        """List the shown tools by their names in the toolbox behind the view."""
+        return self._originals.values()
 
     def answers_unlisted(self, name: str) -> bool:
         """Tell whether there is a disabled tool of this name that the view would show."""

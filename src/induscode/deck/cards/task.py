@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
@@ -21,6 +21,9 @@ from induscode.deck.contract import (
     Profile,
     capability_id,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _ALIASES = {"prompt": "objective", "subagent_type": "agent"}
 _PROPERTIES: JsonObject = {
@@ -127,6 +130,18 @@ def format_report(report: DelegateReport) -> str:
     """Format the text of a report for a model."""
     text = report.text or "The agent reported nothing."
     return text if report.ok else f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
+
+
+def describe_work(report: DelegateReport) -> Sequence[str]:
+    """Describe what an agent did, a line for each kind of fact: files, calls, requests and tokens."""
+    calls = [f"{name} {count}" for name, count in report.calls.items()]
+    usage = {key.replace("_", " "): value for key, value in report.usage.items()}
+    lines = {
+        "files changed": report.files,
+        "calls": calls,
+        "usage": [f"{value:,} {key}" for key, value in usage.items() if isinstance(value, int)],
+    }
+    return [f"{title}: {', '.join(facts)}" for title, facts in lines.items() if facts]
 
 
 def _list_facts(report: DelegateReport) -> JsonObject:

@@ -11,8 +11,9 @@ from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.console import format_age
-from induscode.deck.cards.task import format_report
+from induscode.deck.cards.task import describe_work, format_report
 from induscode.interactive.slash import SlashCommand, SlashError
+from induscode.session.agents.task import find_objective
 from induscode.session.dialog import Choice, Question
 from induscode.session.stored_conversations import find_answer_text, summarise_log
 from induscode.session.transcript import Transcript, list_by_age
@@ -151,10 +152,19 @@ async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
             if summary is not None:
                 age = format_age(summary.modified_ms, now_ms())
                 state = format_count(summary.messages, "message")
-                found.append(_Task(name, state, age, summary.title, directory=path))
+                found.append(_Task(name, state, age, summary.title or _read_objective(path), directory=path))
         return found
 
     return [*tasks, *await to_thread.run_sync(read_sessions)]
+
+
+def _read_objective(directory: str) -> str:
+    """Read what a task was to do, if its turn never came."""
+    transcript = Transcript(directory, "")
+    try:
+        return find_objective(transcript)
+    finally:
+        transcript.close()
 
 
 async def _read_output(task: _Task) -> Sequence[str]:
@@ -166,7 +176,9 @@ async def _read_output(task: _Task) -> Sequence[str]:
     if task.task is not None:
         # Its log is open while it runs.
         report = task.task.report
-        return [task.task.describe_state()] if report is None else format_report(report).splitlines()
+        if report is None:
+            return [task.task.describe_state()]
+        return [*format_report(report).splitlines(), *describe_work(report)]
 
     def read_report() -> Sequence[str]:
         transcript = Transcript(task.directory, "")

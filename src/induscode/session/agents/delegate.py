@@ -8,9 +8,11 @@ it can be continued.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import AsyncExitStack
 from functools import partial
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 import anyio
@@ -21,10 +23,11 @@ from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.core.tasks import BackgroundTask
+from indusagi.runtime.calls import current_client
 from induscode.deck.contract import DelegateReport
 from induscode.session.agents.files import BUILT_IN, GENERAL
 from induscode.session.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
-from induscode.session.agents.task import DelegatedTask, TaskActivity
+from induscode.session.agents.task import AGENT_OP, DelegatedTask, TaskActivity
 from induscode.session.transcript import ConversationError, Transcript
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ MOST_AT_ONCE = 4
 """Sub-agents that run at once, in all; others wait."""
 MOST_WAITING = 16
 """Background tasks that have not ended."""
+MOST_KEPT = 100
+"""Tasks of a gateway that can be resumed; the logs of older ones are removed."""
 _TIME_S = 600.0
-_AGENT_OP = "agent"
 
 
 class SubSessions:
@@ -52,10 +56,19 @@ class SubSessions:
         cwd: The working directory.
         files: The agents; without them there are `general` and `explore`.
         has_background: Whether a notice of an end reaches the model, so that tasks may run in the background.
+        most_kept: Tasks that can be resumed; None for all.
     """
 
-    def __init__(self, directory: str, cwd: str, files: AgentFiles = BUILT_IN, *, has_background: bool = True) -> None:
-        self._directory, self._cwd = directory, cwd
+    def __init__(
+        self,
+        directory: str,
+        cwd: str,
+        files: AgentFiles = BUILT_IN,
+        *,
+        has_background: bool = True,
+        most_kept: int | None = None,
+    ) -> None:
+        self._directory, self._cwd, self._most_kept = directory, cwd, most_kept
         self._agents: Mapping[str, AgentDefinition] = files.agents
         self.has_background = has_background
         self.tasks: dict[str, DelegatedTask] = {}
@@ -99,7 +112,7 @@ class SubSessions:
 
     def is_reading(self, agent: str | None, resume: str | None) -> bool:
         """Tell whether a task certainly only reads; what it depends on may change until it starts."""
-        known = self.tasks.get(resume) if resume is not None else None
+        known = self._find(resume)
         if known is not None and not known.is_over:
             return True  # it is only waited for
         name = agent or (GENERAL.name if resume is None else known.agent if known is not None else "")
@@ -115,7 +128,7 @@ class SubSessions:
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
         """Run a sub-session and give its report, or start it in the background and give its id."""
         level = self._nested.get(ctx.context_id)
-        known = self.tasks.get(request.resume or "")
+        known = self._find(request.resume)
         if known is not None and not known.is_over:
             return await self._join(known, ctx)
         if request.background and (level is not None or not self.has_background):
@@ -137,15 +150,16 @@ class SubSessions:
             cancel=token,
             activity=TaskActivity(self._cwd),
             is_background=request.background,
+            principal=_find_principal(),
         )
         work = partial(self._run_to_end, task, agent, request, level, transcript)
         if not request.background:
-            self._remember(task)
+            await self._remember(task)
             return await work(ctx.report)
         if len(self.list_running()) >= MOST_WAITING:
             await _close_log(transcript)
             return _refuse(f"{MOST_WAITING} tasks have not ended yet: wait for one of them.")
-        self._remember(task)
+        await self._remember(task)
         task.owner = BackgroundTask(f"task {task.id}")
         task.owner.start(self._run_in_background(task, work))
         text = (
@@ -196,7 +210,7 @@ class SubSessions:
             ConversationError: There is no such task, or no such agent.
         """
         name = request.resume or new_ulid()
-        directory = os.path.join(self._directory, name)
+        directory = self._name_log(name, _find_principal())
         if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
             raise ConversationError(
                 f"There is no task {name!r} to go on with: call task again without resume to start one."
@@ -204,21 +218,35 @@ class SubSessions:
 
         def open_log() -> tuple[AgentDefinition, Transcript]:
             transcript = Transcript(directory, self._cwd)
-            stored = [str(row.get("name")) for row in transcript.rows() if row.get("op") == _AGENT_OP]
+            stored = [str(row.get("name")) for row in transcript.rows() if row.get("op") == AGENT_OP]
             chosen = request.agent or (stored[-1] if stored else GENERAL.name)
             agent = self._agents.get(chosen)
             if agent is None:
                 transcript.close()
                 raise ConversationError(f"There is no agent {chosen!r}. There are: {', '.join(self._agents)}.")
             if chosen not in stored[-1:]:
-                transcript.mark(_AGENT_OP, name=chosen)
+                transcript.mark(AGENT_OP, name=chosen, objective=request.objective)
             return agent, transcript
 
         return await to_thread.run_sync(open_log)
 
-    def _remember(self, task: DelegatedTask) -> None:
+    def _find(self, identity: str | None) -> DelegatedTask | None:
+        """Find a task of the client for which this call is made; that of another principal does not exist for it."""
+        task = self.tasks.get(identity or "")
+        return task if task is not None and task.principal == _find_principal() else None
+
+    def _name_log(self, identity: str, principal: str) -> str:
+        # The name of a principal may hold anything; each has a directory of its own.
+        parts = [hashlib.sha256(principal.encode()).hexdigest()] if principal else []
+        return os.path.join(self._directory, *parts, identity)
+
+    async def _remember(self, task: DelegatedTask) -> None:
         self.tasks.pop(task.id, None)
         self.tasks[task.id] = task
+        over = [known for known in self.tasks.values() if known.is_over]
+        for known in over[: max(len(self.tasks) - self._most_kept, 0)] if self._most_kept is not None else ():
+            del self.tasks[known.id]
+            await to_thread.run_sync(partial(rmtree, self._name_log(known.id, known.principal), ignore_errors=True))
 
     async def _run_in_background(
         self, task: DelegatedTask, work: Callable[[Callable[[ToolProgress], None]], Awaitable[DelegateReport]]
@@ -270,6 +298,11 @@ class SubSessions:
             return report
         finally:
             task.finish(report)
+
+
+def _find_principal() -> str:
+    client = current_client.get()
+    return "" if client is None else client.principal
 
 
 def _refuse(text: str, identity: str | None = None, reason: str = "error") -> DelegateReport:

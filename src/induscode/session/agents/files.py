@@ -108,7 +108,10 @@ def load_agents(cwd: str) -> AgentFiles:
 def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".md"))
-    except OSError:
+    except FileNotFoundError:
+        return ()
+    except OSError as exc:
+        notes.append(f"{folder}: left out: {exc.strerror}")
         return ()
     if len(names) > MAX_FILES:
         notes.append(f"{folder}: it has more files than the {MAX_FILES} that are read")
@@ -167,7 +170,10 @@ def _parse_front_matter(text: str) -> dict[str, list[str]]:
             continue
         head, colon, value = stripped.partition(":")
         if line[0].isspace() or not colon:
-            raise AgentFileError(f"the line {cut_text(stripped, 60)!r} of its front matter is neither key nor value")
+            raise AgentFileError(
+                f"the line {cut_text(stripped, 60)!r} of its front matter is neither key nor value: write each "
+                "value behind its key, in one line"
+            )
         key = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", head.strip()).lower().replace("-", "_")
         value = value.strip().strip("\"'")
         values[key] = [value] if value else []

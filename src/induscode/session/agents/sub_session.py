@@ -22,6 +22,7 @@ from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
 from induscode.boot.runners import canon_tool_name
 from induscode.deck.contract import DelegateReport, only_reads
+from induscode.session.agents.task import find_objective
 from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage
 from induscode.session.deck_search import DeckSearch, list_shown_names
 from induscode.session.plan_mode import ENTER, EXIT
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from induscode.session.agents.files import AgentDefinition
     from induscode.session.agents.task import DelegatedTask
     from induscode.session.contract import EndReason, EventSink, RunEvent, RunResult
+    from induscode.session.permissions.rules import Rule
     from induscode.session.prompt import SystemPrompt
     from induscode.session.transcript import Transcript
 
@@ -153,6 +155,10 @@ class SubSession:
                 runner = await stack.enter_async_context(parent.open_runner(self._agent))
             except CoreError as exc:
                 remark = f"[the model {self._agent.model} of {self._agent.name} was not used: {exc}]\n\n"
+        absent = [str(rule) for rule in self._agent.tools or () if not _find_cards(parent.deck(), rule)]
+        if absent:
+            listed = escape_invisible(", ".join(absent))[0]
+            remark += f"[tools of {self._agent.name} that this session does not have: {listed}]\n\n"
         level = TaskLevel(
             replace(parent, runner=runner, deck=self.select_deck, budget=self._budget), self._level.depth + 1
         )
@@ -181,7 +187,10 @@ class SubSession:
         )
         facts = f"\n\nWhat is known:\n{self._request.context}" if self._request.context else ""
         # Small models take "End with a report" as an instruction to write calls without end.
-        prompt = f"Your task: {self._request.objective}{facts}\n\nWhen it is done, report what you found or did."
+        objective = self._request.objective
+        if self._request.resume is not None and not plan.history:  # its turn had not come
+            objective = f"{find_objective(self._transcript)}\n\n{objective}".strip()
+        prompt = f"Your task: {objective}{facts}\n\nWhen it is done, report what you found or did."
         agent = current_agent.get()
         current_agent.set(f"{agent}/{self._agent.name}" if agent else self._agent.name)
         try:
@@ -231,7 +240,7 @@ class SubSession:
 
 def select_deck(deck: ToolDeck, agent: AgentDefinition, depth: int) -> ToolDeck:
     """Keep the cards of a parent's deck that an agent may have; nothing is added."""
-    exact = {canon_tool_name(rule.tool) for rule in agent.tools or ()}
+    listed = {card.name for rule in agent.tools or () for card in _find_cards(deck, rule)}
 
     def keep(card: Capability) -> bool:
         # An agent may not end the plan mode of its parent.
@@ -239,9 +248,15 @@ def select_deck(deck: ToolDeck, agent: AgentDefinition, depth: int) -> ToolDeck:
             return False
         if agent.tools is None:
             return card.read_only or not agent.reads_only
-        return canon_tool_name(card.name) in exact or any(rule.names(card.name) for rule in agent.tools)
+        return card.name in listed
 
     return deck.retain(keep)
+
+
+def _find_cards(deck: ToolDeck, rule: Rule) -> Sequence[Capability]:
+    """Find the cards that an entry of an agent's list names."""
+    name = canon_tool_name(rule.tool)
+    return [card for card in deck.tools() if canon_tool_name(card.name) == name or rule.names(card.name)]
 
 
 def is_reading_deck(deck: ToolDeck) -> bool:

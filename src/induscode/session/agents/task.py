@@ -12,7 +12,7 @@ import anyio
 
 from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
-from induscode.deck.cards.task import format_report
+from induscode.deck.cards.task import describe_work, format_report
 from induscode.session.contract import ToolAnswered, ToolCalled
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from indusagi.core.tasks import BackgroundTask
     from induscode.deck.contract import DelegateReport
     from induscode.session.contract import RunEvent
+    from induscode.session.transcript import Transcript
 
 TaskState: TypeAlias = Literal["waiting", "running", "done", "ended early"]
+AGENT_OP = "agent"
+"""Row in the log of a task: the name of its agent, and its objective."""
 _SHOWN_OBJECTIVE = 60
 
 
@@ -85,6 +88,8 @@ class DelegatedTask:
     started: float = field(default_factory=monotonic)
     finished: float | None = None
     report: DelegateReport | None = None
+    principal: str = ""
+    """The client of a gateway it belongs to; empty where the clients are not told apart."""
     ended: anyio.Event = field(default_factory=anyio.Event)
     owner: BackgroundTask | None = None
     """Runs it, if it is in the background."""
@@ -127,8 +132,14 @@ class DelegatedTask:
     def write_notice(self) -> str:
         """Write the report for the model."""
         assert self.report is not None
-        files = f"\nFiles changed: {', '.join(self.report.files)}" if self.report.files else ""
-        return f"Background task {self.id} ({self.title}) has ended. Its report:\n{format_report(self.report)}{files}"
+        head = f"Background task {self.id} ({self.title}) has ended. Its report:"
+        return "\n".join((head, format_report(self.report), *describe_work(self.report)))
+
+
+def find_objective(transcript: Transcript) -> str:
+    """Find what a task was to do at first, by its log."""
+    objectives = [row.get("objective") for row in transcript.rows() if row.get("op") == AGENT_OP]
+    return next((text for text in objectives if isinstance(text, str)), "")
 
 
 def list_titles(tasks: Sequence[DelegatedTask]) -> str:
