@@ -1,10 +1,12 @@
 """What a real small model does with 527 tools, with search and without it: twenty tasks, with a table of results.
 
-    python -m outside.search_model [--tasks N] [--minutes N]
+    python -m outside.search_model [--tasks N] [--minutes N] [--rows FILE]
 
 It needs the extra `[local]` and the weights (`indus models fetch`). All definitions together have ten times the tokens
 of its context window: without search it is listed those that fit, and the others are gone. A task is managed if the
-right tool was called without an error.
+right tool was called without an error; the try ends there. Each try is a line of a file: a run that ends by its time
+limit is continued by the next one. The tries of one mode come after one another, so that the engine reads the system
+prompt and the definitions once.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
 
@@ -28,13 +30,16 @@ from induscode.local_model.server import LocalWeights, open_local_server
 from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
 from induscode.session.conversation import open_conversation
 from induscode.session.models import LOCAL_WINDOW, OWN_KEY, choose_model
-from outside.local_model import private_state
+from outside.install import HOME
+from outside.local_model import private_state, read_engine_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from induscode.session.contract import RunEvent
 
+Mode: TypeAlias = Literal["on", "off"]
+MODES: Final[tuple[Mode, ...]] = ("on", "off")
 SERVERS = ("tracker", "calendar", "mail", "shop", "music", "weather")
 TASKS = {
     "Delete the song with the id 7.": "music__delete_song",
@@ -59,6 +64,23 @@ TASKS = {
     "Update the weather station with the id 30.": "weather__update_station",
 }
 REQUESTS = 5
+TRY_S = 300.0
+"""Time for one try on a busy machine."""
+
+
+@dataclass
+class Try:
+    """One try of a task."""
+
+    prompt: str
+    mode: Mode
+    managed: bool = False
+    calls: list[str] = field(default_factory=list[str])
+    end: str = ""
+    """Why it ended without the right call."""
+    seconds: float = 0.0
+    engine_seconds: float = 0.0
+    """CPU time of the engine: with one thread, about the seconds on a machine that does nothing else."""
 
 
 def write_servers(folder: Path) -> Path:
@@ -77,8 +99,8 @@ def write_servers(folder: Path) -> Path:
     return servers
 
 
-async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: str, mode: Literal["on", "off"]) -> str:
-    """Run one prompt in a new conversation; return how it ended."""
+async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: str, mode: Mode) -> Try:
+    """Run one prompt in a new conversation, until the wanted tool has answered."""
     servers = write_servers(folder)
     invocation = Invocation(
         cwd=str(folder),
@@ -92,59 +114,91 @@ async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: 
         max_requests=REQUESTS,
     )
     settings = invocation.settings.with_flag(TOOL_SEARCH_MODE, mode)
-    calls: list[str] = []
-    failed: list[str] = []
+    row, cancel = Try(prompt, mode), CancelToken()
 
     async def follow(event: RunEvent) -> None:
         if isinstance(event, ToolCalled):
-            calls.append(event.name)
-        elif isinstance(event, ToolAnswered) and event.is_error:
-            failed.append(event.name)
+            row.calls.append(event.name)
+        elif isinstance(event, ToolAnswered) and event.name == wanted and not event.is_error:
+            row.managed = True
+            cancel.cancel()
 
+    started, worked = time.monotonic(), read_engine_seconds()
     async with open_conversation(replace(invocation, settings=settings)) as conversation:
         await conversation.loading.wait()
         await conversation.wait_for_servers()
-        await conversation.run_turn(prompt, sink=follow, cancel=CancelToken(), budget=RequestBudget(REQUESTS))
-    managed = wanted in calls and failed.count(wanted) < calls.count(wanted)
-    return f"{'managed' if managed else 'not managed'} ({', '.join(calls) or 'no call'})"
+        row.end = f"no end after {TRY_S:g} s"
+        with anyio.move_on_after(TRY_S):
+            turn = await conversation.run_turn(prompt, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
+            row.end = turn.reason
+    row.seconds, row.engine_seconds = time.monotonic() - started, read_engine_seconds() - worked
+    return row
 
 
-async def run_tasks(tasks: Sequence[tuple[str, str]], minutes: float) -> int:
-    """Run the tasks until the time is over, and print the table."""
+def read_rows(path: Path) -> list[Try]:
+    """Read the tries of earlier runs."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return [Try(**row) for row in map(json.loads, lines)]
+
+
+async def run_tasks(tasks: Sequence[tuple[str, str]], minutes: float, path: Path) -> int:
+    """Run the tries that the file lacks, until the time is over, and print the table of all."""
     choice = await choose_model(Invocation(cwd=str(Path.cwd()), model="local"), os.environ)
     assert choice.weights is not None
+    rows = read_rows(path)
+    done = {(row.prompt, row.mode) for row in rows}
+    missing: list[tuple[str, str, Mode]] = [
+        (prompt, wanted, mode) for mode in MODES for prompt, wanted in tasks if (prompt, mode) not in done
+    ]
     ends_at = time.monotonic() + minutes * 60
-    rows: list[list[str]] = []
     with tempfile.TemporaryDirectory(prefix="search-") as temporary:
         weights = LocalWeights(choice.name, choice.weights, LOCAL_WINDOW // 2, choice.chat_template)
         async with open_local_server(weights) as address:
             os.environ[OWN_KEY] = address.key
             with private_state(Path(temporary) / "state"):
-                for prompt, wanted in tasks:
-                    ends: list[str] = []
-                    modes: tuple[Literal["on", "off"], ...] = ("on", "off")
-                    for mode in modes:
-                        started, end = time.monotonic(), "not run: the time was over"
-                        with anyio.move_on_after(max(0.0, ends_at - started)):
-                            folder = Path(temporary) / "project"
-                            end = await try_once(prompt, wanted, folder, choice.name, address.base_url, mode)
-                        ends.append(f"{end} in {time.monotonic() - started:.0f} s")
-                    rows.append([prompt, *ends])
-                    print(f"| {prompt} | {' | '.join(ends)} |", flush=True)
+                for prompt, wanted, mode in missing:
                     if time.monotonic() > ends_at:
                         break
-    for number, what in ((1, "with search"), (2, "without")):
-        print(f"{what}: {sum(row[number].startswith('managed') for row in rows)} of {len(rows)}")
+                    row = await try_once(
+                        prompt, wanted, Path(temporary) / "project", choice.name, address.base_url, mode
+                    )
+                    rows.append(row)
+                    async with await anyio.open_file(path, "a", encoding="utf-8") as file:
+                        await file.write(json.dumps(asdict(row)) + "\n")
+                    print(f"{prompt} (search {mode}) {describe(row)}", flush=True)
+    print_table(tasks, rows)
     return 0
+
+
+def describe(row: Try | None) -> str:
+    """Describe a try in the cell of a table."""
+    if row is None:
+        return "not run"
+    calls = ", ".join(row.calls) or "no call"
+    end = "managed" if row.managed else f"not managed ({row.end})" if row.end != "done" else "not managed"
+    return f"{end}: {calls}; {row.engine_seconds:.0f} s"
+
+
+def print_table(tasks: Sequence[tuple[str, str]], rows: Sequence[Try]) -> None:
+    """Print the results in Markdown, with the CPU seconds of the engine."""
+    found = {(row.prompt, row.mode): row for row in rows}
+    print("\n| Task | With search | Without |\n|---|---|---|")
+    for prompt, _ in tasks:
+        print(f"| {prompt} | {' | '.join(describe(found.get((prompt, mode))) for mode in MODES)} |")
+    for mode in MODES:
+        tries = [row for row in rows if row.mode == mode]
+        print(f"search {mode}: {sum(row.managed for row in tries)} of {len(tries)} managed, {len(tasks)} tasks")
 
 
 def main() -> int:
     """Read the arguments, and run."""
     parser = argparse.ArgumentParser(prog="python -m outside.search_model")
     parser.add_argument("--tasks", type=int, default=len(TASKS))
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=30.0, help="no try begins later; run it again to go on")
+    parser.add_argument("--rows", type=Path, default=HOME / "search-model.jsonl", help="where the tries are kept")
     options = parser.parse_args()
-    return anyio.run(run_tasks, [*TASKS.items()][: options.tasks], options.minutes)
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
+    return anyio.run(run_tasks, [*TASKS.items()][: options.tasks], options.minutes, options.rows)
 
 
 if __name__ == "__main__":

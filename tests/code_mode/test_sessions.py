@@ -143,6 +143,15 @@ def test_a_gateway_runs_scripts_within_the_view_of_a_client(tmp_path: Path) -> N
         result = gateway.ask("tools/call", name="run_code", arguments={"code": script})["result"]
         first, second = result["content"][0]["text"].splitlines()
         assert (first, second[:24]) == ("True", "name 'ls' is not defined")
+    rules = tmp_path / ".indusvx" / "permissions.json"
+    rules.parent.mkdir()
+    rules.write_text('{"deny": ["grep"]}', encoding="utf-8")
+    with greeted("--code", "--no-mcp", "--search", "on", cwd=tmp_path) as gateway:
+        listed = [tool["name"] for tool in gateway.ask("tools/list")["result"]["tools"]]
+        assert listed == ["find_tools", "describe_tools", "call_tool", "run_code"]
+        script = "[one['name'] for one in find_tools('search the contents of files', 50)]"
+        result = gateway.ask("tools/call", name="run_code", arguments={"code": script})["result"]
+        assert {"grep", "read"} & {*json.loads(result["content"][0]["text"])} == {"read"}
 
 
 def test_a_script_is_tried_by_hand(tmp_path: Path) -> None:
@@ -151,6 +160,10 @@ def test_a_script_is_tried_by_hand(tmp_path: Path) -> None:
     )
     done = run("call", "run_code", "code=@script.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "grep\n")
+    (tmp_path / ".indusvx").mkdir()
+    (tmp_path / ".indusvx" / "permissions.json").write_text('{"deny": ["grep"]}', encoding="utf-8")
+    done = run("call", "run_code", "code=@script.py", cwd=tmp_path)
+    assert (done.returncode, "grep" in done.stdout) == (0, False), "a denied tool is not found"
     done = run("call", "run_code", "code=@absent.py", cwd=tmp_path)
     assert (done.returncode, "code=@absent.py: No such file or directory" in done.stderr) == (2, True)
     done = run("calls", "--json", cwd=tmp_path)

@@ -90,9 +90,14 @@ def test_a_fetched_model_is_listed_and_removed(
     row, _encoder = json.loads(capsys.readouterr().out)["models"]
     assert row["state"] == "the engine is missing (pip install 'indus-deck[local]')"
     monkeypatch.setattr(server, "find_spec", find_something)
+    digests = [QWEN_CODER.sha256, "another"]
+    monkeypatch.setattr("induscode.local_model.weights._hash_file", lambda _path: digests.pop(0))
     assert run(["models", "fetch", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"][0]["state"] == "ready"
     assert fetched == [QWEN_CODER.name], "a second fetch finds the file"
+    assert run(["models", "fetch", "--yes"]) == 0
+    assert "is damaged: it is fetched again" in capsys.readouterr().err
+    assert fetched == 2 * [QWEN_CODER.name]
     assert run(["models", "remove"]) == 0
     assert run(["models", "remove", "--json"]) == 0
     assert "qwen2.5-coder-1.5b: removed" in capsys.readouterr().out

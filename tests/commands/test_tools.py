@@ -172,6 +172,11 @@ def test_a_search_finds_items_of_a_known_server_without_starting_it(tmp_path: Pa
     assert found["tools"][0]["signature"].startswith(found["tools"][0]["name"] + "(")
     one_line(run("tools", "search", "sum", "--server", "nope", cwd=tmp_path), "There is no server 'nope'", code=2)
     assert json.loads(run("tools", "search", "sum", "--kind", "prompt", "--json", cwd=tmp_path).stdout)["tools"] == []
+    (tmp_path / ".indusvx").mkdir()
+    (tmp_path / ".indusvx" / "permissions.json").write_text('{"deny": ["honest__a*", "bash"]}', encoding="utf-8")
+    done = run("tools", "search", "honest__add", "add numbers with bash in the background", cwd=tmp_path)
+    assert not {"honest__add", "bash", "process"} & {line.partition("(")[0] for line in done.stdout.splitlines()}
+    assert "not searched: rules deny them" in done.stderr
     assert not log.exists()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests.support.encoders import TopicEncoder
 
+from induscode.local_model.weights import SENTENCE_ENCODER
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
 from induscode.search.opening import open_index
@@ -16,9 +20,11 @@ from induscode.search.semantic import SemanticIndex, list_texts
 from induscode.search.vectors import VectorCache, vectors_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from induscode.search.items import SearchItem
+    from induscode.search.semantic import Array
 
 
 def make_item(name: str, description: str = "") -> SearchItem:
@@ -77,10 +83,11 @@ def test_a_damaged_cache_is_begun_again_with_a_note(cache: VectorCache) -> None:
     os.makedirs(os.path.dirname(cache.path))
     with open(cache.path, "wb") as file:
         file.write(b"not a database" * 100)
-    assert cache.read(["a"]) == {}
+    assert cache.read(["a"], 4) == {}
     assert "damaged" in str(cache.notes[0])
     cache.write({"a": b"1234"})
-    assert cache.read(["a", "b"]) == {"a": b"1234"}
+    assert cache.read(["a", "b"], 4) == {"a": b"1234"}
+    assert cache.read(["a", "b"], 8) == {}
     with open(cache.path, "r+b") as file:
         file.truncate(os.path.getsize(cache.path) - 4096)
     index = ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache))
@@ -98,7 +105,54 @@ def test_a_cache_that_cannot_be_written_leaves_one_note(tmp_path: Path) -> None:
 
 def test_without_the_model_an_index_is_lexical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    index = open_index(ITEMS)
-    assert not index.prepare()
+    index, notes = open_index(ITEMS)
+    assert notes == ()
     assert index.search(["email"]).hits[0].item is ITEMS[0]
     assert vectors_path().startswith(str(tmp_path))
+
+
+def test_a_cache_that_another_process_holds_stays_as_it_is(cache: VectorCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("induscode.search.vectors._BUSY_S", 0.01)
+    cache.write({"a": b"1234"})
+    with closing(sqlite3.connect(cache.path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert cache.read(["a"], 4) == {}
+    assert "locked" in str(cache.notes[0])
+    assert cache.read(["a"], 4) == {"a": b"1234"}
+
+
+def test_a_row_of_another_size_is_made_again(cache: VectorCache) -> None:
+    ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache)).prepare()
+    with closing(sqlite3.connect(cache.path)) as database, database:
+        database.execute("UPDATE vectors SET vector = 'text' WHERE digest = ?", [ITEMS[0].digest])
+        database.execute("UPDATE vectors SET vector = x'0011' WHERE digest = ?", [ITEMS[1].digest])
+    again = TopicEncoder()
+    assert ToolIndex(ITEMS, SemanticIndex(again, cache)).prepare()
+    assert len(again.texts) == 2 * 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, (2).to_bytes(8, "little") + b"[]", b"x" * 7])
+def test_a_damaged_model_leaves_a_note_and_words_are_searched(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    os.makedirs(os.path.dirname(SENTENCE_ENCODER.path))
+    with open(SENTENCE_ENCODER.path, "wb") as file:
+        file.write(content)
+        file.truncate(SENTENCE_ENCODER.size)
+    index, notes = open_index(ITEMS)
+    assert "indus search fetch-model" in str(notes[0])
+    assert index.search(["email"]).hits[0].item is ITEMS[0]
+    assert not SENTENCE_ENCODER.is_intact()
+
+
+def test_weights_that_give_no_numbers_are_never_kept(cache: VectorCache) -> None:
+    class Damaged(TopicEncoder):
+        """Has a weight that is no number."""
+
+        def encode(self, texts: Sequence[str]) -> Array:
+            return super().encode(texts) * np.float32("nan")
+
+    with pytest.raises(ValueError, match="weights are damaged"):
+        ToolIndex(ITEMS, SemanticIndex(Damaged(), cache)).prepare()
+    assert cache.read([item.digest for item in ITEMS], 12) == {}

@@ -111,6 +111,8 @@ def test_a_large_deck_lists_native_cards_and_favourites(tmp_path: Path, window: 
     few = build_deck(tmp_path, ("s__1", 150))
     assert list_shown_names(limit.fit(few)) == native, "the list stays the same while servers come and go"
     assert limit.fit(deck).retain(lambda card: card.name == "s__1").hidden == {"s__1"}
+    scripts = build_deck(tmp_path, ("run_code", 150), *((f"s__{number}", 150) for number in range(150)))
+    assert list_shown_names(limit.fit(scripts)) == [*native, "run_code", "s__7"]
     assert not DeckLimit("m", window, search=OFF).fit(deck).hidden
 
 

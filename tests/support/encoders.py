@@ -20,6 +20,11 @@ class TopicEncoder:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return len(TOPICS)
+
     def encode(self, texts: Sequence[str]) -> Array:
         """Encode texts."""
         self.texts += texts

@@ -8,7 +8,7 @@ and by a sub-agent: code in between needs no parameter for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import field
 from typing import Protocol
@@ -56,6 +56,8 @@ class CallEntry:
     call_id: str
     is_whole: bool = False
     """Whether the caller reads results whole, without the output budget of a model: a script does."""
+    find_denied: Callable[[Collection[str]], Collection[str]] = lambda _names: ()
+    """Tells which tools of the box a rule denies to the caller, whatever the arguments: a search leaves them out."""
 
 
 current_entry: ContextVar[CallEntry | None] = ContextVar("current_entry", default=None)

@@ -7,6 +7,7 @@ of the script with a number (`call_7/3`). Calls that only read run beside each o
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -73,7 +74,7 @@ class ScriptCalls:
             self.reports.append(CallReport(call.name, "not finished"))
             tool_call = ToolCall(f"{self._entry.call_id}/{number}", tool, arguments)
             # In the task of this call alone.
-            current_entry.set(CallEntry(self._entry.box, tool_call.id, is_whole=True))
+            current_entry.set(replace(self._entry, call_id=tool_call.id, is_whole=True))
             outcome = await self._entry.box.runner.run(
                 tool_call, self._ctx.cancel, on_progress=self._pass_progress(tool)
             )
@@ -104,6 +105,8 @@ class ScriptCalls:
         if not words:
             raise ScriptCallError("TypeError", f"{FIND_TOOLS}(query, limit=5) takes words")
         functions = {function.descriptor.name: function for function in self.functions.functions}
+        for name in self._entry.find_denied([*functions]):
+            del functions[name]
 
         def search() -> Sequence[str]:
             index = ToolIndex([build_tool_item(function.descriptor) for function in functions.values()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,7 @@ from induscode.launch.settings import CODE_ENABLED
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
     from induscode.session.line_dialog import LineDialog
 
@@ -358,7 +360,7 @@ class _Call:
         typed = replace(deck.context, budget=UNLIMITED, framework=framework, keeps_jobs=False)
         box = ToolDeck(deck.tools(), typed).into_tool_box()
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
-        current_entry.set(CallEntry(box, call.id))
+        current_entry.set(CallEntry(box, call.id, find_denied=partial(_find_denied, box)))
         return await box.runner.run(call, token, on_progress=_build_progress_printer(card.name))
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
@@ -391,6 +393,12 @@ class _Call:
         if outcome.is_error:
             print_status(f"{self.tool} answered with an error ({outcome.details.get('code', 'its own')})")
         return code
+
+
+def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
+    from induscode.session.deck_search import find_denied_tools  # noqa: PLC0415 — for a script that searches
+
+    return find_denied_tools(box, names)
 
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:

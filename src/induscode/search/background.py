@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from anyio import CancelScope, to_thread
 
-from indusagi.core.faults import Note
 from induscode.search.index import ToolIndex
 from induscode.search.lexical import SearchUnavailableError
-from induscode.search.opening import has_semantic, open_semantic
+from induscode.search.opening import describe_unusable, has_semantic, open_semantic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from indusagi.core.faults import Note
     from induscode.search.semantic import SemanticIndex
 
 
@@ -41,6 +41,8 @@ class BackgroundIndex:
         self._lock = Lock()
         self._index: ToolIndex | None = None
         self._stopped = Event()
+        self._reported = 0
+        """Notes of the cache that were reported."""
         self._thread = ThreadPoolExecutor(1, "search-vectors")
 
     def open(self) -> ToolIndex:
@@ -77,9 +79,12 @@ class BackgroundIndex:
             if index.semantic is None:
                 index.semantic = self._open_half()
             index.prepare(should_stop=self._stopped.is_set)
+            for note in index.notes[self._reported :]:
+                self._report(note)
+            self._reported = len(index.notes)
         except Exception as exc:  # noqa: BLE001 — searches stay lexical, whatever is wrong with the model
             self._stopped.set()
-            self._report(Note("the semantic half of the search", f"it cannot be used: {exc}", "words are searched"))
+            self._report(describe_unusable(exc))
 
     def close(self) -> None:
         """End the thread, which takes as long as two vectors, and free the memory. It blocks."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.float32]
 
-WIDTH: Final = 384
-"""Numbers of a vector."""
 LONGEST_TEXT: Final = 128
 """Parts of a text that are read; the sentences that the model was trained on had no more."""
 _HEADS: Final = 12
@@ -42,10 +40,15 @@ class SentenceEncoder:
         self._heads = heads
         self._layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("encoder.layer."))
 
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self._tensors["embeddings.LayerNorm.weight"].shape[0]
+
     def encode(self, texts: Sequence[str]) -> Array:
         """Encode texts, each as a row of length one."""
         rows = [self._words.encode(text, LONGEST_TEXT) for text in texts]
-        vectors = np.empty((len(rows), self._tensors["embeddings.LayerNorm.weight"].shape[0]), np.float32)
+        vectors = np.empty((len(rows), self.width), np.float32)
         # Texts of similar length share a batch, which is padded to the longest of them.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         for start in range(0, len(order), _BATCH):
@@ -126,6 +129,13 @@ def read_encoder(path: str) -> SentenceEncoder:
     """
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        return _parse_encoder(data)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise ValueError(f"{path} holds no sentence encoder: {exc}") from exc
+
+
+def _parse_encoder(data: mmap.mmap) -> SentenceEncoder:
     length = int.from_bytes(data[:8], "little")
     header: dict[str, Any] = json.loads(data[8 : 8 + length])
     tensors: dict[str, Array] = {}

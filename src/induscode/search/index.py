@@ -23,6 +23,7 @@ from induscode.search.words import LONGEST_QUERY, normalize_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from indusagi.core.faults import Note
     from induscode.search.items import SearchItem, SearchKind
     from induscode.search.semantic import Array, SemanticIndex
 
@@ -98,6 +99,11 @@ class ToolIndex:
         """What can be found, by name."""
         with self._lock:
             return sorted(self._items.values(), key=lambda item: (item.qualified_name, item.kind))
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is wrong with the cache of vectors."""
+        return () if self.semantic is None else self.semantic.notes
 
     def update(self, items: Iterable[SearchItem], source: object = None) -> int:
         """Replace what can be found; only items with a new digest are indexed. Returns the number of those.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
+    from indusagi.core.faults import Note
     from induscode.search.items import SearchItem
     from induscode.search.vectors import VectorCache
 
@@ -36,6 +37,11 @@ _TOGETHER: Final = 2
 class Encoder(Protocol):
     """What turns texts into rows of length one."""
 
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        ...
+
     def encode(self, texts: Sequence[str]) -> Array:
         """Encode texts."""
         ...
@@ -52,6 +58,11 @@ class SemanticIndex:
         self._vectors: dict[str, Array] = {}
         self._matrix: tuple[Sequence[int], Array] | None = None
 
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is wrong with the cache."""
+        return () if self._cache is None else tuple(self._cache.notes)
+
     def prepare(
         self,
         items: Iterable[SearchItem],
@@ -64,10 +75,14 @@ class SemanticIndex:
             items: The items.
             report: Gets how many of the missing vectors are made, and how many there are.
             should_stop: Asked after every two items; what was made so far is kept.
+
+        Raises:
+            ValueError: The weights of the encoder are damaged.
         """
         wanted = {item.digest: item for item in items if item.digest not in self._vectors}
         if self._cache is not None and wanted:
-            kept = {digest: np.frombuffer(data, np.float32) for digest, data in self._cache.read(wanted).items()}
+            rows = self._cache.read(wanted, 4 * self._encoder.width)
+            kept = {digest: np.frombuffer(data, np.float32) for digest, data in rows.items()}
             with self._lock:
                 self._vectors |= kept
             wanted = {digest: item for digest, item in wanted.items() if digest not in kept}
@@ -77,7 +92,10 @@ class SemanticIndex:
                 return
             report(start, len(missing))
             some = missing[start : start + _TOGETHER]
-            rows = self._encoder.encode([text for item in some for text in list_texts(item)])
+            with np.errstate(all="ignore"):
+                rows = self._encoder.encode([text for item in some for text in list_texts(item)])
+            if not np.isfinite(rows).all():
+                raise ValueError("the sentence encoder gives no numbers: its weights are damaged")
             made = {item.digest: rows[2 * place : 2 * place + 2].mean(0) for place, item in enumerate(some)}
             with self._lock:
                 self._vectors |= made

@@ -24,6 +24,8 @@ _MOST_ROWS: Final = 50_000
 """The oldest leave first."""
 _TOGETHER: Final = 500
 _BUSY_S: Final = 2.0
+_DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+"""What a file without the right content gives: https://www.sqlite.org/rescode.html."""
 
 
 def vectors_path() -> str:
@@ -42,8 +44,8 @@ class VectorCache:
         self.path = path
         self.notes: list[Note] = []
 
-    def read(self, digests: Collection[str]) -> dict[str, bytes]:
-        """Read the vectors that are there."""
+    def read(self, digests: Collection[str], size: int) -> dict[str, bytes]:
+        """Read the vectors that are there and have this size in bytes; any other row is of a damaged file."""
         vectors: dict[str, bytes] = {}
         wanted = list(digests)
         try:
@@ -51,11 +53,13 @@ class VectorCache:
                 for start in range(0, len(wanted), _TOGETHER):
                     some = wanted[start : start + _TOGETHER]
                     marks = ", ".join("?" * len(some))
-                    vectors.update(
-                        database.execute(f"SELECT digest, vector FROM vectors WHERE digest IN ({marks})", some)
-                    )
-        except sqlite3.DatabaseError as exc:
-            self._begin_again(exc)
+                    rows = database.execute(f"SELECT digest, vector FROM vectors WHERE digest IN ({marks})", some)
+                    vectors.update(row for row in rows if isinstance(row[1], bytes) and len(row[1]) == size)
+        except sqlite3.Error as exc:
+            if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+                self._begin_again(exc)
+            else:  # locked by another process, no space …
+                self._give_up(exc)
         except OSError as exc:
             self._give_up(exc)
         return vectors
@@ -75,19 +79,20 @@ class VectorCache:
         prepare_database_file(self.path)
         database = sqlite3.connect(self.path, timeout=_BUSY_S)
         try:
-            facts = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-            if facts != [_APPLICATION_ID, _VERSION]:
+            if not _is_current(database):
                 with database:
-                    database.execute("DROP TABLE IF EXISTS vectors")
-                    database.execute("CREATE TABLE vectors (digest TEXT NOT NULL UNIQUE, vector BLOB NOT NULL)")
-                    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                    database.execute(f"PRAGMA user_version = {_VERSION}")
+                    database.execute("BEGIN IMMEDIATE")
+                    if not _is_current(database):  # another process may have made it meanwhile
+                        database.execute("DROP TABLE IF EXISTS vectors")
+                        database.execute("CREATE TABLE vectors (digest TEXT NOT NULL UNIQUE, vector BLOB NOT NULL)")
+                        database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                        database.execute(f"PRAGMA user_version = {_VERSION}")
         except BaseException:
             database.close()
             raise
         return database
 
-    def _begin_again(self, exc: sqlite3.DatabaseError) -> None:
+    def _begin_again(self, exc: sqlite3.Error) -> None:
         self.notes.append(Note(f"the search cache {self.path}", f"it is damaged ({exc}), and was begun again"))
         for side in ("", *SQLITE_SIDE_FILES):
             with suppress(OSError):
@@ -97,3 +102,8 @@ class VectorCache:
         note = Note(f"the search cache {self.path}", f"it cannot be used: {exc}", "vectors are made again in each run")
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _is_current(database: sqlite3.Connection) -> bool:
+    facts = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    return facts == [_APPLICATION_ID, _VERSION]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
 from induscode.boot.runners import canon_tool_name
+from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.catalog import has_capability
 from induscode.deck.contract import LeanCard, describe
 from induscode.deck.provision import ToolDeck
@@ -91,6 +92,8 @@ class DeckLimit:
         return searched
 
     def _is_kept(self, card: Capability) -> bool:
+        if card.name == RUN_CODE:  # a person who asks for scripts wants the model to see that it can write one
+            return True
         return canon_tool_name(card.name) in self._named or self._search.lists(card.name)
 
     def _select_small(self, cards: Sequence[Capability], *, can_search: bool) -> set[str] | None:

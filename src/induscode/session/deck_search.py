@@ -19,7 +19,7 @@ from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -85,13 +85,23 @@ class _SearchedDeck:
         return find_tool_ref(self._cards.get(name))
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        from induscode.session.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
-
-        workspace = os.path.realpath(self._context.cwd)
-        return {name for name in names if name in self._cards and is_denied(self._cards[name], workspace)}
+        return find_denied_cards(self._cards, self._context, names)
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         return [tool for tool in self._disabled if tool.ref.kind == "tool"]
+
+
+def find_denied_cards(cards: Mapping[str, Capability], context: ToolContext, names: Collection[str]) -> Collection[str]:
+    """Tell which of these names belong to cards that a rule denies to the caller of this task."""
+    from induscode.session.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
+
+    workspace = os.path.realpath(context.cwd)
+    return {name for name in names if name in cards and is_denied(cards[name], workspace)}
+
+
+def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
+    """Tell which of these names belong to tools of a box that a rule denies to the caller of this task."""
+    return find_denied_cards(box.runner.cards, box.context, names)
 
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -20,7 +21,7 @@ from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, current_entry
 from induscode.deck.contract import can_overlap
 from induscode.session.contract import ToolAdvanced, ToolAnswered, ToolCalled
-from induscode.session.deck_search import resolve_deck_call
+from induscode.session.deck_search import find_denied_tools, resolve_deck_call
 from induscode.session.transcript import add_session_note
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ class ToolCalls:
 
                 tasks.start_soon(report_progress)
                 current_call.set(call.id)
-                current_entry.set(CallEntry(toolbox, call.id))
+                find_denied = partial(find_denied_tools, toolbox)
+                current_entry.set(CallEntry(toolbox, call.id, find_denied=find_denied))
                 outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
                 send.close()
         if failures:

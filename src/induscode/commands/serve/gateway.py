@@ -175,7 +175,7 @@ class GatewayBox:
         self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None
     ) -> ToolOutcome:
         if call.name == RUN_CODE and current_entry.get() is None:  # no view has set its own
-            current_entry.set(CallEntry(self, call.id))
+            current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.records import record
+from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.provision import DeckRunner
 from induscode.search.background import BackgroundIndex
 from induscode.search.cards import build_search_cards, resolve_call
@@ -63,7 +64,8 @@ class SearchBox:
         self.finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
         cards = {card.name: card for card in build_search_cards(finder)}
         self._cards = DeckRunner(cards, box.context)
-        listed = [tool for name, tool in finder.tools.items() if options.lists(name)]
+        # A person who asks for scripts wants models to see that they can write one.
+        listed = [tool for name, tool in finder.tools.items() if name == RUN_CODE or options.lists(name)]
         self._descriptors = (*(card.descriptor for card in cards.values()), *listed)
 
     @property

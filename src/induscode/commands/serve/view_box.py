@@ -110,7 +110,7 @@ class ViewBox:
         if name is None and not self.answers_unlisted(call.name):
             return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
         if name in _CALLERS:  # a script and an agent call what this view shows
-            current_entry.set(CallEntry(self, call.id))
+            current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
         return await self.box.run(replace(call, name=name or call.name), cancel, on_progress=on_progress)
 
     def list_originals(self) -> Collection[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, cast
 
+from anyio import to_thread
+
 from indusagi.core.faults import Note
 from indusagi.core.records import record
+from indusagi.core.text import format_count
 from induscode.boot.runners import attach_servers, select_tools
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
 from induscode.search.options import estimate_definition
@@ -211,9 +215,15 @@ async def list_search_items(
     from induscode.search.items import build_content_item, build_tool_item  # noqa: PLC0415 — for searches alone
 
     listing = await list_tools(invocation, check=check)
+    denied = await to_thread.run_sync(_find_denied, listing.tools, invocation.cwd)
+    if denied:
+        reason = "a rule denies it" if len(denied) == 1 else "rules deny them"
+        note = Note(format_count(len(denied), "tool"), f"not searched: {reason}")
+        listing = replace(listing, notes=(*listing.notes, note))
     items = [
         build_tool_item(tool.descriptor, "" if tool.source == NATIVE else tool.source, tool.tool)
         for tool in listing.tools
+        if tool.name not in denied
     ]
     # A template is looked for with the resources.
     wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
@@ -232,6 +242,26 @@ async def list_search_items(
                         if item.ref not in disabled
                     ]
     return listing, items
+
+
+def _find_denied(tools: Sequence[ListedTool], cwd: str) -> Collection[str]:
+    """Find the tools of which a rule of the user or the project denies every call."""
+    from induscode.session.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — for searches alone
+
+    if not has_rules(cwd):
+        return ()
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — imports the bridge
+    from induscode.session.permissions.call_facts import identify_listed_tool  # noqa: PLC0415 — with rules alone
+    from induscode.session.permissions.policy import find_total_denial  # noqa: PLC0415 — with rules alone
+
+    rules, _ = load_startup_rules(RuleStore(), cwd)
+    workspace = os.path.realpath(cwd)
+    refs = {tool.name: None if tool.tool is None else RemoteToolRef(tool.source, tool.tool) for tool in tools}
+    return {
+        name
+        for name, ref in refs.items()
+        if find_total_denial(identify_listed_tool(name, ref, workspace), rules) is not None
+    }
 
 
 async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:

@@ -210,6 +210,13 @@ def identify_card(
     return facts
 
 
+def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str) -> CallFacts:
+    """Gather what is known about a tool of a list, of which there is no card: its name and its server."""
+    is_shell = name == "bash" or name in _JOB_TOOLS
+    kind = CallKind.REMOTE if remote is not None else CallKind.COMMAND if is_shell else CallKind.CHANGE
+    return CallFacts(tool=name, kind=kind, arguments={}, workspace=workspace, cwd=workspace, remote=remote)
+
+
 async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:
     """Add the request of an action; one whose method changes nothing is egress alone."""
     target = await card.find_target(facts.arguments)
