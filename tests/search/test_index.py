@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.encoders import TopicEncoder
 
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_content_item, build_item, build_tool_item
 from induscode.search.lexical import LexicalIndex, SearchUnavailableError
+from induscode.search.semantic import SemanticIndex
 from induscode.search.words import list_query_words, normalize_name, split_humps
 
 if TYPE_CHECKING:
@@ -84,6 +88,29 @@ def test_an_item_with_the_name_of_the_query_comes_first(query: str) -> None:
     answer = ToolIndex([loud, plain]).search([query])
     assert answer.hits[0].item is plain
     assert answer.hits[0].score == 1.0
+
+
+_NAMES = st.lists(
+    st.sampled_from(["create", "Issue", "list", "getIssues", "file", "v2", "café", "ツール"]), min_size=1, max_size=3
+)
+
+
+@given(st.sets(st.builds("_".join, _NAMES), min_size=1, max_size=12), st.data())
+def test_any_spelling_of_a_name_finds_its_item_first(names: set[str], data: st.DataObject) -> None:
+    # Each tool speaks of all others, so that words alone would find another one.
+    about = " ".join(sorted(names)) * 3
+    items = [make_tool(server, name, about.replace(name, "")) for name in sorted(names) for server in ("a", "b")]
+    index = ToolIndex(items, SemanticIndex(TopicEncoder()) if data.draw(st.booleans()) else None)
+    index.prepare()
+    wanted = data.draw(st.sampled_from(items))
+    name = data.draw(st.sampled_from([wanted.name, wanted.qualified_name, f"{wanted.server} {wanted.name}"]))
+    spell = data.draw(
+        st.sampled_from([str.upper, str.title, lambda text: text.replace("_", "-"), partial(normalize, "NFD")])
+    )
+    first = index.search([spell(name)], limit=1).hits[0]
+    assert first.score == 1
+    spellings = {normalize_name(text) for text in (first.item.name, first.item.qualified_name)}
+    assert normalize_name(name) in {*spellings, *(f"{first.item.server}{text}" for text in spellings)}
 
 
 def test_a_resource_comes_first_by_its_uri() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
+from unicodedata import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,5 +83,10 @@ def find_verb_groups(stems: Iterable[str]) -> frozenset[int]:
 
 
 def normalize_name(name: str) -> str:
-    """Reduce a name to its letters and digits in lower case, so that `create-issue` and `createIssue` are the same."""
+    """Reduce a name to its letters and digits without case, so that `create-issue` and `createIssue` are the same.
+
+    Characters that Unicode holds for the same are so: `é` in one code point or two, wide forms.
+    """
+    if not name.isascii():
+        name = normalize("NFKC", normalize("NFKC", name).casefold())
     return "".join(_WORD.findall(name)).lower()
