@@ -37,12 +37,13 @@ from induscode.launch.settings import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import SaasGatewayPort
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
-    from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckRunner, DeckToolBox
 
 
@@ -134,13 +135,15 @@ async def open_session(
     options: BootOptions | None = None,
     plan_mode: bool = False,
     origin: CallOrigin | None = None,
+    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None,
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
 
     With a `plan` the run has exactly these servers; known ones start when one of their tools is called or they are
     woken. Without a `profile` there are no native cards. The memory card uses a file of the project, and `saas-action`
     the user's connectors, unless the framework has a store or a gateway. A card without its backend is left out;
-    `plan_mode` says that the caller implements the plan cards. Calls are recorded with their `origin`.
+    `plan_mode` says that the caller implements the plan cards. Calls are recorded with their `origin`. A node of a
+    cluster shares its ledger with `share_store`.
 
     Raises:
         BackendFault: A tool of `--tools`, or code mode, lacks its backend.
@@ -170,8 +173,11 @@ async def open_session(
         if invocation.tools:  # an unknown name is reported before anything is started
             native = _build_native_deck(invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
-        store = await open_store()
-        stack.push_async_callback(store.aclose)
+        file_store = await open_store()
+        stack.push_async_callback(file_store.aclose)
+        store: LedgerStore = file_store
+        if share_store is not None:  # closed before the file, and after what writes to it
+            store = await stack.enter_async_context(share_store(file_store))
         if plan is None:
             mcp = await load_mcp_capabilities(invocation, store, options, wait=wait)
         else:

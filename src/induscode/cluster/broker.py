@@ -2,7 +2,7 @@
 
 Every request has a short deadline, the client reconnects for as long as it is open, and its buffers are bounded. Each
 outcome updates `state`, which status lines and `indus cluster status` show: a broker that is away, slow, full or
-without a majority is told apart. The only module that imports `nats`.
+without a majority is told apart. Only this module and `streams` import `nats`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,13 @@ _PENDING_BYTES = 8 * 1024 * 1024
 _UNREAD_MESSAGES = 8_192
 _UNREAD_BYTES = 64 * 1024 * 1024
 _PROOF = "proof"
+_CALLS_S = 7 * 86_400.0
+"""How long call records are kept."""
+_CALLS_BYTES = 256 * 1024 * 1024
 _NO_STORAGE = frozenset({10023, 10028, 10047, 10054, 10077})
 """JetStream error codes for storage, memory, message or byte limits: https://docs.nats.io/nats-concepts/jetstream."""
+_WRONG_LAST = 10071
+"""JetStream's error code for another last message than the expected one."""
 MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
 
 
@@ -173,11 +178,14 @@ class Broker:
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
             self.state = "missing"
-            message = f"{what}: the broker has no such bucket; prepare it once with `indus cluster init`"
+            message = f"{what}: the broker has no such bucket or stream; prepare it once with `indus cluster init`"
             raise ClusterFault("missing", message) from exc
         except nats.errors.NoRespondersError as exc:
             raise UnheardError(f"{what}: nothing listens there") from exc
         except errors.APIError as exc:
+            if exc.err_code == _WRONG_LAST:
+                self.state = "ready"
+                raise LostRaceError(what) from exc
             is_full = exc.err_code in _NO_STORAGE
             self.state = "full" if is_full else "partitioned"
             raise ClusterFault(self.state, f"{what}: {exc.description or exc}") from exc
@@ -330,7 +338,7 @@ def _hide_password(url: str) -> str:
 
 
 async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEASE_S) -> Sequence[str]:
-    """Make the buckets that are missing, and return their names; what exists stays as it is.
+    """Make the buckets and streams that are missing, and return their names; what exists stays as it is.
 
     Raises:
         ClusterFault: The broker refuses, as one without JetStream or with fewer members than `replicas` does.
@@ -339,7 +347,8 @@ async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEA
 
     made: list[str] = []
     settings, streams = broker.settings, broker.client.jetstream(timeout=4 * REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
-    for name, ttl in ((settings.leases, lease_s), (settings.placements, None), (settings.keys, None)):
+    names = (settings.placements, settings.keys, settings.shared)
+    for name, ttl in ((settings.leases, lease_s), *((name, None) for name in names)):
         try:
             await broker.open_bucket(name)
         except ClusterFault as fault:
@@ -347,6 +356,12 @@ async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEA
                 raise
             config = KeyValueConfig(bucket=name, ttl=ttl, replicas=replicas, storage=StorageType.FILE, history=1)
             await broker.run(f"the bucket {name} could not be made", streams.create_key_value(config))  # pyright: ignore[reportUnknownMemberType] — untyped options
+            made.append(name)
+    for name, subjects, kept_s, kept_bytes in (
+        (settings.ledger, f"{settings.prefix}.ledger.>", None, -1),
+        (settings.calls, f"{settings.prefix}.calls.>", _CALLS_S, _CALLS_BYTES),
+    ):
+        if await _prepare_stream(broker, name, subjects, replicas=replicas, kept_s=kept_s, kept_bytes=kept_bytes):
             made.append(name)
     key = settings.key
     if key is None:
@@ -356,6 +371,43 @@ async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEA
         await keys.create(_PROOF, key.seal(settings.keys, _PROOF.encode()))
     await check_key(broker)
     return made
+
+
+async def _prepare_stream(
+    broker: Broker, name: str, subjects: str, *, replicas: int, kept_s: float | None = None, kept_bytes: int = -1
+) -> bool:
+    """Make a stream that is missing, and tell whether it was.
+
+    One without a limit refuses messages when the broker is full, and its messages cannot be removed one by one; one
+    with limits drops its oldest messages.
+
+    Raises:
+        ClusterFault: The broker refuses.
+    """
+    from nats.js.api import DiscardPolicy, StorageType, StreamConfig  # noqa: PLC0415 — only with a cluster
+
+    api = broker.client.jetstream(timeout=4 * REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
+    try:
+        await broker.run(f"the stream {name} could not be read", api.stream_info(name))
+    except ClusterFault as fault:
+        if fault.state != "missing":
+            raise
+    else:
+        return False
+    is_limited = kept_s is not None
+    config = StreamConfig(
+        name=name,
+        subjects=[subjects],
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        max_age=kept_s or 0.0,
+        max_bytes=kept_bytes,
+        discard=DiscardPolicy.OLD if is_limited else DiscardPolicy.NEW,
+        deny_delete=not is_limited,
+        deny_purge=not is_limited,
+    )
+    await broker.run(f"the stream {name} could not be made", api.add_stream(config))  # pyright: ignore[reportUnknownMemberType] — untyped options
+    return True
 
 
 async def check_key(broker: Broker) -> bool:

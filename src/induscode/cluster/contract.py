@@ -85,6 +85,35 @@ class ClusterSettings:
         return f"{self.prefix}_keys"
 
     @property
+    def ledger(self) -> str:
+        """The name of the stream of all ledgers."""
+        return f"{self.prefix}_ledger"
+
+    @property
+    def shared(self) -> str:
+        """The name of the bucket of what all nodes apply: servers, consents, approved definitions, rules."""
+        return f"{self.prefix}_shared"
+
+    @property
+    def calls(self) -> str:
+        """The name of the stream of call records."""
+        return f"{self.prefix}_calls"
+
+    @property
+    def anchors(self) -> str:
+        """The subject of anchors over all chains."""
+        return f"{self.prefix}.ledger.anchor"
+
+    def chain_subject(self, chain: str) -> str:
+        """Return the subject of the rows of one ledger."""
+        return f"{self.prefix}.ledger.chain.{chain}"
+
+    def find_chain(self, subject: str) -> str | None:
+        """Return the chain of a subject; None for anchors."""
+        prefix = self.chain_subject("")
+        return subject.removeprefix(prefix) if subject.startswith(prefix) else None
+
+    @property
     def beats(self) -> str:
         """The subject on which nodes report themselves after each renewal."""
         return f"{self.prefix}.beat"
@@ -122,6 +151,8 @@ class NodeInfo:
     url: str = ""
     """Where clients reach it; empty if they do not."""
     draining: bool = False
+    unpublished: int = 0
+    """Rows of its ledger that the others do not have yet."""
 
     def may_own(self, only_node: str | None = None) -> bool:
         """Return whether a server may be placed on it: one of equal rows, or one that `only_node` offers."""
@@ -139,6 +170,7 @@ class NodeInfo:
             "owned": self.owned,
             "url": self.url,
             "draining": self.draining,
+            "unpublished": self.unpublished,
         }
 
     @classmethod
@@ -147,7 +179,7 @@ class NodeInfo:
         if not is_json_object(value):
             return None
         node, instance, lease, role = (value.get(key) for key in ("node", "instance", "lease", "role"))
-        capacity, owned, url = (value.get(key) for key in ("capacity", "owned", "url"))
+        capacity, owned, url, waiting = (value.get(key) for key in ("capacity", "owned", "url", "unpublished"))
         if not isinstance(node, str) or not isinstance(instance, str) or role not in {"all", "offers", "doors"}:
             return None
         return cls(
@@ -159,6 +191,7 @@ class NodeInfo:
             owned=owned if isinstance(owned, int) else 0,
             url=url if isinstance(url, str) else "",
             draining=value.get("draining") is True,
+            unpublished=waiting if isinstance(waiting, int) else 0,
         )
 
 

@@ -100,6 +100,8 @@ class ClusterNode:
         self._tasks: asyncio.TaskGroup | None = None
         self.on_note: Callable[[str], None] = lambda _: None
         """Called with a sentence when the brokers or the lease have changed."""
+        self.on_back: Callable[[], None] = lambda: None
+        """Called when the connection to the brokers is there again."""
         membership.on_lost = self._fence
         membership.on_joined = lambda _: self._retry_faulted()
         broker.on_state = self._report_state
@@ -111,6 +113,10 @@ class ClusterNode:
     def info(self) -> NodeInfo:
         """What this node reports about itself."""
         return self.membership.info
+
+    def tell(self, text: str) -> None:
+        """Pass a sentence for people on."""
+        self.on_note(text)
 
     def follow(self, fleet: ServerFleetImpl) -> None:
         """Own servers of this fleet when another node asks for that."""
@@ -330,6 +336,7 @@ class ClusterNode:
         if self._tasks is not None:
             self._tasks.create_task(self.channels.tell_cut())
         self._retry_faulted()
+        self.on_back()
 
     def _report_state(self, state: BrokerState) -> None:
         if state in _STATES:

@@ -38,6 +38,7 @@ _LOOK_S = 0.25
         "status": LazyCommand("show the brokers and the nodes", _HERE, "status"),
         "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
         "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
+        "verify": LazyCommand("verify the ledgers of all nodes", "induscode.commands.cluster_state", "verify"),
     },
     default="status",
 )
@@ -147,7 +148,10 @@ def _describe(node: NodeInfo) -> str:
 @as_json
 @click.pass_context
 def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
-    """Show how the brokers are, and which nodes there are. Exit code 1 if the brokers do not answer."""
+    """Show how the brokers are, and which nodes there are; UNPUBLISHED: rows of its ledger that only it has.
+
+    Exit code 1 if the brokers do not answer.
+    """
 
     async def work(broker: Broker) -> int:
         async with _observe(broker) as membership:
@@ -160,10 +164,12 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
             if not nodes:
                 print_line("no node is there: start one with indus serve --http --cluster URL")
                 return 0
-            columns = ("NODE", "SERVERS", "STATE", "ADDRESS")
-            print_table(
-                columns, [(node.node, f"{node.owned}/{node.capacity}", _describe(node), node.url) for node in nodes]
-            )
+            columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")
+            rows_shown = [
+                (node.node, f"{node.owned}/{node.capacity}", node.unpublished, _describe(node), node.url)
+                for node in nodes
+            ]
+            print_table(columns, rows_shown)
         return 0
 
     return run_with_broker(read_settings(context, brokers), work)

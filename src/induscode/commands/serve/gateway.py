@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from induscode.boot.config_watch import ConsentedRows
     from induscode.boot.session import Session
     from induscode.cluster.node import ClusterNode
+    from induscode.cluster.shared.state import SharedState
     from induscode.commands.serve.options import Schemas
     from induscode.commands.serve.process import SignalState
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
@@ -89,6 +90,10 @@ class GatewayContext:
     schemas: Schemas = "raw"
     node: ClusterNode | None = None
     """This gateway as a node of a cluster."""
+    shared: SharedState | None = None
+    """What it shares with the other nodes."""
+    on_follow: Callable[[Gateway, TaskGroup], None] = lambda gateway, tasks: None
+    """Called when it begins to follow its servers."""
     has_principals: bool = False
     """Whether clients have access tokens of their own: it serves several users."""
 
@@ -371,11 +376,12 @@ class Gateway:
         if endpoint is not None and endpoint.known_tools is None:
             # The definition remembered from an earlier run may be right again.
             await self._bridge.wake([endpoint.config.id])
-        await self._read_approvals()
+        await self.read_approvals()
         disabled = self._enrolment.find_disabled(name)
         return None if disabled is None else refuse_disabled(disabled)
 
-    async def _read_approvals(self) -> None:
+    async def read_approvals(self) -> None:
+        """Apply what was approved elsewhere."""
         before = self._enrolment.ledger
         await self._bridge.reread_approvals()
         if self._enrolment.ledger is not before:
@@ -418,6 +424,7 @@ class Gateway:
                 tasks.start_soon(self._announce_changes, host)
                 tasks.start_soon(self._start_known)
                 tasks.start_soon(self._poll_approvals)
+                self._context.on_follow(self, tasks)
                 watch = self._context.watch
                 while watch is not None:
                     forced = await watch.wait_for_change(signals)
@@ -449,7 +456,7 @@ class Gateway:
         while True:
             await anyio.sleep(_APPROVALS_S)
             if self._enrolment.disabled:
-                await self._read_approvals()
+                await self.read_approvals()
             changes = await self.session.refresh_connectors()
             for change in changes:
                 print_status(change)

@@ -141,18 +141,23 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.node import open_node  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.sessions import open_sessions  # noqa: PLC0415 — only with --cluster
+    from induscode.cluster.shared.state import open_shared_state  # noqa: PLC0415 — only with --cluster
+    from induscode.commands.serve.sharing import GatewaySharing  # noqa: PLC0415 — only with --cluster
 
     async with AsyncExitStack() as stack:
         try:
             node = await stack.enter_async_context(open_node(options.cluster, guarded=True))
             sessions = await stack.enter_async_context(open_sessions(node))
+            shared = await stack.enter_async_context(open_shared_state(node))
         except ClusterFault as fault:
             print_status(f"the cluster cannot be joined: {fault}")
             return int(ExitCode.FAILED)
         node.on_note = print_status
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
-        boot = replace(context.options, open_session=node.open_session)
+        if shared is not None:
+            context = replace(context, shared=shared, on_follow=GatewaySharing(shared).follow)
+        boot = replace(context.options, open_session=node.open_session, node=node.info.node)
         if options.settings is not None:
             options = replace(options, settings=replace(options.settings, router=sessions))
         return await _run_host(invocation, options, plan, replace(context, options=boot, node=node))
@@ -311,6 +316,7 @@ async def _open_gateway(
                 wait=False,
                 options=replace(context.options, handlers=handlers, kinds=CONTENT_KINDS),
                 origin=CallOrigin(via="gateway"),
+                share_store=None if context.shared is None else context.shared.open_store,
             )
         )
         if context.node is not None:

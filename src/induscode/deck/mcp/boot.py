@@ -119,6 +119,8 @@ class BootOptions:
     """What is listed and enrolled beside tools."""
     open_session: OpenSession = open_client_session
     """Connects to servers; a node of a cluster connects to those that another node runs."""
+    node: str = ""
+    """The name of this process as a node of a cluster."""
 
     def launch_config(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration a server is started with."""
@@ -193,7 +195,7 @@ class BootedBridge:
     def journal(self) -> Journal:
         """The journal of this run; a run without servers begins it when it is first used."""
         if self._journal is None:
-            self._journal = Journal(self._store)
+            self._journal = Journal(self._store, node=self.options.node)
         return self._journal
 
     def find_place(self) -> tuple[str, int]:
@@ -429,7 +431,9 @@ async def boot_bridge(
     journal: Journal | None = None,
 ) -> BootedBridge:
     """Boot the servers of a plan; see `BootedBridge.boot`."""
-    bridge = BootedBridge(store, plan, options, ledger=ledger, journal=journal or Journal(store, plan.configs.values()))
+    node = "" if options is None else options.node
+    journal = journal or Journal(store, plan.configs.values(), node=node)
+    bridge = BootedBridge(store, plan, options, ledger=ledger, journal=journal)
     await bridge.boot()
     return bridge
 

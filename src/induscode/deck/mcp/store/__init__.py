@@ -28,8 +28,10 @@ from induscode.deck.mcp.store.database import store_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from induscode.deck.mcp.store.database import ChainEnd
     from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts
     from induscode.deck.mcp.store.fallback import FallbackStore
+    from induscode.deck.mcp.store.publication import ChainPart
 
 T = TypeVar("T")
 
@@ -173,6 +175,28 @@ class ThreadedStore:
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Remove old runs and record it; None if there is nothing to remove."""
         return await self._query(lambda store: store.prune(keep, own_run), None, wait_s=VERIFY_S)
+
+    # -- for other machines -----------------------------------------------------------------
+
+    async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
+        """Read rows of the chain after a position; None if they cannot be read."""
+        from induscode.deck.mcp.store.publication import read_part  # noqa: PLC0415 — for a node of a cluster
+
+        return await self._query(
+            lambda store: store.read(lambda db: read_part(db, after, most_rows, most_characters), None), None
+        )
+
+    async def mark_published(self, chain: str, end: ChainEnd) -> None:
+        """Remember up to where rows of a chain are published."""
+        from induscode.deck.mcp.store.publication import mark_published  # noqa: PLC0415 — for a node of a cluster
+
+        await self._query(lambda store: store.read(lambda db: mark_published(db, chain, end), None), None)
+
+    async def renew_chain(self, former: str, published: int) -> str | None:
+        """Give the chain a new id in place of the former one, and return it; None if that fails."""
+        from induscode.deck.mcp.store.publication import renew_chain  # noqa: PLC0415 — for a node of a cluster
+
+        return await self._query(lambda store: store.read(lambda db: renew_chain(db, former, published), None), None)
 
     async def aclose(self) -> None:
         """Write what is left, and close."""

@@ -394,7 +394,8 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
     Runs leave in the order in which they began, with all rows before the first row of a run that stays. Rows that are
     still the latest of their subject (a pin, a listing) are written again at the end first, so pruning removes nothing
     that applies. A `prune` row then records how many rows were removed and the digest of the last one, from which the
-    chain goes on: `indus ledger verify` can still prove every remaining row.
+    chain goes on: `indus ledger verify` can still prove every remaining row. Rows that a node has not published yet
+    stay as long as they are not older than `keep.days`.
     """
     at_ms = now()
     with transaction(db.connection):
@@ -403,6 +404,11 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
         recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
         stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
         cut = min(stay, default=db.end("head").position + 1)
+        published = db.connection.execute("SELECT position FROM ends WHERE name = 'published'").fetchone()
+        if published is not None:
+            # Rows that other machines do not have yet stay, unless they are too old.
+            young = min((run.first for run in runs if run.began >= oldest), default=cut)
+            cut = min(cut, max(young, published[0] + 1))
         if cut <= db.end("base").position + 1:
             return None
         seqs = dict(db.seqs)

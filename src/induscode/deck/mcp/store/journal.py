@@ -62,7 +62,9 @@ class Journal:
         *,
         run: str | None = None,
         now: Callable[[], str] = iso_now,
+        node: str = "",
     ) -> None:
+        """Begin a run; that of a `node` of a cluster is published to the others."""
         self.store = store
         self.run = run or new_ulid()
         """The id of this run, a ULID: later runs sort later."""
@@ -76,7 +78,8 @@ class Journal:
         self._encoded: dict[int, _EncodedDescriptor] = {}
         self._listed: dict[tuple[str, ItemKind], tuple[Sequence[str], Sequence[DisabledTool]]] = {}
         self.add_servers(servers)
-        self._append("run", {"servers": [*self._identities]})
+        facts: JsonObject = {"servers": [*self._identities]}
+        self._append("run", {**facts, "node": node} if node else facts)
 
     def add_servers(self, servers: Iterable[ServerConfig]) -> None:
         """Add servers with their identities and the secrets of their configurations."""

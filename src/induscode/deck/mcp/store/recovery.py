@@ -67,6 +67,8 @@ class Salvage:
     """Pins of rows after the damage: readable, but not proven by the chain."""
     head: int = 0
     """The last position according to the file, if it could be read."""
+    chain: ChainEnd | None = None
+    """The id under which nodes have published it: a recovered file that lost rows is noticed by them."""
 
     @property
     def last(self) -> int:
@@ -126,6 +128,8 @@ def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], reason:
             db.connection.executemany("INSERT INTO documents VALUES (?,?)", found.documents.items())
             index = [(*key, position) for key, (position, _) in latest.items()]
             db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", index)
+            if found.chain is not None:
+                db.set_end("chain", found.chain)
             db.set_end("base", found.base)
             db.set_end("head", ChainEnd(found.rows[-1][0], found.rows[-1][7]) if found.rows else found.base)
         kept = {subject: parse_facts(text, position) for (op, subject), (position, text) in latest.items() if op == PIN}
@@ -192,6 +196,7 @@ def _read(copy: str) -> Salvage:
         found = _find_longest_prefix(connection, rows)
         head = _read_end(connection, "head")
         found.head = 0 if head is None else head.position
+        found.chain = _read_end(connection, "chain")
         found.documents.update(_read_documents(connection, found))
         for pin in found.tail_pins.values():
             addresses = document_addresses(PIN, pin.facts)

@@ -1,0 +1,361 @@
+"""Publication of a node's ledger, and the anchors over all ledgers of the cluster.
+
+A ledger is written to its own file first. The publisher then appends its rows to the replicated stream, in order, each
+batch on the condition that the message before it is the last one of its chain: a second writer, a gap or a fork is
+refused by the broker or found by the digests. While the broker is away or full the rows wait in the file; memory
+holds one batch. No caller waits for any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from indusagi.core.time import iso_utc, now_ms
+from induscode.cluster.contract import ClusterFault, LostRaceError
+from induscode.cluster.key import UnsealedError
+from induscode.cluster.shared.chains import Anchor, ChainBatch, ChainBook, digest_anchor
+from induscode.deck.mcp.store.database import ChainEnd
+from induscode.deck.mcp.store.publication import ChainRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from induscode.cluster.contract import ClusterSettings
+    from induscode.cluster.key import ClusterKey
+    from induscode.cluster.streams import Stream, StreamMessage
+    from induscode.deck.mcp.store.publication import ChainPart
+
+_log = logging.getLogger(__name__)
+
+_BATCH_ROWS = 256
+_BATCH_CHARACTERS = 512 * 1024
+_HEADERS_BYTES = 4_096
+"""What a message needs beside its content."""
+_LOOK_S = 1.0
+"""How often the file is read when nothing was appended here: other processes write it too."""
+_RETRY_S = 0.5
+_LONGEST_RETRY_S = 10.0
+_CLOSE_S = 3.0
+"""How long a node that stops may take to publish its last rows."""
+ANCHOR_S = 60.0
+
+
+class ChainSource(Protocol):
+    """The ledger of this node, as `ThreadedStore` offers it."""
+
+    async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
+        """Read rows of the chain after a position."""
+        ...
+
+    async def mark_published(self, chain: str, end: ChainEnd) -> None:
+        """Remember up to where rows are published."""
+        ...
+
+    async def renew_chain(self, former: str, published: int) -> str | None:
+        """Give the chain a new id; so many rows were published under the former one."""
+        ...
+
+
+class LedgerPublisher:
+    """Publishes the rows of one ledger."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        settings: ClusterSettings,
+        key: ClusterKey,
+        source: ChainSource,
+        on_note: Callable[[str], None],
+        largest_bytes: int,
+    ) -> None:
+        self.on_count: Callable[[int], None] = lambda _: None
+        """Called with the number of rows that wait, when it has changed."""
+        self._stream = stream
+        self._settings = settings
+        self._key = key
+        self._source = source
+        self._on_note = on_note
+        self._largest_bytes = largest_bytes - _HEADERS_BYTES
+        self._chain = ""
+        self._end: ChainEnd | None = None
+        """The last row of the chain in the stream; None: not known yet, or there is none."""
+        self._last = 0
+        """The number of the last message of the chain in the stream."""
+        self._is_known = False
+        self._first = (False, "", "")
+        """Whether the next batch begins the chain, its former id, and the reason."""
+        self._attempt = 0
+        self._waiting = -1
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look for new rows now."""
+        self._wake.set()
+
+    def forget(self) -> None:
+        """Read the end of the chain in the stream again: the connection was lost, or a message was refused."""
+        self._is_known = False
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish rows as they come; runs until cancelled."""
+        pause = _RETRY_S
+        while True:
+            self._wake.clear()
+            try:
+                await self.publish_all()
+                pause = _RETRY_S
+                wait_s = _LOOK_S
+            except (ClusterFault, LostRaceError) as exc:
+                _log.debug("the ledger is not published: %s", exc)
+                self._is_known = False
+                wait_s, pause = pause, min(2 * pause, _LONGEST_RETRY_S)
+                await self._count()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def close(self) -> None:
+        """Publish what is left, for a moment."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.publish_all()
+        except (ClusterFault, LostRaceError, TimeoutError) as exc:
+            _log.debug("the end of the ledger is published by the next start: %s", exc)
+
+    async def publish_all(self) -> None:
+        """Publish every row of the file that the stream does not have.
+
+        Raises:
+            ClusterFault: The broker did not do it.
+            LostRaceError: Another process of this machine publishes the same file.
+        """
+        while True:
+            if not self._is_known:
+                await self._find_end()
+            after = None if self._end is None else self._end.position
+            part = await self._source.read_part(after, _BATCH_ROWS, _BATCH_CHARACTERS)
+            if part is None or part.chain != self._chain:
+                self._is_known = False
+                if part is None:
+                    return  # a note of the store says why
+                continue
+            self._report(part.unpublished)
+            if self._end is not None and part.before != self._end:
+                await self._renew(part)
+                continue
+            if not part.rows:
+                return
+            assert part.before is not None
+            await self._publish(part.before, part.rows)
+
+    async def _count(self) -> None:
+        part = await self._source.read_part(None, 0, 0)
+        if part is not None:
+            self._report(part.unpublished)
+
+    def _report(self, waiting: int) -> None:
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self.on_count(waiting)
+
+    async def _find_end(self) -> None:
+        """Find the last row of the chain in the stream."""
+        part = await self._source.read_part(None, 0, 0)
+        if part is None:
+            raise ClusterFault("ready", "the ledger cannot be read")
+        self._chain, self._first = part.chain, (False, "", "")
+        subject = self._settings.chain_subject(part.chain)
+        last = await self._stream.read_last(subject)
+        done = part.published
+        self._last = 0 if last is None else last.number
+        self._end = None if last is None else self._read_end(last) or done
+        there = 0 if self._end is None else self._end.position
+        if self._end is None:
+            self._first = (True, *_explain_beginning(part, is_taken=last is not None))
+        if done is not None and there < done.position:
+            lost = f"rows {there + 1:,} to {done.position:,} of this node"
+            self._on_note(f"the stream of ledgers has lost {lost}; they are published again")
+        self._is_known = True
+
+    def _read_end(self, message: StreamMessage) -> ChainEnd | None:
+        try:
+            row = ChainBatch.parse(self._key.unseal(message.subject, message.data)).rows[-1]
+        except ValueError as exc:
+            self._on_note(f"message {message.number:,} of the stream of ledgers is not of this cluster: {exc}")
+            return None
+        return ChainEnd(row.position, row.digest)
+
+    async def _renew(self, part: ChainPart) -> None:
+        """Begin a new chain: the file does not continue the published one."""
+        assert self._end is not None
+        there = self._end.position
+        if there > part.head.position:
+            reason = f"its file ends with row {part.head.position:,}, and {there:,} were published: it is an older copy"
+        elif there < part.base.position:
+            reason = f"its rows {there + 1:,} to {part.base.position:,} were removed before they were published"
+        else:
+            reason = f"its row {there:,} is not the published one: the file was copied or rewritten"
+        former = part.chain
+        chain = await self._source.renew_chain(former, there)
+        self._on_note(f"the ledger of this node begins a new chain: {reason}")
+        if chain is None:
+            raise ClusterFault("ready", "the ledger cannot be written")
+        self._chain, self._end, self._last = chain, None, 0
+        self._first = (True, former, reason)
+
+    async def _publish(self, before: ChainEnd, rows: Sequence[ChainRow]) -> None:
+        subject = self._settings.chain_subject(self._chain)
+        is_first, former, reason = self._first
+        batch = ChainBatch(
+            node=self._settings.node, previous=before, rows=rows, is_first=is_first, former=former, reason=reason
+        )
+        data = self._key.seal(subject, batch.encode())
+        while len(data) > self._largest_bytes:
+            # A smaller batch; a single row that is too large is published as its digest.
+            rows = rows[: len(rows) // 2] if len(rows) > 1 else [ChainRow(rows[0].position, rows[0].digest)]
+            batch = replace(batch, rows=rows)
+            data = self._key.seal(subject, batch.encode())
+        end = ChainEnd(rows[-1].position, rows[-1].digest)
+        identity = f"{end.digest}.{self._attempt}" if self._attempt else end.digest
+        number, is_repeated = await self._stream.publish(subject, data, identity=identity, expected=self._last)
+        if is_repeated:
+            # Written by an attempt without an answer; or it was removed since, and needs another identity.
+            await self._find_end()
+            if self._end is None or self._end.position < end.position:
+                self._attempt += 1
+            return
+        self._end, self._last, self._first = end, number, (False, "", "")
+        await self._source.mark_published(self._chain, end)
+
+
+def _explain_beginning(part: ChainPart, *, is_taken: bool) -> tuple[str, str]:
+    """Return the former id of a chain that the stream does not have, and why it begins; empty for a new ledger."""
+    if is_taken:
+        return "", "its subject was taken by a writer without the key"
+    if part.published is not None:
+        return "", f"the stream had lost its rows up to {part.published.position:,}"
+    if part.former is not None:
+        return part.former.digest, f"its file did not continue the published row {part.former.position:,}"
+    return "", ""
+
+
+class LedgerAuditor:
+    """Verifies all chains as they grow, and anchors them."""
+
+    def __init__(
+        self, stream: Stream, settings: ClusterSettings, key: ClusterKey, on_note: Callable[[str], None]
+    ) -> None:
+        self.book = ChainBook()
+        self._stream = stream
+        self._settings = settings
+        self._key = key
+        self._on_note = on_note
+        self._next = 0
+        """The number of the next message to read; 0: where the last anchor was made."""
+        self._told = 0
+
+    async def run(self) -> None:
+        """Verify and anchor from time to time; runs until cancelled."""
+        while True:
+            await asyncio.sleep(ANCHOR_S)
+            try:
+                await self.anchor()
+            except (ClusterFault, LostRaceError) as exc:
+                _log.debug("no anchor: %s", exc)
+
+    async def close(self) -> None:
+        """Make a last anchor, for a moment."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.anchor()
+        except (ClusterFault, LostRaceError, TimeoutError) as exc:
+            _log.debug("no anchor at the end: %s", exc)
+
+    async def anchor(self) -> bool:
+        """Read what is new, and make an anchor unless nothing has changed; tell whether one was made.
+
+        Raises:
+            ClusterFault: The broker did not answer.
+            LostRaceError: Another node has made one at the same time.
+        """
+        await self.read_new()
+        heads = self.book.list_heads()
+        if not heads or dict(heads) == dict(self.book.anchored):
+            return False
+        last = await self._stream.read_last(self._settings.anchors)
+        anchor = Anchor(
+            number=self.book.anchors + 1,
+            previous=self.book.last_anchor,
+            node=self._settings.node,
+            at=iso_utc(now_ms()),
+            through=self._next - 1,
+            heads=heads,
+        )
+        data = anchor.encode()
+        sealed = self._key.seal(self._settings.anchors, data)
+        if last is not None and last.number >= self._next:
+            return False  # another node was first
+        await self._stream.publish(
+            self._settings.anchors, sealed, identity=digest_anchor(data), expected=0 if last is None else last.number
+        )
+        return True
+
+    async def read_new(self) -> None:
+        """Verify the messages since the last time.
+
+        Raises:
+            ClusterFault: The broker did not answer.
+        """
+        if not self._next:
+            await self._resume()
+        state = await self._stream.read_state()
+        async for number, message in self._stream.read_range(max(self._next, state.first), state.last):
+            take_message(self.book, self._settings, self._key, number, message)
+            self._next = number + 1
+        for problem in self.book.problems[self._told :]:
+            self._on_note(f"the ledgers of the cluster: {problem} (indus cluster verify)")
+        self._told = len(self.book.problems)
+
+    async def _resume(self) -> None:
+        """Begin where the last anchor was made; without one that can be read, at the first message."""
+        self._next = 1
+        last = await self._stream.read_last(self._settings.anchors)
+        if last is None:
+            return
+        try:
+            data = self._key.unseal(last.subject, last.data)
+            anchor = Anchor.parse(data)
+        except (UnsealedError, ValueError):
+            return
+        before = ChainBook.resume(anchor, digest_anchor(data))
+        # Rows that came between its reading and its writing are read again; the anchor itself is known.
+        async for number, message in self._stream.read_range(anchor.through + 1, last.number - 1):
+            take_message(before, self._settings, self._key, number, message)
+        self.book, self._next = before, last.number + 1
+
+
+def take_message(
+    book: ChainBook, settings: ClusterSettings, key: ClusterKey, number: int, message: StreamMessage | None
+) -> None:
+    """Open one message of the stream of ledgers and take it into a book."""
+    if message is None:
+        book.report("the message was removed from the stream", number=number)
+        return
+    chain = settings.find_chain(message.subject)
+    try:
+        data = key.unseal(message.subject, message.data)
+    except UnsealedError as exc:
+        node = "" if chain is None else f" of chain {chain}"
+        book.report(f"a message{node} is not of a node of this cluster: {exc}", number=number)
+        return
+    if chain is not None:
+        book.take_batch(chain, data, number)
+    else:
+        book.take_anchor(data, number)

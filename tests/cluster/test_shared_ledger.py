@@ -1,0 +1,263 @@
+"""Ledgers of nodes in a stream of a real broker: spooled, published in order, anchored and verified."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from nats.js.api import DiscardPolicy, StreamConfig
+from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.stores import batch, run_sql, store_file, stored
+from tests.support.waiting import until
+
+from induscode.cluster.broker import Broker, open_broker, prepare_cluster
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.key import ClusterKey
+from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
+from induscode.cluster.shared.verify import verify_cluster
+from induscode.cluster.streams import Stream
+from induscode.deck.mcp.store.events import Retention
+from induscode.deck.mcp.store.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
+
+    from induscode.cluster.contract import ClusterSettings
+    from induscode.cluster.shared.verify import ClusterReport
+    from induscode.deck.mcp.store import ThreadedStore
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+class LedgerNode:
+    """A ledger with its publisher and auditor."""
+
+    def __init__(self, broker: Broker, settings: ClusterSettings, store: ThreadedStore) -> None:
+        assert settings.key is not None
+        self.notes: list[str] = []
+        self.broker, self.store = broker, store
+        self.stream = Stream(broker, settings.ledger)
+        self.publisher = LedgerPublisher(
+            self.stream, settings, settings.key, store, self.notes.append, broker.payload_bytes
+        )
+        self.auditor = LedgerAuditor(self.stream, settings, settings.key, self.notes.append)
+
+    async def publish(self, *numbers: int, run: str = "r1") -> None:
+        for number in numbers:
+            self.store.append(batch(number, run=run))
+        assert await self.store.flush()
+        await self.publisher.publish_all()
+
+    async def verify(self) -> ClusterReport:
+        return await verify_cluster(self.broker, self.store)
+
+    async def list_problems(self) -> list[str]:
+        return [str(problem) for problem in (await self.verify()).problems]
+
+
+def streams_of(node: LedgerNode) -> Any:
+    """Return the untyped part of the broker's client."""
+    return node.broker.client.jetstream()  # pyright: ignore[reportUnknownMemberType] — untyped options
+
+
+@asynccontextmanager
+async def open_ledger(settings: ClusterSettings, folder: Path) -> AsyncGenerator[LedgerNode]:
+    async with open_broker(settings) as broker, stored(folder) as store:
+        yield LedgerNode(broker, settings, store)
+
+
+async def test_rows_of_all_nodes_are_verified_and_compared(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = await new_cluster(broker)
+    one, two = name_node(settings, "one"), name_node(settings, "two")
+    async with open_ledger(one, tmp_path / "1") as first, open_ledger(two, tmp_path / "2") as second:
+        Journal(first.store, run="r1", node="one")
+        await first.publish(1, 2)
+        await second.publish(1, run="personal")
+        assert await first.auditor.anchor()
+        assert not await first.auditor.anchor()  # nothing has changed
+        await second.publish(2, run="personal")
+        assert await second.auditor.anchor()
+        report = await first.verify()
+        assert report.problems == []
+        assert (report.anchors, report.own_rows, report.unpublished) == (2, 3, 0)
+        nodes = {state.node: (state.rows, state.withheld) for state in report.chains.values()}
+        # The rows of a person's own runs are published as digests.
+        assert nodes == {"one": (3, 0), "two": (2, 2)}
+    async with open_ledger(one, tmp_path / "1") as again:
+        await again.publish(3)
+        assert await again.auditor.anchor()  # goes on after the last anchor
+        report = await again.verify()
+        assert (report.problems, report.own_rows, len(report.chains)) == ([], 4, 2)
+
+
+async def test_two_processes_publish_one_file_once(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = await new_cluster(broker)
+    async with open_ledger(settings, tmp_path) as one, open_ledger(settings, tmp_path) as other:
+        running = [asyncio.create_task(node.publisher.run()) for node in (one, other)]  # noqa: TID251 — awaited below
+        for number in range(1, 30):
+            (one if number % 2 else other).store.append(batch(number))
+            one.publisher.wake()
+            other.publisher.wake()
+
+        async def is_published() -> bool:
+            part = await one.store.read_part(None, 0, 0)
+            return part is not None and part.head.position == 29 and not part.unpublished
+
+        for _ in range(500):
+            if await is_published():
+                break
+            await asyncio.sleep(0.02)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        report = await one.verify()
+        assert (report.problems, report.own_rows) == ([], 29)
+
+
+async def test_rows_wait_in_the_file_while_the_broker_is_away(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "broker") as broker:
+        settings = await new_cluster(broker)
+        async with open_ledger(settings, tmp_path) as node:
+            counts: list[int] = []
+            node.publisher.on_count = counts.append
+            running = asyncio.create_task(node.publisher.run())  # noqa: TID251 — awaited below
+            await until(lambda: counts == [0])
+            await asyncio.to_thread(broker.stop)
+            for number in range(1, 700):
+                node.store.append(batch(number))
+            assert await node.store.flush()
+            node.publisher.wake()
+            await until(lambda: counts[-1] == 699)
+            # Old runs that were not published stay in the file.
+            assert await node.store.prune(Retention(runs=1, days=180), "r2") is None
+            await asyncio.to_thread(broker.start)
+            node.publisher.forget()
+            await until(lambda: counts[-1] == 0)
+            running.cancel()
+            await asyncio.wait({running})
+            report = await node.verify()
+            assert (report.problems, report.own_rows) == ([], 699)
+
+
+async def test_restored_copy_of_a_ledger_begins_a_new_chain(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = await new_cluster(broker)
+    async with open_ledger(settings, tmp_path) as node:
+        await node.publish(1, 2)
+    shutil.copytree(tmp_path / "state", tmp_path / "backup")
+    async with open_ledger(settings, tmp_path) as node:
+        await node.publish(3, 4)
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path / "backup", tmp_path / "state")
+    async with open_ledger(settings, tmp_path) as node:
+        assert "row 3: the file of this machine ends with row 2, the stream with 4" in (await node.list_problems())[0]
+        await node.publish(5)
+        assert "it is an older copy" in node.notes[0]
+        report = await node.verify()
+        assert len(report.chains) == 2
+        assert [problem.message for problem in report.problems] == [
+            f"it replaces chain {next(iter(report.chains))}: its file ends with row 3, and 4 were published: "
+            "it is an older copy"
+        ]
+        assert report.own_rows == 3
+
+
+async def test_rewritten_file_and_copied_file_do_not_continue_the_chain(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = await new_cluster(broker)
+    async with open_ledger(settings, tmp_path) as node:
+        await node.publish(1, 2)
+    shutil.copytree(tmp_path / "state", tmp_path / "clone" / "state")
+    async with open_ledger(settings, tmp_path) as node, open_ledger(settings, tmp_path / "clone") as clone:
+        await node.publish(3)
+        await clone.publish(4)
+        assert "the file was copied or rewritten" in clone.notes[0]
+        assert (await node.verify()).own_rows == 3
+        assert (await clone.verify()).own_rows == 3
+    run_sql(store_file(tmp_path), "UPDATE events SET digest = 'x' WHERE position = 2")
+    async with open_ledger(settings, tmp_path) as node:
+        problems = await node.list_problems()
+        assert any("row 2: the file of this machine has another row" in problem for problem in problems)
+
+
+async def test_writers_without_the_key_are_named_and_change_nothing(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = await new_cluster(broker)
+    async with open_ledger(settings, tmp_path) as node:
+        await node.publish(1, 2)
+        assert await node.auditor.anchor()
+        chain = (await node.verify()).own_chain
+        subject = settings.chain_subject(chain)
+        first = await node.stream.read_at(1)
+        assert first is not None
+        foreign = ClusterKey(bytes(32)).seal(subject, b"{}")
+        for data in (b"nonsense", b"", foreign, first.data):
+            await node.stream.publish(subject, data)
+        await node.stream.publish(settings.anchors, b"nonsense")
+        node.publisher.forget()
+        await node.publish(3)
+        await node.publish(4)
+        report = await node.verify()
+        assert report.own_rows == 4
+        text = "\n".join(map(str, report.problems))
+        for number in (3, 4, 5, 7):
+            assert f"message {number}: a message" in text
+        assert "message 6: the chain begins a second time: the message was repeated or inserted" in text
+        await node.auditor.read_new()
+        assert any("indus cluster verify" in note for note in node.notes)
+
+
+async def test_removed_messages_are_noticed_and_published_again(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = replace(await new_cluster(broker), prefix=f"open{tmp_path.name[-1]}x")
+    async with open_ledger(settings, tmp_path) as node:
+        api = streams_of(node)
+        # `indus cluster init` makes a stream whose messages cannot be removed.
+        await api.add_stream(StreamConfig(name=settings.ledger, subjects=[f"{settings.prefix}.ledger.>"]))
+        await prepare_cluster(node.broker, replicas=1, lease_s=1.0)
+        await node.publish(1, 2)
+        await node.publish(3)
+        assert await node.auditor.anchor()
+        await api.delete_msg(settings.ledger, 2)
+        problems = "\n".join(await node.list_problems())
+        assert "message 2: the message was removed" in problems
+        assert "row 3: anchor 1 has seen this row, and the stream ends with row 2" in problems
+        assert "row 3: this machine has published it, and the stream ends with row 2" in problems
+        node.publisher.forget()
+        await node.publish(4)
+        assert "has lost rows 3 to 3" in node.notes[0]
+        report = await node.verify()
+        assert report.own_rows == 4
+        assert [problem.number for problem in report.problems] == [2]
+    closed = await new_cluster(broker)
+    async with open_ledger(closed, tmp_path / "other") as other:
+        await other.publish(1)
+        with pytest.raises(ClusterFault):
+            await other.broker.run("removal", streams_of(other).delete_msg(closed.ledger, 1))
+
+
+async def test_full_stream_refuses_and_the_rows_wait(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings = replace(await new_cluster(broker), prefix="full")
+    async with open_ledger(settings, tmp_path) as node:
+        config = StreamConfig(
+            name=settings.ledger, subjects=["full.ledger.>"], max_bytes=2_000, discard=DiscardPolicy.NEW
+        )
+        await streams_of(node).add_stream(config)
+        await node.publish(1)
+        for number in range(2, 50):
+            node.store.append(batch(number, run=f"run {number}"))
+        with pytest.raises(ClusterFault) as caught:
+            await node.publish()
+        assert caught.value.state == "full"
+        config.max_bytes = 1_000_000
+        await streams_of(node).update_stream(config)
+        await node.publish(50)
+        report = await node.verify()
+        assert (report.problems, report.unpublished) == ([], 0)
