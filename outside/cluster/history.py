@@ -82,6 +82,8 @@ class History:
     faults: list[FaultEvent] = field(default_factory=list[FaultEvent])
     unanswered: list[str] = field(default_factory=list[str])
     """Keys that had no answer at a door after the last fault, within the time for that."""
+    stuck: list[str] = field(default_factory=list[str])
+    """Members that did not leave in time."""
     acknowledged: list[str] = field(default_factory=list[str])
     """Digests of ledger events that a node has acknowledged."""
     chain: list[str] | None = None
@@ -117,6 +119,7 @@ def check_history(history: History) -> list[str]:
         *_check_epochs(history),
         *_check_order(history),
         *_check_ledger(history),
+        *(f"stuck: {text}" for text in history.stuck),
         *(f"no service: {key} was not answered after the faults" for key in history.unanswered),
     ]
 

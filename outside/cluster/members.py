@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tests.support.broker_proxy import BrokerProxy, open_proxy
 
@@ -39,6 +40,8 @@ _START_S = 30.0
 _STOP_S = 20.0
 _CALL_S = 8.0
 _UNKNOWN = "whether the call took effect is unknown"
+_FRAMES = ("cr_frame", "ag_frame", "gi_frame")
+_AWAITED = ("cr_await", "ag_await", "gi_yieldfrom")
 SERVER = Path(__file__).with_name("effect_server.py")
 
 
@@ -47,6 +50,25 @@ def make_servers(keys: Sequence[str], effects: Path) -> list[StdioServerConfig]:
     limits = ServerLimits(call_idle_s=_CALL_S, call_hard_s=_CALL_S, probe_s=0.5, close_s=0.5)
     words = ("-I", "-S", str(SERVER))
     return [StdioServerConfig(key, sys.executable, (*words, key, str(effects)), limits=limits) for key in keys]
+
+
+class StuckError(Exception):
+    """A member did not leave in time."""
+
+
+def describe_wait(task: asyncio.Task[None]) -> str:
+    """Describe where a task waits, from the outermost function to the innermost one."""
+    lines: list[str] = []
+    waiting: Any = task.get_coro()
+    while waiting is not None:
+        frame = next((getattr(waiting, name) for name in _FRAMES if getattr(waiting, name, None) is not None), None)
+        if frame is not None:
+            lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+        inner = next((getattr(waiting, name) for name in _AWAITED if getattr(waiting, name, None) is not None), None)
+        if inner is None and frame is None:
+            inner = next((one for one in gc.get_referents(waiting) if hasattr(one, "ag_frame")), None)
+        waiting = inner
+    return " > ".join(lines)
 
 
 class LocalMember:
@@ -135,9 +157,10 @@ class LocalMember:
         if self._task is not None:
             _, late = await asyncio.wait({self._task}, timeout=_STOP_S)
             if late:
+                stack = describe_wait(self._task)
                 self._task.cancel()
-                await asyncio.wait({self._task})
-                raise TimeoutError(f"node {self.name} did not leave within {_STOP_S:g} s")
+                await asyncio.wait({self._task}, timeout=_STOP_S)
+                raise StuckError(f"node {self.name} did not leave within {_STOP_S:g} s: {stack}")
             if not self._task.cancelled():
                 self._task.result()
 
@@ -255,7 +278,7 @@ class GatewayMember:
             except TimeoutError:
                 self.signal(signal.SIGKILL)
                 await self.process.wait()
-                raise TimeoutError(f"gateway {self.name} did not end within {_STOP_S:g} s") from None
+                raise StuckError(f"gateway {self.name} did not end within {_STOP_S:g} s") from None
         await self._stack.aclose()
 
 

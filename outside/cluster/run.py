@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from outside.cluster.history import Call, FaultEvent, History, Outcome
-from outside.cluster.members import Break, GatewayMember, LocalMember, Member, make_servers
+from outside.cluster.members import Break, GatewayMember, LocalMember, Member, StuckError, make_servers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +83,12 @@ class ClusterRun:
         else:
             self._members[place] = member
 
+    async def _stop_member(self, member: Member) -> None:
+        try:
+            await member.stop()
+        except StuckError as exc:
+            self.history.stuck.append(str(exc))
+
     # -- clients ----------------------------------------------------------------------------
 
     async def _call(self, member: Member, key: str, wait_s: float, linger_s: float) -> Outcome:
@@ -130,7 +136,7 @@ class ClusterRun:
         if fault.what == "join":
             await self._start_member()
         elif fault.what in {"leave", "end"}:
-            await member.stop()
+            await self._stop_member(member)
             await self._start_member(place)
         elif fault.what == "kill server":
             self._kill_server()
@@ -162,7 +168,7 @@ class ClusterRun:
                     subject = member.node.broker.settings.node_subject(member.node.info.instance)
                     await member.node.broker.request(subject, b'{"op":"drain"}')
             await asyncio.sleep(fault.lasting_s)
-            await member.stop()
+            await self._stop_member(member)
             await self._start_member(place)
         else:
             await self._fail_network(member, fault)
@@ -177,7 +183,7 @@ class ClusterRun:
             if member.process is not None:
                 await member.process.wait()
             await asyncio.sleep(fault.lasting_s)
-            await member.stop()
+            await self._stop_member(member)
             await self._start_member(place)
         else:
             await self._fail_network(member, fault)
@@ -238,11 +244,11 @@ class ClusterRun:
         finally:
             self._is_over = True
             for member in self._members:
-                await member.stop()
+                await self._stop_member(member)
         self.history.read_effects(self._effects)
         return self.history
 
 
 async def _stop_quietly(member: Member) -> None:
-    with suppress(ClusterFault, RuntimeError, TimeoutError):
+    with suppress(ClusterFault, RuntimeError, StuckError):
         await member.stop()

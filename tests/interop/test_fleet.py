@@ -109,6 +109,15 @@ async def test_one_server_can_be_stopped_and_restarted() -> None:
                 await asked
 
 
+async def test_restarts_at_once_leave_one_process() -> None:
+    async with fleet_of(honest(id="a")) as fleet, asyncio.TaskGroup() as tasks:
+        restarts = [tasks.create_task(fleet.restart("a")) for _ in range(3)]
+        await asyncio.wait(restarts)
+        assert fleet.status()["a"].phase is EndpointPhase.READY
+        supervisors = [task for task in asyncio.all_tasks() if task.get_name() == "supervisor a"]
+        assert len(supervisors) == 1
+
+
 async def test_the_log_of_a_server_holds_standard_error_and_messages_across_restarts() -> None:
     async with fleet_of(fault("dies", id="dying"), fault("chatter", 3, id="chatty", limits=ServerLimits())) as fleet:
         dying, chatty = fleet.endpoint("dying"), fleet.endpoint("chatty")

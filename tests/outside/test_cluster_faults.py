@@ -89,6 +89,10 @@ def stay_away(history: History) -> None:
     history.unanswered.append("key at door")
 
 
+def never_leave(history: History) -> None:
+    history.stuck.append("node-5 did not leave")
+
+
 @pytest.mark.parametrize(
     ("break_history", "rule"),
     [
@@ -103,6 +107,7 @@ def stay_away(history: History) -> None:
         (take_effect_late_without_a_fault, "overlap"),
         (lose_an_event, "lost event"),
         (stay_away, "no service"),
+        (never_leave, "stuck"),
     ],
 )
 def test_wrong_history_is_caught(break_history: Callable[[History], None], rule: str) -> None:

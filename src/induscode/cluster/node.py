@@ -169,6 +169,9 @@ class ClusterNode:
         # Nodes that will own it, and nodes that have refused, and until when that is believed.
         asked, refused = dict[str, float](), dict[str, float]()
         while True:
+            if key in self._served:  # an earlier session of this node has not ended yet
+                await asyncio.sleep(_PAUSE_S)
+                continue
             found = await self.placements.find(key)
             if found is not None and found.lease != members.info.lease:
                 holder = members.find_holder(found.lease)

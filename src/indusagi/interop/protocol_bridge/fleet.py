@@ -208,9 +208,10 @@ class ServerFleetImpl:
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
         """Add a server, in place of one with the same id, and wait as `start` does."""
-        predecessor = self._supervisors.get(server.id)
-        if predecessor is not None:
+        while (predecessor := self._supervisors.get(server.id)) is not None:
             await predecessor.close()
+            if self._supervisors.get(server.id) is predecessor:  # not restarted meanwhile
+                break
         supervisor = self._supervisors[server.id] = self._make_supervisor(server, waiting)
         if waiting is None:
             supervisor.start()
@@ -267,6 +268,10 @@ class ServerFleetImpl:
             message = f"server {server!r} is not started: it needs consent"
             raise ProtocolFault("not_connected", message, detail=detail)
         await supervisor.close()
+        present = self._require(server)
+        if present is not supervisor:  # another restart was first: two would leave a process without an owner
+            await present.settled.wait()
+            return
         successor = self._make_supervisor(supervisor.config, None)
         successor.restarts = supervisor.restarts + 1
         successor.earlier_log = deque(supervisor.read_log(), maxlen=_LOG_LINES)
