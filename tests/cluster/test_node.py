@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.cluster import open_members, open_pair
-from tests.support.servers import honest
+from tests.support.servers import fault, honest
 from tests.support.waiting import until
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
+from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
@@ -156,6 +157,29 @@ async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker:
         assert endpoint.phase is EndpointPhase.FAULTED
         await until(lambda: member.endpoint().phase is EndpointPhase.READY)
         assert (await member.node.placements.list_all())[0].epoch > epoch
+
+
+async def test_server_that_was_starting_when_the_lease_was_lost_is_not_run(broker: BrokerProcess) -> None:
+    """The node has another lease a moment later, under which another node may own the server."""
+    jump = [0.0]
+
+    def read_clock() -> float:
+        return asyncio.get_running_loop().time() + jump[0]
+
+    async with open_node(name_node(await new_cluster(broker), "sleeper"), read_clock) as node:
+        endpoint = ServerEndpointImpl(fault("slow-start", 20, id="slow"), open_session=node.open_session)
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(_find_fault(endpoint))
+            await until(lambda: node.info.owned == 1)
+            jump[0] = 10.0
+            await until(lambda: not node.info.owned)
+        assert "its node has lost its lease" in str(opening.result())
+
+
+async def _find_fault(endpoint: ServerEndpointImpl) -> ProtocolFault:
+    with pytest.raises(ProtocolFault) as caught:
+        await endpoint.open()
+    return caught.value
 
 
 async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> None:

@@ -71,6 +71,10 @@ class Membership:
         self._lose()
         return False
 
+    def holds(self, lease: str) -> bool:
+        """Return whether this node may own servers under this lease now: one that it has lost does not come back."""
+        return self.is_held() and self.info.lease == lease
+
     def _lose(self) -> None:
         if self._lease.revision is not None:
             self._lease = self._lease.lose()

@@ -70,6 +70,7 @@ _LOOK_S = 5.0
 """Between two looks for servers that are not called."""
 _LEFT_S = 1.0
 """How long other nodes may take to leave a server that is not called."""
+_LEASE_LOST = "was stopped: its node has lost its lease"
 _DRAIN_S = 30.0
 """How long calls of a server may take to finish before it is moved."""
 
@@ -272,27 +273,20 @@ class ClusterNode:
     ) -> AsyncGenerator[ClientSession]:
         """Run a server here, for this node and all others."""
         served = ServedServer(placement, self.channels.open)
-        # Its process must have ended before the lease has.
-        close_s = min(config.limits.close_s, self.membership.times.margin_s / 3)
-        told = {NODE_VARIABLE: placement.node, EPOCH_VARIABLE: f"{placement.epoch}"}
-        if self._mark:
-            told[MARK] = self._mark
-        config = replace(config, limits=replace(config.limits, close_s=close_s), env={**config.env, **told})
+        config = self._adapt_config(config, placement)
         self._served[placement.key] = served
         self._count_owned()
         end = TransportEnd("was stopped", FaultDetail(reason="closed"))
         stop = None
 
-        async def receive(message: Msg) -> None:
-            is_taken = served.receive(message.reply, lambda channel: channel.receive(message))
-            if not is_taken and message.reply:
-                await refuse_channel(self.broker, message.reply)
-
         try:
             subject = self.broker.settings.call_subject(placement.key, placement.epoch)
-            stop = await self.broker.subscribe(subject, receive)
-            async with open_client_session(config, served.wrap_handlers(handlers), None, watch) as session:
-                session.connection.check = self.membership.is_held
+            async with AsyncExitStack() as opened:
+                async with served.starting():
+                    stop = await self.broker.subscribe(subject, partial(self._receive_call, served))
+                    opening = open_client_session(config, served.wrap_handlers(handlers), None, watch)
+                    session = await opened.enter_async_context(opening)
+                session.connection.check = partial(self._check_lease, served)
                 session.share_subscription = partial(served.share_subscription, self)
                 served.session = session
                 served.ready.set()
@@ -320,8 +314,26 @@ class ClusterNode:
             self._count_owned()
             await self._release(placement)
 
+    def _adapt_config(self, config: StdioServerConfig, placement: Placement) -> StdioServerConfig:
+        """Return the configuration with which a server runs here: it learns its epoch, and ends in time."""
+        # Its process must have ended before the lease has.
+        close_s = min(config.limits.close_s, self.membership.times.margin_s / 3)
+        told = {NODE_VARIABLE: placement.node, EPOCH_VARIABLE: f"{placement.epoch}"}
+        if self._mark:
+            told[MARK] = self._mark
+        return replace(config, limits=replace(config.limits, close_s=close_s), env={**config.env, **told})
+
+    async def _receive_call(self, served: ServedServer, message: Msg) -> None:
+        is_taken = served.receive(message.reply, lambda channel: channel.receive(message))
+        if not is_taken and message.reply:
+            await refuse_channel(self.broker, message.reply)
+
+    def _check_lease(self, served: ServedServer) -> None:
+        if not self.membership.holds(served.placement.lease):
+            served.end(_LEASE_LOST)
+
     async def _release(self, placement: Placement) -> None:
-        if placement.lease != self.info.lease or not self.membership.is_held():
+        if not self.membership.holds(placement.lease):
             return  # it has ended with the lease
         try:
             await self.placements.release(placement)
@@ -333,7 +345,7 @@ class ClusterNode:
         names = ", ".join(served.placement.server for served in self._served.values())
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}")
         for served in [*self._served.values()]:
-            served.end("was stopped: its node has lost its lease")
+            served.end(_LEASE_LOST)
 
     def _come_back(self) -> None:
         if self._tasks is not None:

@@ -119,7 +119,7 @@ class Placements:
             except LostRaceError:
                 return None
         placement = Placement(key, server, node, lease, epoch)
-        if not members.is_held() or members.info.lease != lease:
+        if not members.holds(lease):
             return None
         return placement
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.calls import current_trace, read_trace
+from induscode.cluster.contract import ClusterFault
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -212,6 +213,10 @@ class ServedServer:
         self.ready = asyncio.Event()
         """Set when the server is up, or has failed to come up."""
         self.ended = asyncio.Event()
+        self._start: asyncio.Timeout | None = None
+        """Ends the start of the server; None: it has started, or not yet begun to."""
+        self._cut: str | None = None
+        """Why it was cut off."""
         self._open_channel = open_channel
         self._peers: dict[str, PeerSession] = {}
         """By the subject of the other node's end."""
@@ -317,10 +322,31 @@ class ServedServer:
         for peer in self._peers.values():
             peer.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
+    @asynccontextmanager
+    async def starting(self) -> AsyncGenerator[None]:
+        """Start the server inside the block, unless it is cut off meanwhile.
+
+        Raises:
+            ClusterFault: It was.
+        """
+        try:
+            async with asyncio.timeout(None) as self._start:
+                yield
+        except TimeoutError:
+            if self._cut is None:
+                raise
+        finally:
+            self._start = None
+        if self._cut is not None:
+            raise ClusterFault("ready", self._cut)
+
     def end(self, message: str) -> None:
-        """Cut the session off at once: calls that run have an unknown outcome, later ones are refused."""
+        """Cut the server off at once: calls that run have an unknown outcome, later ones are refused."""
         if self.session is not None:
             self.session.connection.end(TransportEnd(message, FaultDetail(reason="closed")))
+        elif self._start is not None and self._cut is None:
+            self._start.reschedule(asyncio.get_running_loop().time())
+        self._cut = self._cut or message
 
     async def close(self, end: TransportEnd) -> None:
         """End every channel with the reason for which the server has ended."""
