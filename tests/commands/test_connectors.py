@@ -113,6 +113,8 @@ def test_a_changed_document_waits_for_approval(tmp_path: Path) -> None:
     assert "its base URL becomes https://moved.shop.example" in str(found["problems"])
     asked = run("connectors", "approve", "shop", cwd=tmp_path)
     assert (asked.returncode, "use --yes" in asked.stderr) == (2, True)
+    assert '-  "path": "/carts",' in asked.stdout.splitlines()
+    assert '+  "path": "/trolleys",' in asked.stdout.splitlines()
     approved = _told("connectors", "approve", "shop", "--yes", cwd=tmp_path)
     assert approved["change"]["added"] == ["SHOP_LIST_TROLLEYS"]
     assert approved["change"]["removed"] == ["SHOP_LIST_CARTS"]

@@ -29,7 +29,7 @@ from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
+from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -285,13 +285,20 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
     async def work(web: WebSettings, _: CancelToken) -> int:
         from anyio import to_thread  # noqa: PLC0415 — for a command that runs
 
-        from induscode.connectors.sources import compare_rows, examine_again, read_bytes  # noqa: PLC0415 — imports the web client
+        from induscode.connectors.sources import compare_rows, diff_operations, examine_again, read_bytes  # noqa: PLC0415 — imports the web client
 
         data = await read_bytes(row.source, web)
         reading = await to_thread.run_sync(examine_again, row, data)
         change = compare_rows(row, reading.row)
-        if change is not None and not as_json:
-            _print_change(change)
+        diffs: Mapping[str, str] = {}
+        if change is not None:
+            try:
+                document = await to_thread.run_sync(store.read_document, name)
+                diffs = await to_thread.run_sync(diff_operations, row, document, reading)
+            except ConnectorFault as exc:  # nothing to compare with
+                print_status(str(exc))
+            if not as_json:
+                _print_change(change, diffs)
         if change is not None and not yes:
             if not can_ask_user():
                 raise click.UsageError("There is no terminal to ask on: look at the changes, then use --yes", context)
@@ -304,7 +311,7 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
             if change is not None:
                 lists = {"added": change.added, "removed": change.removed, "changed": change.changed}
                 moved = {"baseUrl": change.base_url, "signInAt": change.sign_in_at}
-                facts = {**moved, **{kind: [*slugs] for kind, slugs in lists.items()}}
+                facts = {**moved, **{kind: [*slugs] for kind, slugs in lists.items()}, "diffs": {**diffs}}
             write_json({**_to_json(reading.row), "change": facts})
         else:
             print_line(f"{name}: approved as it is" if change is not None else f"{name}: nothing has changed")
@@ -313,7 +320,7 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
     return _run(context, work)
 
 
-def _print_change(change: DocumentChange) -> None:
+def _print_change(change: DocumentChange, diffs: Mapping[str, str]) -> None:
     if change.base_url is not None:
         print_line(f"base URL: {change.base_url}")
     if change.sign_in_at is not None:
@@ -321,6 +328,8 @@ def _print_change(change: DocumentChange) -> None:
     for name, slugs in (("added", change.added), ("removed", change.removed), ("changed", change.changed)):
         for slug in slugs:
             print_line(f"{name}: {slug}")
+            if slug in diffs:
+                print_text(diffs[slug])
 
 
 # -- signing in ---------------------------------------------------------------------------------

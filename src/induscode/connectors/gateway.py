@@ -33,11 +33,11 @@ from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.faults import ConnectorFault
-from induscode.connectors.operations import build_arguments_schema, list_operations
+from induscode.connectors.operations import build_arguments_schema
 from induscode.connectors.requests import build_request
 from induscode.connectors.schemas import abbreviate_schema
 from induscode.connectors.search import OperationIndex
-from induscode.connectors.sources import find_change, is_url, read_bytes
+from induscode.connectors.sources import find_change, is_url, list_approved_operations, read_bytes
 from induscode.deck.contract import ActionError, ActionTarget
 
 if TYPE_CHECKING:
@@ -273,9 +273,7 @@ class ConnectorGateway:
     async def _load_connector(self, row: ConnectorRow) -> LoadedConnector:
         def load() -> tuple[JsonObject, Mapping[str, OperationSpec]]:
             document = self._store.read_document(row.name)
-            scheme = row.oauth.scheme if row.oauth is not None else ""
-            operations, _ = list_operations(document, row.name, row.base_url, row.source, row.hidden_parameters, scheme)
-            return document, {spec.slug: spec for spec in operations}
+            return document, {spec.slug: spec for spec in list_approved_operations(row, document)}
 
         try:
             document, operations = await to_thread.run_sync(load)

@@ -328,13 +328,25 @@ def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], ba
     """
     digests = {"": content_hash(base_url)}
     for operation in operations:
-        try:
-            schema: JsonValue = build_arguments_schema(root, operation)
-        except DocumentFault as exc:
-            schema = str(exc)
-        form = None if operation.body is None else [operation.body.media_type, operation.body.encoding]
-        rows: list[JsonValue] = [[row.name, row.place, row.style, row.explode] for row in operation.parameters]
-        texts: list[JsonValue] = [operation.method, operation.path, operation.summary, operation.description]
-        signing: list[JsonValue] = [[[*scopes] for scopes in operation.scopes]] if operation.scopes else []
-        digests[operation.slug] = content_hash([texts, rows, form, schema, *signing], sort_keys=True)
+        parts = list_definition(root, operation)
+        texts: JsonValue = [parts.pop(key) for key in ("method", "path", "summary", "description")]
+        digests[operation.slug] = content_hash([texts, *parts.values()], sort_keys=True)
     return digests
+
+
+def list_definition(root: JsonObject, operation: OperationSpec) -> JsonObject:
+    """List what a model and a request depend on, by name."""
+    try:
+        schema: JsonValue = build_arguments_schema(root, operation)
+    except DocumentFault as exc:
+        schema = str(exc)
+    parts: JsonObject = {
+        "method": operation.method,
+        "path": operation.path,
+        "summary": operation.summary,
+        "description": operation.description,
+        "parameters": [[row.name, row.place, row.style, row.explode] for row in operation.parameters],
+        "body": None if operation.body is None else [operation.body.media_type, operation.body.encoding],
+        "arguments": schema,
+    }
+    return {**parts, "scopes": [[*scopes] for scopes in operation.scopes]} if operation.scopes else parts

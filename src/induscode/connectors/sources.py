@@ -19,7 +19,7 @@ from indusagi.interop.auth.locations import is_loopback
 from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.oauth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import LARGEST_BYTES, find_server_url, parse_document
-from induscode.connectors.operations import digest_definitions, list_operations
+from induscode.connectors.operations import digest_definitions, list_definition, list_operations
 from induscode.connectors.store import ConnectorRow
 
 if TYPE_CHECKING:
@@ -172,6 +172,28 @@ def find_change(row: ConnectorRow, data: bytes) -> DocumentChange | None:
     if digest_bytes(data) == row.source_digest:
         return None
     return compare_rows(row, examine_again(row, data).row)
+
+
+def list_approved_operations(row: ConnectorRow, document: JsonObject) -> Sequence[OperationSpec]:
+    """List the operations of the approved document of a connector. It blocks."""
+    scheme = row.oauth.scheme if row.oauth is not None else ""
+    return list_operations(document, row.name, row.base_url, row.source, row.hidden_parameters, scheme)[0]
+
+
+def diff_operations(row: ConnectorRow, approved: JsonObject, reading: SourceReading) -> Mapping[str, str]:
+    """Format how operations differ from the approved document, as a unified diff by slug. It blocks."""
+    from difflib import unified_diff  # noqa: PLC0415 — used only to show a change
+
+    from induscode.deck.mcp.drift import pretty  # noqa: PLC0415 — used only to show a change
+
+    documents = ((approved, list_approved_operations(row, approved)), (reading.document, reading.operations))
+    old, new = ({spec.slug: list_definition(root, spec) for spec in specs} for root, specs in documents)
+    diffs: dict[str, str] = {}
+    for slug in dict.fromkeys((*new, *old)):
+        before, after = pretty(old.get(slug)), pretty(new.get(slug))
+        if before != after:
+            diffs[slug] = "".join(unified_diff(before, after, f"{slug} (approved)", f"{slug} (now)", n=2))
+    return diffs
 
 
 def compare_rows(approved: ConnectorRow, present: ConnectorRow) -> DocumentChange | None:
