@@ -122,6 +122,6 @@ def test_the_model_is_told_what_was_left_out() -> None:
     text = prompt.render(["read"], {}, ["webfetch", "s__a"])
     assert "Left out, for your context window is small: webfetch, s__a. Do without them." in text
     assert "Left out" not in prompt.render(["read", "webfetch"], {})
-    assert "More tools are not listed: search" in prompt.render(["read"], {}, hidden=["find"])
+    assert "More tools are not listed (find, ls): search" in prompt.render(["read"], {}, hidden=["ls", "find"])
     assert "of the MCP servers s among them" in prompt.render(["read"], {"s__a": "s"}, hidden=["s__a"])
     assert " and 10 more." in prompt.render(["read"], {}, [f"tool{number}" for number in range(50)])

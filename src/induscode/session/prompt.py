@@ -62,14 +62,17 @@ class SystemPrompt:
         """Render the prompt for the tools `names` in this order.
 
         `servers` maps remote tools to their server. `left_out` are tools that the context window has no room for, and
-        `hidden` ones are found by search. Of these the servers are named, which seldom change.
+        `hidden` ones are found by search. Of these the servers are named, which seldom change, and the cards of no
+        server: a small context window has no room for their definitions.
         """
         owners = sorted({servers[name] for name in hidden if name in servers})
+        own = sorted(name for name in hidden if name not in servers)
         key = (
             *((servers.get(name), name) for name in names),
             (None, ""),
             *((None, name) for name in left_out),
-            (None, str(bool(hidden))),
+            (None, ""),
+            *((None, name) for name in own),
             *((owner, "") for owner in owners),
         )
         if self._cache is not None and self._cache[0] == key:
@@ -84,8 +87,9 @@ class SystemPrompt:
         if left_out:
             lines.append(f"Left out, for your context window is small: {list_names(left_out)}. Do without them.")
         if hidden:
+            named = f" ({list_names(own)})" if own else ""
             whose = f", those of the MCP servers {list_names(owners)} among them" if owners else ""
-            lines.append(f"More tools are not listed{whose}: search for them before you say that you lack one.")
+            lines.append(f"More tools are not listed{named}{whose}: search for them before you say that you lack one.")
         where = f"Working directory: {self.cwd}"
         parts = [
             _ROLE,
