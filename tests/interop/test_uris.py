@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.uris import (
     matches_template,
     normalize_uri,
 )
+from induscode.launch.views import matches
 
 SERVERS = st.text(min_size=1, max_size=12)
 URIS = st.one_of(
@@ -119,3 +120,5 @@ def test_a_template_of_many_expressions_is_compared_at_once() -> None:
     # A regular expression would try every division of the URI among the expressions.
     assert not matches_template("a" * 1_000, "{x}a" * 400 + "{x}!")
     assert matches_template("a" * 1_000, "{x}a" * 400)
+    # The same for the patterns of views, and a URI of a guest.
+    assert not matches("/public/" * 100_000, ["*/public/*/public/*.md"])

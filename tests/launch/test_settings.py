@@ -88,8 +88,8 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
         ],
     ),
     "cluster.affinity": ({"a": "gpu-*"}, {"a": "gpu-*"}, ["a", {"a": ""}, {"a": 1}, None]),
-    "cluster.idle_stop": (900, 900, ["900", -1, 1.5, None, True]),
     "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
+    "cluster.idle_stop": (900, 900, ["900", -1, 1.5, None, True]),
     "cluster.key_file": ("/etc/indus/cluster.key", "/etc/indus/cluster.key", ["", 1, None]),
     "tool_search.mode": ("on", "on", ["always", True]),
     "tool_search.share": (25, 25, [0, 101, "10"]),
@@ -210,18 +210,22 @@ class TestCommand:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("INDUS_SEARXNG_URL", "http://s")
-        path = _user({"web": {"allow_private": ["a:1"]}, "nope": 1})
+        view = {"tools": ["git__*"], "read_only": True, "rename": {"git__log": "log"}}
+        path = _user({"web": {"allow_private": ["a:1"]}, "serve": {"views": {"phone": view}}, "nope": 1})
         assert program.run(["settings", "show", "--json", "-C", str(tmp_path)]) == 0
         shown = capsys.readouterr()
         rows = {row["key"]: row for row in json.loads(shown.out)["settings"]}
         assert list(rows) == list(SETTINGS)
         assert rows["web.allow_private"]["value"] == ["a:1"]
+        assert rows["serve.views"]["value"] == {"phone": view}
         assert rows["web.allow_private"]["origin"] == f"user {path}"
         assert rows["web.allow_private"]["flag"] == "--web-allow"
         assert rows["search.searxng_url"]["origin"] == "variable INDUS_SEARXNG_URL"
         assert "no setting 'nope'" in shown.err
         assert program.run(["-C", str(tmp_path), "settings"]) == 0
-        assert re.search(r"web.allow_private +a:1 +user ", capsys.readouterr().out)
+        shown = capsys.readouterr()
+        assert re.search(r"web.allow_private +a:1 +user ", shown.out)
+        assert re.search(r"serve.views +phone +user ", shown.out)
 
     def test_it_names_the_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert program.run(["settings", "path"]) == 0

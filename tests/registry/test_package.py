@@ -154,6 +154,22 @@ def test_one_of_several_kinds_is_chosen() -> None:
             package("npm", "name", packageArguments=[{"type": "positional", "valueHint": "1!", "isRequired": True}]),
             "without a usable name",
         ),
+        (
+            package("npm", "name", environmentVariables=[{"name": "npm_config_registry", "value": "http://h"}]),
+            "could start another package",
+        ),
+        (
+            package("oci", "name", environmentVariables=[{"name": "LD_PRELOAD", "default": "/tmp/x.so"}]),
+            "could start another package",
+        ),
+        (
+            package("pypi", "name", runtimeArguments=[{"type": "named", "name": "--index-url", "value": "http://h"}]),
+            "could start another package",
+        ),
+        (
+            package("npm", "name", runtimeArguments=[{"type": "positional", "value": "other"}]),
+            "could start another package",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -18,7 +18,7 @@ import re
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 _ESCAPES = re.compile(
@@ -123,6 +123,25 @@ def cut_text(text: str, limit: int) -> str:
 
 TextT = TypeVar("TextT", str, bytes)
 _CHUNK = 64 * 1024
+
+
+def matches_parts(text: str, parts: Sequence[str]) -> bool:
+    """Tell whether a text consists of the parts in their order, with any text between each two.
+
+    The text is read once: the pattern and the text may be those of two parties that want it to take long.
+    """
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        return text == first
+    start, end = len(first), len(text) - len(last)
+    if not text.startswith(first) or not text.endswith(last) or start > end:
+        return False
+    for part in parts[1:-1]:
+        found = text.find(part, start, end)
+        if found < 0:
+            return False
+        start = found + len(part)
+    return True
 
 
 def common_start(one: TextT, other: TextT) -> int:

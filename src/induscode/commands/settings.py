@@ -13,6 +13,7 @@ from induscode.commands.support.output import as_json, print_notes, print_table,
 from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
     SEARCH_SEARXNG_URL,
+    SERVE_VIEWS,
     SETTINGS,
     SettingError,
     build_settings_schema,
@@ -69,6 +70,8 @@ def _build_row(settings: Settings, key: str) -> JsonObject:
     value, origin = settings.get(setting), settings.origin(setting)
     if setting is SEARCH_SEARXNG_URL and value is None and os.environ.get(SEARXNG_VARIABLE):
         value, origin = os.environ[SEARXNG_VARIABLE], f"variable {SEARXNG_VARIABLE}"
+    if setting is SERVE_VIEWS:
+        value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
     if isinstance(value, tuple):
         value = list(cast("tuple[JsonValue, ...]", value))
     return {
@@ -83,6 +86,8 @@ def _build_row(settings: Settings, key: str) -> JsonObject:
 def _format_value(value: JsonValue) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(value) or "-"
     return "-" if value is None else str(value)
 
 

@@ -7,14 +7,13 @@ principal is a limit. The view of a client's name is a convenience, since a clie
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
-from functools import lru_cache
+from dataclasses import field, fields
 from typing import Literal, TypeAlias
 
-from indusagi.core.json import JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import matches_parts
 
 Schemas: TypeAlias = Literal["raw", "model"]
 """The definitions of servers' tools in `tools/list`: the server's own, or the model view."""
@@ -53,6 +52,16 @@ class View:
             named = ("*",) if self.tools is self.prompts is self.resources is None else ()
         return matches(server or NATIVE, self.servers) and matches(name, named) and (reads_only or not self.read_only)
 
+    def to_json(self) -> JsonObject:
+        """Convert to what a settings file says: the fields that are not those of a view that shows everything."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "name"}
+        plain = View(name=self.name)
+        return {
+            key: [*value] if isinstance(value, tuple) else value
+            for key, value in given.items()
+            if value != getattr(plain, key)
+        }
+
     def choose_name(self, name: str, taken: Collection[str]) -> str:
         """Choose the name under which an item is shown: the new one, unless another item has it."""
         wanted = self.rename.get(name, name)
@@ -61,13 +70,8 @@ class View:
 
 def matches(name: str, patterns: Collection[str]) -> bool:
     """Tell whether a name matches one of several patterns, in which `*` stands for any text."""
-    return any(_compile_pattern(pattern).fullmatch(name) for pattern in patterns)
-
-
-@lru_cache(maxsize=1_000)
-def _compile_pattern(pattern: str) -> re.Pattern[str]:
     # No other character is special: `?` and `[` are part of URIs.
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    return any(matches_parts(name, pattern.split("*")) for pattern in patterns)
 
 
 def find_view(views: Mapping[str, View], *, token: str = "", principal: str = "", client: str = "") -> View | None:
@@ -91,20 +95,20 @@ def parse_views(value: JsonValue) -> dict[str, View]:
     """
     if not is_json_object(value):
         raise ValueError("takes an object of views by name")
-    return {name: _parse_view(name, fields) for name, fields in value.items()}
+    return {name: _parse_view(name, one) for name, one in value.items()}
 
 
-def _parse_view(name: str, fields: JsonValue) -> View:
-    if not is_json_object(fields) or not name:
+def _parse_view(name: str, value: JsonValue) -> View:
+    if not is_json_object(value) or not name:
         raise ValueError(f"takes an object for the view {name!r}")
     given: dict[str, object] = {}
-    for key, value in fields.items():
+    for key, one in value.items():
         if key not in _FIELDS:
             raise ValueError(f"takes {', '.join(_FIELDS)} in the view {name!r}, and {key!r} is none of them")
         what, is_valid = _FIELDS[key]
-        if not is_valid(value):
+        if not is_valid(one):
             raise ValueError(f"takes {what} for {key!r} of the view {name!r}")
-        given[key] = tuple(value) if isinstance(value, list) else value
+        given[key] = tuple(one) if isinstance(one, list) else one
     return View(name=name, **given)  # type: ignore[arg-type] — `_FIELDS` has checked each value
 
 

@@ -32,6 +32,12 @@ _IDENTIFIERS = {
     "oci": re.compile(r"[a-z0-9][\w.:/-]*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", re.ASCII),
 }
 _LAUNCHERS = {"npm": "npx", "pypi": "uvx", "oci": "docker"}
+_RUNTIME_WORDS = {"npm": re.compile(r"-q|--quiet"), "pypi": re.compile(r"-q|--quiet|--isolated|--python=[0-9.]+")}
+"""Words for a launcher that an entry may give; others could name a package or an index of their own."""
+_STEERING = re.compile(
+    r"(?:npm_config|uv|pip|ld|dyld|docker)_.*|node_(?:options|path)|python(?:path|home|startup)|path", re.IGNORECASE
+)
+"""Variables that decide what a launcher downloads, or what a program loads."""
 _TRANSPORTS = {"streamable-http": "http", "sse": "sse"}
 
 
@@ -115,6 +121,11 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     inputs = _Inputs(server, given)
     env = inputs.read_variables(package.get("environmentVariables"))
     runtime = [word for word in inputs.read_arguments(package.get("runtimeArguments")) if word not in {"-y", "--yes"}]
+    foreign = [word for word in runtime if kind != "oci" and _RUNTIME_WORDS[kind].fullmatch(word) is None]
+    foreign += [name for name in env if name not in given and _STEERING.fullmatch(name) is not None]
+    if foreign:
+        message = f"{server.name} gives {_LAUNCHERS[kind]} {foreign[0][:80]!r}: it could start another package"
+        raise RegistryError(message)
     if kind == "npm":
         target, first = f"{identifier}@{version}", ["-y"]
     elif kind == "pypi":

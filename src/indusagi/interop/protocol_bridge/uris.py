@@ -18,6 +18,7 @@ from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.text import matches_parts
 
 Convert: TypeAlias = Callable[[str], str]
 """Turns the URI that a server uses into the one that clients see, or back."""
@@ -59,22 +60,9 @@ def normalize_uri(uri: str) -> str:
 def matches_template(uri: str, template: str) -> bool:
     """Tell whether a URI may have been made from a template, whose expressions stand for any text.
 
-    Each character is read once for a literal part: a server may list a template with many expressions.
     https://www.rfc-editor.org/rfc/rfc6570
     """
-    first, *others = _EXPRESSION.split(template)
-    if not others:
-        return uri == template
-    last = others.pop()
-    if not uri.startswith(first) or not uri.endswith(last) or len(uri) < len(first) + len(last):
-        return False
-    start, end = len(first), len(uri) - len(last)
-    for literal in filter(None, others):
-        found = uri.find(literal, start, end)
-        if found < 0:
-            return False
-        start = found + len(literal)
-    return True
+    return matches_parts(uri, _EXPRESSION.split(template))
 
 
 def convert_meta(meta: JsonValue, convert: Convert) -> JsonValue:

@@ -312,7 +312,7 @@ def _digest(owner: bytes) -> str:
 def _find_end(task: JsonObject) -> int:
     """Return until when a task is remembered."""
     ttl = task.get("ttlMs")
-    life = min(int(ttl), LONGEST_MS) if isinstance(ttl, (int, float)) and ttl >= 0 else UNLIMITED_MS
+    life = int(min(ttl, LONGEST_MS)) if isinstance(ttl, (int, float)) and ttl >= 0 else UNLIMITED_MS
     created = _read_time(task.get("createdAt"))
     # The clock of another machine may be wrong.
     begin = now_ms() if created is None or abs(created * 1_000 - now_ms()) > LONGEST_MS else int(created * 1_000)
