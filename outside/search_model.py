@@ -36,6 +36,7 @@ from outside.local_model import private_state, read_engine_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from indusagi.core.json import JsonValue
     from induscode.session.contract import RunEvent
 
 Mode: TypeAlias = Literal["on", "off"]
@@ -76,6 +77,9 @@ class Try:
     mode: Mode
     managed: bool = False
     calls: list[str] = field(default_factory=list[str])
+    arguments: list[JsonValue] = field(default_factory=list["JsonValue"])
+    errors: list[str] = field(default_factory=list[str])
+    answer: str = ""
     end: str = ""
     """Why it ended without the right call."""
     seconds: float = 0.0
@@ -119,7 +123,10 @@ async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: 
     async def follow(event: RunEvent) -> None:
         if isinstance(event, ToolCalled):
             row.calls.append(event.name)
-        elif isinstance(event, ToolAnswered) and event.name == wanted and not event.is_error:
+            row.arguments.append(event.arguments)
+        elif isinstance(event, ToolAnswered) and event.is_error:
+            row.errors.append(event.text[:500])
+        elif isinstance(event, ToolAnswered) and event.name == wanted:
             row.managed = True
             cancel.cancel()
 
@@ -130,7 +137,7 @@ async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: 
         row.end = f"no end after {TRY_S:g} s"
         with anyio.move_on_after(TRY_S):
             turn = await conversation.run_turn(prompt, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
-            row.end = turn.reason
+            row.end, row.answer = turn.reason, turn.text[:500]
     row.seconds, row.engine_seconds = time.monotonic() - started, read_engine_seconds() - worked
     return row
 

@@ -55,7 +55,8 @@ def test_every_tool_has_a_function_of_its_own(names: set[str]) -> None:
 
 
 def test_a_script_has_no_function_that_starts_a_script() -> None:
-    assert FunctionTable([describe("run_code"), describe("echo")]).names == ("find_tools", "echo")
+    cards = [describe(name) for name in ("run_code", "call_tool", "describe_tools", "find_tools", "echo")]
+    assert FunctionTable(cards).names == ("find_tools", "echo")
 
 
 def test_an_unknown_function_names_the_nearest_one() -> None:

@@ -18,8 +18,9 @@ from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import TextContentBlock, ToolCall, ToolProgress, project_content
 from induscode.code_mode.contract import CallReport, ScriptCallError
-from induscode.code_mode.functions import FIND_TOOLS, FunctionTable, list_descriptors
+from induscode.code_mode.functions import FunctionTable, list_descriptors
 from induscode.code_mode.stubs import format_stub
+from induscode.search.names import FIND_TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

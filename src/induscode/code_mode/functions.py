@@ -17,6 +17,7 @@ from indusagi.core.records import record
 from induscode.code_mode.contract import RUN_CODE, ScriptCallError
 from induscode.deck.contract import describe
 from induscode.deck.provision import DeckToolBox
+from induscode.search.names import FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolBox, ToolDescriptor
     from induscode.code_mode.contract import FunctionCall
 
-FIND_TOOLS = "find_tools"
-"""The function that finds other functions."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9_]")
 _TAKEN = frozenset({*dir(builtins), *keyword.kwlist, *keyword.softkwlist, FIND_TOOLS, RUN_CODE, "asyncio", "json"})
 
@@ -67,8 +66,8 @@ class FunctionTable:
         self._functions: dict[str, ToolFunction] = {}
         # Tools whose own name is a function's come first: another one never takes it from them.
         for descriptor in sorted(descriptors, key=lambda one: (to_identifier(one.name) != one.name, one.name)):
-            if descriptor.name in {RUN_CODE, FIND_TOOLS}:
-                continue  # a script starts no script, and finds tools by the function of that name
+            if descriptor.name == RUN_CODE or descriptor.name in SEARCH_CARDS:
+                continue  # a script starts no script, finds tools by a function, and calls each by its own name
             name = make_unique(to_identifier(descriptor.name), self._functions)
             self._functions[name] = ToolFunction(
                 name, descriptor, map_parameters(cast("JsonObject", descriptor.parameters))
