@@ -256,13 +256,17 @@ class CallDatabase:
         )
 
     def measure_steps(
-        self, since_ms: int, until_ms: int, step_ms: int
+        self, wanted: CallFilter, until_ms: int, step_ms: int
     ) -> Iterable[tuple[int, str, int, int, int, str]]:
-        """Read the calls by interval: its number, server, whether they failed, how many, tokens, durations."""
+        """Read the calls by interval: its number, server, whether they failed, how many, tokens, durations.
+
+        The first interval begins at `wanted.since_ms`.
+        """
+        where, values = wanted.to_sql()
         return self.connection.execute(
-            "SELECT (at_ms - ?1) / ?2, server, outcome <> 'ok', count(*), sum(tokens), group_concat(duration_us) "
-            "FROM calls WHERE at_ms >= ?1 AND at_ms < ?3 GROUP BY 1, 2, 3",
-            (since_ms, step_ms, until_ms),
+            "SELECT (at_ms - ?) / ?, server, outcome <> 'ok', count(*), sum(tokens), group_concat(duration_us) "
+            f"FROM calls {where} AND at_ms < ? GROUP BY 1, 2, 3",
+            [wanted.since_ms, step_ms, *values, until_ms],
         )
 
     def newest(self) -> int:

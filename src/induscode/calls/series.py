@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
+from induscode.calls.database import CallFilter
 from induscode.calls.statistics import find_percentile
 
 if TYPE_CHECKING:
@@ -40,13 +42,16 @@ class CallSeries:
         return self.since_ms + self.step_ms * len(self.calls)
 
 
-def read_series(database: CallDatabase, until_ms: int, step_ms: int, steps: int) -> CallSeries:
-    """Read the calls of the last `steps` intervals before `until_ms`. It blocks."""
+def read_series(
+    database: CallDatabase, until_ms: int, step_ms: int, steps: int, wanted: CallFilter | None = None
+) -> CallSeries:
+    """Read the calls of the last `steps` intervals before `until_ms`, or the `wanted` ones of them. It blocks."""
     since_ms = until_ms - step_ms * steps
+    wanted = replace(wanted or CallFilter(), since_ms=since_ms)
     durations: list[list[int]] = [[] for _ in range(steps)]
     of_server: dict[str, list[list[int]]] = {}
     errors, tokens = [0] * steps, dict[str, list[int]]()
-    for step, server, is_error, count, spent, joined in database.measure_steps(since_ms, until_ms, step_ms):
+    for step, server, is_error, count, spent, joined in database.measure_steps(wanted, until_ms, step_ms):
         name = server or NATIVE
         values = [*map(int, joined.split(","))]
         durations[step] += values

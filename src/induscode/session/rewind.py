@@ -20,7 +20,7 @@ from indusagi.core.text import clean_text
 from induscode.session.transcript import REWIND_OP
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from indusagi.capabilities.ports import Fs
     from indusagi.core.json import JsonObject
@@ -82,8 +82,15 @@ def list_rewind_points(
     Raises:
         OSError: The checkpoints cannot be read.
     """
-    rows = transcript.rows()
+    points = find_rewind_points(transcript.rows(), checkpoints.changed_paths)
     visible = {index for index, _ in transcript.visible_rows()}
+    return [point for point in points if hidden or point.row in visible]
+
+
+def find_rewind_points(
+    rows: Sequence[JsonObject], find_changed_paths: Callable[[str], Sequence[str]]
+) -> Sequence[RewindPoint]:
+    """Find the points in the rows of a conversation, the oldest first; `find_changed_paths` gives those of a node."""
     points: list[RewindPoint] = []
     nodes: set[str] = set()
     for index, row in enumerate(rows):
@@ -95,10 +102,10 @@ def list_rewind_points(
             kind, title = "rewind", f"rewind ({row.get('scope')}) to {row.get('to')}"
         else:
             continue
-        files = tuple(checkpoints.changed_paths(node)) if node else ()
+        files = tuple(find_changed_paths(node)) if node else ()
         at, number = str(row.get("at", "")), len(points) + 1
         points.append(RewindPoint(number=number, kind=kind, at=at, title=title, node=node, row=index, files=files))
-    return [point for point in points if hidden or point.row in visible]
+    return points
 
 
 def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:

@@ -20,7 +20,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.time import iso_utc, now_ms
-from induscode.deck.stores.line_log import LineLog, decode_line
+from induscode.deck.stores.line_log import LineLog, decode_line, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,21 +78,8 @@ class Transcript:
         return tuple(self._log.rows)
 
     def visible_rows(self, until: int | None = None) -> Sequence[tuple[int, JsonObject]]:
-        """Give the rows that no rewind has hidden, with their positions in `rows()`, the oldest first.
-
-        A rewind is a row with the position `before`: the rows from there up to it are hidden. A later rewind to the
-        position of such a row shows them again. `until` gives them as they were before that position.
-        """
-        rows = list(enumerate(self._log.rows[:until]))
-        parts: list[Sequence[tuple[int, JsonObject]]] = []
-        end = len(rows)
-        for index, row in reversed(rows):
-            before = row.get("before")
-            if row.get("op") == REWIND_OP and index < end and isinstance(before, int) and 0 <= before <= index:
-                parts.append(rows[index:end])
-                end = before
-        parts.append(rows[:end])
-        return [row for part in reversed(parts) for row in part]
+        """Give the rows that `find_visible_rows` finds, with `until` as they were before that position."""
+        return find_visible_rows(self._log.rows[:until])
 
     def messages(self) -> Sequence[JsonObject]:
         """Give the messages that a model receives, the oldest first.
@@ -157,6 +144,24 @@ def add_session_note(prompt: str, facts: Sequence[str]) -> str:
 def remove_session_note(prompt: str) -> str:
     """Give a prompt as the person wrote it."""
     return prompt.partition("\n\n<session-note>\n")[0]
+
+
+def find_visible_rows(rows: Sequence[JsonObject]) -> Sequence[tuple[int, JsonObject]]:
+    """Find the rows that no rewind has hidden, with their positions, the oldest first.
+
+    A rewind is a row with the position `before`: the rows from there up to it are hidden. A later rewind to the
+    position of such a row shows them again.
+    """
+    numbered = list(enumerate(rows))
+    parts: list[Sequence[tuple[int, JsonObject]]] = []
+    end = len(numbered)
+    for index, row in reversed(numbered):
+        before = row.get("before")
+        if row.get("op") == REWIND_OP and index < end and isinstance(before, int) and 0 <= before <= index:
+            parts.append(numbered[index:end])
+            end = before
+    parts.append(numbered[:end])
+    return [row for part in reversed(parts) for row in part]
 
 
 class ConversationReadState(ReadState):
@@ -287,17 +292,7 @@ def find_cwd(directory: str) -> str | None:
 
 def read_rows(directory: str) -> Sequence[JsonObject]:
     """Read the rows of the log in `directory` up to a damaged one, without opening the conversation. It blocks."""
-    rows: list[JsonObject] = []
-    try:
-        with open(os.path.join(directory, LOG_NAME), "rb") as file:
-            for line in file:
-                row = decode_line(line.rstrip(b"\n"))
-                if row is None:
-                    break
-                rows.append(row)
-    except OSError:
-        return ()
-    return rows
+    return read_lines(os.path.join(directory, LOG_NAME))
 
 
 def remove_old_conversations(root: str) -> None:

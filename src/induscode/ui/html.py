@@ -81,17 +81,36 @@ def link_outside(text: str, url: str) -> Html:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str, numbers: Iterable[int] = ()) -> Html:
-    """Build a table with a caption for screen readers; the columns in `numbers` are aligned to the right."""
+    """Build a table with a caption for screen readers; the columns in `numbers` are aligned to the right.
+
+    In a narrow window a row is a paragraph: each cell carries the name of its column, and the roles of the elements are
+    written out, because a browser drops them where the style sheet changes `display`.
+    """
     right = frozenset(numbers)
-    head = tag(
-        "tr", [tag("th", name, scope="col", cls="number" if i in right else None) for i, name in enumerate(heads)]
-    )
+    kinds = ["number" if i in right else None for i in range(len(heads))]
+    head = [
+        tag("th", name, scope="col", role="columnheader", cls=kind) for name, kind in zip(heads, kinds, strict=True)
+    ]
     body = [
-        tag("tr", [tag("td", cell, cls="number" if i in right else None) for i, cell in enumerate(row)]) for row in rows
+        tag(
+            "tr",
+            [
+                tag("td", cell, role="cell", data_label=name if cell != "" else None, cls=kind)
+                for cell, name, kind in zip(row, heads, kinds, strict=True)
+            ],
+            role="row",
+        )
+        for row in rows
     ]
     return tag(
         "div",
-        tag("table", tag("caption", caption, cls="unseen"), tag("thead", head), tag("tbody", body)),
+        tag(
+            "table",
+            tag("caption", caption, cls="unseen"),
+            tag("thead", tag("tr", head, role="row"), role="rowgroup"),
+            tag("tbody", body, role="rowgroup"),
+            role="table",
+        ),
         cls="wide",
         tabindex=0,
         role="region",

@@ -45,7 +45,8 @@ def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cl
     for section, (path, name) in _SECTIONS.items():
         if section == "cluster" and not has_cluster:
             continue
-        badge = tag("span", f" {waiting}", cls="badge") if section == "drift" and waiting else None
+        # Its element is there in any case: the script replaces it.
+        badge = tag("span", str(waiting or ""), id="waiting", cls="badge") if section == "drift" else None
         current = "page" if section == view.section else None
         links.append(tag("a", name, badge, href=address(path), aria_current=current))
     sign_out = tag(
@@ -56,7 +57,7 @@ def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cl
         action=address("/sign-out"),
     )
     brand = tag("a", "indus", href=PREFIX, cls="brand")
-    rights = None if user.can_act else tag("span", "read-only", cls="badge")
+    rights = None if user.can_act else tag("span", "read-only", cls="badge note")
     return _build_document(
         view.title,
         tag("a", "Skip to the content", href="#main", cls="skip"),
@@ -71,10 +72,11 @@ def build_sign_in(message: str) -> str:
     form = tag(
         "form",
         tag("label", "Key", for_="key"),
-        tag("input", id="key", name="key", type_="password", autocomplete="off", required=True),
-        tag("button", "Sign in", type_="submit"),
+        tag("input", id="key", name="key", type_="password", autocomplete="off", required=True, autofocus=True),
+        tag("button", "Sign in", type_="submit", cls="main"),
         method="post",
         action=address("/sign-in"),
+        cls="entry",
     )
     said = tag("p", message, role="alert", cls="said") if message else None
     about = tag("p", "Open the address that the command has printed, or enter its key or the token of the gateway.")

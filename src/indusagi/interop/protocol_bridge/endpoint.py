@@ -358,8 +358,10 @@ class ServerEndpointImpl:
             # A server that declares other capabilities only has no tools.
             is_offered = is_offered or not (facts and facts.capabilities)
         try:
-            with self._measure():
-                rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
+            rows: Sequence[JsonValue] = ()
+            if is_offered:
+                with self._measure() if kind == "tool" else nullcontext():
+                    rows = await session.read_pages(listed.method, listed.key)
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.LIST)
             if kind == "tool":

@@ -211,7 +211,7 @@ class GatewayPage:
             message, _, remedy = STATE_REMEDIES.get(state, "").format(row.id).partition(": ")
             warnings = (f"WARNING: {warning}" for warning in list_secret_warnings(row))
             actions: tuple[ServerAction, ...] = ("trust",) if state in {"untrusted", "changed"} else ()
-            return replace(facts, message=" ".join([message, *warnings]), remedy=remedy, actions=actions)
+            return replace(facts, message=". ".join([message, *warnings]), remedy=remedy, actions=actions)
         running = status.phase is EndpointPhase.READY
         actions = ("stop", "restart") if running else ("start",)
         if needs_sign_in(status.fault):

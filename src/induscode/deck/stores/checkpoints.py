@@ -23,17 +23,18 @@ from indusagi.core.app_dirs import make_private_dir, replace_private_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from induscode.deck.stores.line_log import LineLog
+from induscode.deck.stores.line_log import LineLog, read_lines
 from induscode.deck.stores.tree import FileImage, put_image, put_mode, read_image, store_content
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from indusagi.capabilities.ports import Fs
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.stores.tree import TreeEntry
     from induscode.deck.stores.worktree import Snapshot, TreeChange, WorktreeSnapshots
 
+_INDEX = "index.log"
 Action: TypeAlias = Literal["write", "delete", "none"]
 
 
@@ -257,7 +258,7 @@ class FileCheckpoints:
     def _open_log(self) -> LineLog:
         if self._log is None:
             make_private_dir(os.path.join(self._directory, "blobs"))
-            self._log = LineLog(os.path.join(self._directory, "index.log"))
+            self._log = LineLog(os.path.join(self._directory, _INDEX))
             for row in self._log.rows:
                 if row["op"] == "before":
                     self._seen.add((str(row["node"]), str(row["path"])))
@@ -370,6 +371,15 @@ class FileCheckpoints:
             elif path in changes:
                 changes[path].after, changes[path].is_settled = state, True
         return changes
+
+
+def read_changed_paths(directory: str) -> Mapping[str, Sequence[str]]:
+    """Read which paths were changed under which node, without opening the store. It blocks."""
+    changed: dict[str, list[str]] = {}
+    for row in read_lines(os.path.join(directory, _INDEX)):
+        if row.get("op") == "before":
+            changed.setdefault(str(row.get("node")), []).append(str(row.get("path")))
+    return changed
 
 
 async def _plan_step(path: str, change: _Change, fs: Fs) -> RestoreStep:

@@ -99,6 +99,21 @@ def encode_line(row: JsonObject) -> bytes:
     return b"%08x %d %s\n" % (zlib.crc32(body), len(body), body)
 
 
+def read_lines(path: str) -> list[JsonObject]:
+    """Read the rows of a log up to a damaged one, without opening it for writing; none if it is absent."""
+    rows: list[JsonObject] = []
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                row = decode_line(line.rstrip(b"\n"))
+                if row is None:
+                    break
+                rows.append(row)
+    except OSError:
+        return []
+    return rows
+
+
 def decode_line(line: bytes) -> JsonObject | None:
     """Decode a line; None if its length or checksum is wrong."""
     checksum, _, rest = line.partition(b" ")

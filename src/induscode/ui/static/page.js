@@ -3,9 +3,43 @@
 
 const wanted = new Set();
 let fetching = false;
+let events = null;
+
+// What a person types into or selects stays as it is until they have finished.
+function isBusy(section) {
+  const active = document.activeElement;
+  const selection = getSelection();
+  return (section.contains(active) && active.matches("input, select, textarea"))
+    || (selection !== null && !selection.isCollapsed && section.contains(selection.anchorNode));
+}
+
+// The positions of an element and its parents below a section, to find its successor.
+function findPath(section, element) {
+  const path = [];
+  for (; element !== section; element = element.parentElement) {
+    path.unshift([...element.parentElement.children].indexOf(element));
+  }
+  return path;
+}
+
+function replaceSection(section, fresh) {
+  const active = document.activeElement;
+  const path = section.contains(active) ? findPath(section, active) : null;
+  const scrolled = [...section.querySelectorAll(".wide, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
+  const opened = [...section.querySelectorAll("details")].map((one) => one.open);
+  section.replaceWith(fresh);
+  fresh.querySelectorAll("details").forEach((one, index) => { one.open = opened[index] ?? one.open; });
+  fresh.querySelectorAll(".wide, pre").forEach((one, index) => {
+    [one.scrollLeft, one.scrollTop] = scrolled[index] ?? [0, 0];
+  });
+  if (path !== null) {
+    const found = path.reduce((one, index) => one?.children[index], fresh);
+    if (found && found.tagName === active.tagName) found.focus({ preventScroll: true });
+  }
+}
 
 async function refresh() {
-  if (fetching || document.hidden) return;
+  if (fetching || document.hidden || !wanted.size) return;
   fetching = true;
   const topics = new Set(wanted);
   wanted.clear();
@@ -15,13 +49,12 @@ async function refresh() {
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     for (const section of document.querySelectorAll("[data-topic]")) {
       const other = fresh.getElementById(section.id);
-      // What a person is typing into or reading with the keyboard stays as it is.
-      if (other && topics.has(section.dataset.topic) && !section.contains(document.activeElement)) {
-        if (section.innerHTML !== other.innerHTML) section.replaceWith(document.importNode(other, true));
-      } else if (other && topics.has(section.dataset.topic)) {
-        wanted.add(section.dataset.topic);
-      }
+      if (!other || !topics.has(section.dataset.topic) || section.innerHTML === other.innerHTML) continue;
+      if (isBusy(section)) wanted.add(section.dataset.topic);
+      else replaceSection(section, document.importNode(other, true));
     }
+    const badge = document.getElementById("waiting");
+    if (badge) badge.replaceWith(document.importNode(fresh.getElementById("waiting"), true));
   } catch {
     // The gateway is gone or busy: the next event tries again.
   } finally {
@@ -29,15 +62,57 @@ async function refresh() {
   }
 }
 
+const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+function updateAges() {
+  for (const one of document.querySelectorAll("time.age")) {
+    const seconds = Math.floor((Date.now() - Date.parse(one.dateTime)) / 1000);
+    const unit = units.find(([size]) => seconds >= size);
+    const text = unit ? `${Math.floor(seconds / unit[0])} ${unit[1]} ago` : "now";
+    if (one.textContent !== text) one.textContent = text;
+  }
+}
+
+const lost = document.createElement("p");
+lost.className = "lost";
+lost.setAttribute("role", "status");
+document.body.append(lost);
+
 const shown = new Set([...document.querySelectorAll("[data-topic]")].map((section) => section.dataset.topic));
-// A page that was the answer to a form cannot be fetched again.
-if (shown.size && document.querySelector("main [role=status], main [role=alert]") === null) {
-  const events = new EventSource("/ui/events");
+
+// A browser opens six connections to a site: pages that are not seen leave theirs to others.
+function listen() {
+  if (document.hidden) {
+    events?.close();
+    events = null;
+    return;
+  }
+  if (events !== null) return;
+  const again = lost.dataset.seen === "1";
+  events = new EventSource("/ui/events");
+  events.addEventListener("open", () => {
+    lost.textContent = "";
+    // What has changed while nothing was heard is not announced.
+    if (again || lost.dataset.failed === "1") for (const topic of shown) wanted.add(topic);
+    lost.dataset.seen = "1";
+    lost.dataset.failed = "";
+    refresh();
+  });
+  events.addEventListener("error", () => {
+    lost.dataset.failed = "1";
+    lost.textContent = "No connection: what is shown may be old.";
+  });
   events.addEventListener("change", (event) => {
     for (const topic of JSON.parse(event.data)) if (shown.has(topic)) wanted.add(topic);
-    if (wanted.size) refresh();
+    refresh();
   });
-  document.addEventListener("visibilitychange", () => { if (wanted.size) refresh(); });
-  document.addEventListener("focusout", () => { if (wanted.size) setTimeout(refresh, 0); });
-  addEventListener("pagehide", () => events.close());
 }
+
+if (shown.size) {
+  listen();
+  document.addEventListener("visibilitychange", listen);
+  document.addEventListener("focusout", () => setTimeout(refresh, 0));
+  document.addEventListener("selectionchange", () => { if (getSelection().isCollapsed) refresh(); });
+  addEventListener("pagehide", () => { events?.close(); events = null; });
+  addEventListener("pageshow", listen);
+}
+setInterval(updateAges, 1000);

@@ -8,7 +8,7 @@ from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.drift import name_item
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.html import Html, tag
-from induscode.ui.parts import build_form, live, show_diff, show_nothing, show_state
+from induscode.ui.parts import address, build_form, live, show_diff, show_nothing, show_state
 
 if TYPE_CHECKING:
     from induscode.deck.mcp.drift import DisabledTool, Drift
@@ -49,16 +49,16 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
         pin = definition_pin(drift.after or {})
         hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "pin": pin}
         forms = tag(
-            "span",
-            build_form(page.user, "/drift", button="Approve", look="danger", action="approve", **hidden),
-            build_form(page.user, "/drift", button="Refuse", action="refuse", **hidden),
+            "div",
+            build_form(page.user, address("/drift"), button="Approve", look="danger", action="approve", **hidden),
+            build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
             cls="actions",
         )
     consequence = "disabled until it is approved" if drift.disables else "recorded; it stays enabled"
     return tag(
         "article",
-        tag("h2", name_item(ref), " ", show_state(str(drift.grade))),
-        tag("p", f"{', '.join(drift.fields)}: {consequence}"),
+        tag("h2", name_item(ref), " ", show_state(f"{drift.grade} change")),
+        tag("p", f"{', '.join(drift.fields)}: {consequence}."),
         show_diff(drift.diff()),
         forms,
         cls="fault" if drift.disables else None,

@@ -8,6 +8,7 @@ from anyio import to_thread
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
+from indusagi.core.text import format_count
 from indusagi.runtime.contract import TextContentBlock
 from induscode.calls.record import find_tool_ref
 from induscode.deck.contract import describe
@@ -16,7 +17,20 @@ from induscode.search.options import estimate_definition
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.forms import build_fields, read_arguments
 from induscode.ui.html import Html, table, tag
-from induscode.ui.parts import address, build_form, build_search, link, live, show_json, show_nothing, show_text
+from induscode.ui.parts import (
+    address,
+    build_form,
+    build_search,
+    link,
+    live,
+    shorten,
+    show_digest,
+    show_facts,
+    show_json,
+    show_nothing,
+    show_prose,
+    show_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +43,13 @@ if TYPE_CHECKING:
 
 _MOST = 200
 """Rows of one list; the search finds the others."""
-_ABOUT = 180
 _PICTURES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
+_ANSWER = "answer"
+"""Where the answer to a form is: the browser shows that place of the page."""
+
+
+def _answer_at(path: str, /, **query: str) -> str:
+    return f"{address(path, **query)}#{_ANSWER}"
 
 
 def _matches(words: Sequence[str], *texts: str) -> bool:
@@ -50,29 +69,31 @@ async def show_tools(page: PageRequest) -> PageView:
             link(card.name, "/tool", name=card.name),
             "native" if find_tool_ref(card) is None else link(_find_source(card), "/server", name=_find_source(card)),
             f"{estimate_definition(describe(card)):,}",
-            _shorten(card.description),
+            shorten(card.description),
         )
-        for card in cards[:_MOST]
+        for card in (cards if page.get("all") == "1" else cards[:_MOST])
     ]
-    count = f"{len(cards):,} tools"
-    shown = count if len(cards) <= _MOST else f"the first {_MOST} of {count}: search for the others"
     heads = ("Tool", "Source", "Tokens", "Description")
+    counted = format_count(len(cards), "tool") + (f" for {query!r}, the best first" if query else "")
+    counted += f" of {server}" if server else ""
+    cut = len(rows) < len(cards)
     content = tag(
         "div",
         build_search("/tools", "What should the tool do?", query, server=server),
-        live("items", "tools", tag("p", shown), table(heads, rows, caption="Tools", numbers=(2,))),
-    )
+        live(
+            "items", "tools",
+            tag("p", counted, f": the first {_MOST}. " if cut else ". ",
+                link("Show all", "/tools", q=query, server=server, all=1) if cut else None,
+                link("Tools of all servers", "/tools", q=query) if server else None),
+            table(heads, rows, caption="Tools", numbers=(2,)) if rows
+            else show_nothing("No tool fits: try other words.")),
+    )  # fmt: skip
     return PageView("Tools", content, "tools")
 
 
 def _find_source(card: Capability) -> str:
     ref = find_tool_ref(card)
     return "native" if ref is None else ref.server
-
-
-def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
 
 
 def _find_card(page: PageRequest, name: str) -> Capability:
@@ -93,27 +114,25 @@ async def show_tool(page: PageRequest) -> PageView:
     parameters = cast("JsonObject", dict(descriptor.parameters))
     reply = await _call(page, name, parameters) if page.form else None
     pin = getattr(card, "pin", None)
-    facts = tag(
-        "dl",
-        tag("dt", "Source"),
-        tag("dd", "native") if ref is None
-        else tag("dd", link(ref.server, "/server", name=ref.server), f", its own name: {ref.name}"),
-        tag("dt", "Cost"), tag("dd", f"about {estimate_definition(descriptor):,} tokens"),
-        tag("dt", "Changes something"), tag("dd", "no" if card.read_only else "it may"),
-        [tag("dt", "Pin"), tag("dd", tag("code", str(pin)))] if pin else None,
-    )  # fmt: skip
+    facts = show_facts({
+        "Source": "native" if ref is None
+        else [link(ref.server, "/server", name=ref.server), f", its own name: {ref.name}"],
+        "Cost": f"about {estimate_definition(descriptor):,} tokens",
+        "Changes something": "no" if card.read_only else "it may",
+        "Pin": tag("code", str(pin)) if pin else None,
+    })  # fmt: skip
     form = show_nothing("You may look, and not call.")
     if page.user.can_act:
-        form = build_form(page.user, "/tool", build_fields(parameters, page.form), button="Run", name=name)
+        fields = build_fields(parameters, page.form)
+        form = build_form(page.user, _answer_at("/tool", name=name), fields, button="Run", look="main")
     content = tag(
         "div",
         facts,
-        show_text(descriptor.description),
+        show_prose(descriptor.description),
+        tag("details", tag("summary", "Schema of the arguments, as a model gets it"), show_json(parameters)),
         tag("h2", "Try it"),
         form,
         reply,
-        tag("h2", "Arguments"),
-        tag("details", tag("summary", "The schema, as a model gets it"), show_json(parameters)),
     )
     return PageView(name, content, "tools")
 
@@ -122,7 +141,7 @@ async def _call(page: PageRequest, name: str, parameters: JsonObject) -> Html:
     try:
         arguments = read_arguments(parameters, page.form)
     except ValueError as exc:
-        return tag("article", tag("p", str(exc)), cls="fault", role="alert")
+        return _show_problem(exc)
     reply = await page.source.call(name, arguments, page.get("answer"))
     if reply.question is not None:
         return _build_question(page, name, reply)
@@ -134,13 +153,15 @@ def _build_question(page: PageRequest, name: str, reply: CallReply) -> Html:
     question = reply.question
     assert question is not None
     hidden = {key: value for key, value in page.form.items() if key not in {"form_key", "answer", "name"}}
+    target = _answer_at("/tool", name=name)
     return tag(
         "article",
         tag("h2", question.title),
         show_text("\n".join(question.lines)),
         tag("ul", [tag("li", reason) for reason in question.reasons]),
-        build_form(page.user, "/tool", button="Run it once", look="danger", name=name, answer=reply.key, **hidden),
-        cls="fault",
+        build_form(page.user, target, button="Run it once", look="danger", answer=reply.key, **hidden),
+        id=_ANSWER,
+        cls="warning",
         role="alert",
     )
 
@@ -157,7 +178,8 @@ def show_outcome(outcome: ToolOutcome) -> Html:
     if result.structured is not None:
         blocks.append(tag("details", tag("summary", "Structured content"), show_json(result.structured)))
     heading = "The tool answered with an error" if result.is_error else "Result"
-    return tag("article", tag("h2", heading), blocks, cls="fault" if result.is_error else "result", role="status")
+    look = "fault" if result.is_error else "result"
+    return tag("article", tag("h2", heading), blocks, id=_ANSWER, cls=look, role="status")
 
 
 def _show_block(value: JsonValue) -> Html:
@@ -176,36 +198,61 @@ async def show_resources(page: PageRequest) -> PageView:
     """List the resources and templates of the servers; with a sent form, read one."""
     result = None
     if page.form:
-        server, uri = page.get("server"), page.get("uri")
+        server, uri = page.get("server"), page.get("uri").strip()
         try:
-            read = await page.source.read_resource(server, uri)
-            result = tag("article", tag("h2", uri), show_text(find_text(read)), cls="result", role="status")
+            result = _show_result(uri, find_text(await page.source.read_resource(server, uri)))
         except CoreError as exc:
-            result = tag("article", tag("p", str(exc)), cls="fault", role="alert")
-    items = [
-        *page.source.session.mcp.ledger.live_items("resource"),
-        *page.source.session.mcp.ledger.live_items("template"),
-    ]
+            result = _show_problem(exc)
+    ledger = page.source.session.mcp.ledger
+    found = _filter_items(page, [*ledger.live_items("resource"), *ledger.live_items("template")])
     rows = [
         (
-            link(item.ref.server, "/server", name=item.ref.server),
             item.ref.name,
+            link(item.ref.server, "/server", name=item.ref.server),
             "" if item.ref.kind == "resource" else "template",
-            _shorten(item.description),
-            build_form(page.user, "/resources", button="Read", server=item.ref.server, uri=item.ref.name)
-            if page.user.can_act and item.ref.kind == "resource" else "",
+            shorten(item.description),
+            show_digest(item.pin),
+            _build_read_form(page, item) if page.user.can_act else "",
         )
-        for item in _filter_items(page, items)
-    ]  # fmt: skip
+        for item in found[:_MOST]
+    ]
+    heads = ("Address", "Server", "Kind", "Description", "Pin", "Actions")
+    nothing = "No resource has these words." if page.query.get("q") else "The servers offer no resources."
     content = tag(
         "div",
         result,
         build_search("/resources", "Words in address or description", page.query.get("q", "")),
-        live("items", "resources",
-             table(("Server", "Address", "Kind", "Description", "Actions"), rows[:_MOST], caption="Resources") if rows
-             else show_nothing("The servers offer no resources.")),
-    )  # fmt: skip
+        live(
+            "items",
+            "resources",
+            _count_cut(found, "resource"),
+            table(heads, rows, caption="Resources") if rows else show_nothing(nothing),
+        ),
+    )
     return PageView("Resources", content, "resources")
+
+
+def _build_read_form(page: PageRequest, item: BridgeCapability) -> Html:
+    """Build the button that reads a resource, for a template with a field for its address."""
+    target, server, uri = _answer_at("/resources", q=page.query.get("q", "")), item.ref.server, item.ref.name
+    if item.ref.kind == "resource":
+        return build_form(page.user, target, button="Read", server=server, uri=uri)
+    field = tag("input", name="uri", value=uri, aria_label=f"Address, filled in from {uri}", autocomplete="off")
+    return build_form(page.user, target, field, " ", button="Read", server=server)
+
+
+def _show_result(title: str, text: str) -> Html:
+    return tag("article", tag("h2", title), show_text(text), id=_ANSWER, cls="result", role="status")
+
+
+def _show_problem(problem: Exception) -> Html:
+    return tag("article", tag("p", str(problem)), id=_ANSWER, cls="fault", role="alert")
+
+
+def _count_cut(found: Sequence[BridgeCapability], noun: str) -> Html | None:
+    if len(found) <= _MOST:
+        return None
+    return tag("p", f"{format_count(len(found), noun)}: the first {_MOST}. Search for the others.")
 
 
 def _filter_items(page: PageRequest, items: Sequence[BridgeCapability]) -> Sequence[BridgeCapability]:
@@ -216,20 +263,29 @@ def _filter_items(page: PageRequest, items: Sequence[BridgeCapability]) -> Seque
 async def show_prompts(page: PageRequest) -> PageView:
     """List the prompts of the servers."""
     items = page.source.session.mcp.ledger.live_items("prompt")
+    found = _filter_items(page, items)
     rows = [
         (
-            link(item.ref.server, "/server", name=item.ref.server),
             tag("a", item.ref.name, href=address("/prompt", server=item.ref.server, name=item.ref.name)),
-            _shorten(item.description),
+            link(item.ref.server, "/server", name=item.ref.server),
+            shorten(item.description),
+            show_digest(item.pin),
         )
-        for item in _filter_items(page, items)
+        for item in found[:_MOST]
     ]
+    nothing = "No prompt has these words." if page.query.get("q") else "The servers offer no prompts."
     content = tag(
         "div",
         build_search("/prompts", "Words in name or description", page.query.get("q", "")),
-        live("items", "prompts", table(("Server", "Prompt", "Description"), rows[:_MOST], caption="Prompts")
-             if rows else show_nothing("The servers offer no prompts.")),
-    )  # fmt: skip
+        live(
+            "items",
+            "prompts",
+            _count_cut(found, "prompt"),
+            table(("Prompt", "Server", "Description", "Pin"), rows, caption="Prompts")
+            if rows
+            else show_nothing(nothing),
+        ),
+    )
     return PageView("Prompts", content, "prompts")
 
 
@@ -250,12 +306,12 @@ async def show_prompt(page: PageRequest) -> PageView:
     if page.form:
         try:
             messages = await page.source.get_prompt(server, name, read_arguments(schema, page.form))
-            result = tag("article", tag("h2", "Messages"), show_text(find_text(messages)), cls="result", role="status")
+            result = _show_result("Messages", find_text(messages))
         except (CoreError, ValueError) as exc:
-            result = tag("article", tag("p", str(exc)), cls="fault", role="alert")
+            result = _show_problem(exc)
     form = show_nothing("You may look, and not call.")
     if page.user.can_act:
-        form = build_form(
-            page.user, "/prompt", build_fields(schema, page.form), button="Get it", server=server, name=name
-        )
-    return PageView(name, tag("div", show_text(item.description), form, result), "prompts")
+        fields, target = build_fields(schema, page.form), _answer_at("/prompt", server=server, name=name)
+        form = build_form(page.user, target, fields, button="Get it", look="main")
+    facts = show_facts({"Server": link(server, "/server", name=server), "Pin": tag("code", item.pin)})
+    return PageView(name, tag("div", facts, show_prose(item.description), form, result), "prompts")

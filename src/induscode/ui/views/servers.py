@@ -14,7 +14,7 @@ from induscode.calls.series import CallSeries, read_series
 from induscode.calls.statistics import format_duration
 from induscode.ui.contract import PageError, PageView, ServerAction
 from induscode.ui.html import Html, link_outside, render, table, tag
-from induscode.ui.parts import build_form, link, live, show_nothing, show_state, show_text
+from induscode.ui.parts import address, build_form, link, live, shorten, show_facts, show_nothing, show_state, show_text
 from induscode.ui.plots import draw_sparkline
 
 if TYPE_CHECKING:
@@ -60,37 +60,51 @@ def _read_hour() -> CallSeries | None:
 
 def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
     answer = "" if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
-    latency = () if series is None else series.latency_us.get(server.name, ())
-    peak = f"median duration of calls, at most {format_duration(max(latency, default=0))}"
     return (
         link(server.name, "/server", name=server.name),
         show_state(server.state),
         server.transport,
-        tag("span", f"{server.tools}", f" (+{server.disabled} disabled)" if server.disabled else ""),
+        _count_tools(server),
         f"{server.tokens:,}",
         answer,
-        draw_sparkline(latency if any(latency) else (), peak),
+        _draw_latency(server, series),
         str(server.restarts),
-        _build_actions(page, server),
+        _build_actions(page, server) or "",
     )
 
 
-def _build_actions(page: PageRequest, server: ServerSummary) -> Html:
-    if not page.user.can_act:
-        return tag("span")
+def _count_tools(server: ServerSummary) -> str:
+    return f"{server.tools}" + (f" (+{server.disabled} disabled)" if server.disabled else "")
+
+
+def _draw_latency(server: ServerSummary, series: CallSeries | None) -> Html:
+    latency = [] if series is None else [value or None for value in series.latency_us.get(server.name, ())]
+    peak = max((value for value in latency if value), default=0)
+    return draw_sparkline(latency, f"median duration of calls, at most {format_duration(peak)}")
+
+
+def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
+    if not page.user.can_act or not server.actions:
+        return None
+    target = address("/server", name=server.name)
     forms = [
-        link(_LABELS[action], "/server", name=server.name)
+        tag("a", _LABELS[action], href=target, cls="button")
         if action == "trust"
-        else build_form(page.user, "/server", button=_LABELS[action], name=server.name, action=action)
+        else build_form(page.user, target, button=_LABELS[action], action=action)
         for action in server.actions
     ]
-    return tag("span", forms, cls="actions")
+    return tag("div", forms, cls="actions")
 
 
 def _explain(server: ServerSummary) -> Html:
     remedy = tag("p", "What to do: ", tag("code", server.remedy)) if server.remedy else None
+    waits = server.state in {"untrusted", "changed", "unresolved"}
     return tag(
-        "article", tag("h2", server.name, " ", show_state(server.state)), tag("p", server.message), remedy, cls="fault"
+        "article",
+        tag("h2", server.name, " ", show_state(server.state)),
+        tag("p", server.message),
+        remedy,
+        cls="warning" if waits else "fault",
     )
 
 
@@ -103,35 +117,52 @@ async def show_server(page: PageRequest) -> PageView:
         raise PageError(f"There is no server {name!r}")
     log = [*page.source.session.mcp.fleet.read_log(name)] if name in page.source.session.mcp.status() else []
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
-    consent = None
-    if "trust" in server.actions and page.user.can_act:
-        consent = tag(
-            "article",
-            tag("h2", "Your consent"),
-            tag("p", "The project brings this server. It starts only if you agree to exactly what is shown here."),
-            show_text("\n".join(page.source.describe_config(name))),
-            build_form(page.user, "/server", button="Trust it as it is", look="danger", name=name, action="trust"),
-            cls="fault",
-        )
+    series = await to_thread.run_sync(_read_hour)
+    answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
+    config = show_text("\n".join(page.source.describe_config(name)))
+    consent = _ask_consent(page, server, config)
+    facts = show_facts({
+        "State": show_state(server.state),
+        "Transport": server.transport,
+        "Configured": [f"{server.scope}: ", tag("code", server.file)],
+        "Tools": f"{_count_tools(server)}, about {server.tokens:,} tokens",
+        "Last answer": answer,
+        "Last hour": _draw_latency(server, series),
+        "Restarts": str(server.restarts),
+    })  # fmt: skip
+    tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards]
     content = tag(
         "div",
         said,
-        consent,
         live(
             "servers",
             "server",
-            tag("p", show_state(server.state), f" {server.transport}, {server.scope}: ", tag("code", server.file)),
-            _explain(server) if server.message else None,
-            tag("p", _build_actions(page, server)),
+            consent,
+            facts,
+            [_explain(server) if server.message else None, _build_actions(page, server)] if consent is None else None,
+            None if consent else [tag("h2", "Configuration"), config],
+            tag("h2", "Tools"),
+            table(("Tool", "Description"), tools, caption="Tools") if tools
+            else show_nothing("None while it is not connected." if server.state != "ready" else "It offers none."),
+            tag("h2", "Log"),
+            show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
         ),
-        tag("h2", "Configuration"),
-        show_text("\n".join(page.source.describe_config(name))),
-        tag("h2", format_count(len(cards), "tool")),
-        tag("ul", [tag("li", link(card.ref.name, "/tool", name=card.name)) for card in cards]),
-        tag("h2", "Standard error"),
-        show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
-    )
+    )  # fmt: skip
     return PageView(name, content, "servers")
+
+
+def _ask_consent(page: PageRequest, server: ServerSummary, config: Html) -> Html | None:
+    if "trust" not in server.actions or not page.user.can_act:
+        return None
+    target = address("/server", name=server.name)
+    return tag(
+        "article",
+        tag("h2", "Your consent"),
+        tag("p", "The project brings this server. It starts only if you agree to exactly what is shown here."),
+        config,
+        build_form(page.user, target, button="Trust it as it is", look="danger", action="trust"),
+        cls="warning",
+    )
 
 
 async def _act(page: PageRequest, name: str) -> Html:

@@ -10,22 +10,38 @@ from anyio import to_thread
 from indusagi.core.ids import is_ulid
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import cut_text
+from induscode.deck.stores.checkpoints import read_changed_paths
+from induscode.session.kept_state import CHECKLIST_OP, PLAN_OP
+from induscode.session.rewind import find_rewind_points
 from induscode.session.stored_conversations import list_conversations
-from induscode.session.transcript import conversations_dir, find_cwd, read_rows
+from induscode.session.transcript import (
+    COMPACT_OP,
+    FORK_OP,
+    REWIND_OP,
+    conversations_dir,
+    find_cwd,
+    find_visible_rows,
+    read_rows,
+    remove_session_note,
+)
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.html import Html, table, tag
-from induscode.ui.parts import link, show_nothing, show_text, show_time
+from induscode.ui.parts import link, show_nothing, show_prose, show_state, show_text, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
+    from induscode.session.rewind import RewindPoint
     from induscode.ui.contract import PageRequest
 
 _MOST = 100
 _LONGEST = 20_000
 """Characters of one part of a message that are shown."""
 _ROWS = 2_000
+_PREVIEW = 100
+_FILES = 5
+"""Changed files that a checkpoint names."""
 _NAMES = {
     "user-prompt": "Prompt",
     "text": "Answer",
@@ -35,7 +51,8 @@ _NAMES = {
     "retry-prompt": "Refused",
     "system-prompt": "System prompt",
 }
-_MARKS = {"turn", "plan", "checklist", "rewind", "compact", "fork", "model"}
+_STATES = {"active": "doing", "pending": "open"}
+"""How states of a checklist are named here, if not as they are."""
 
 
 async def show_sessions(page: PageRequest) -> PageView:
@@ -43,35 +60,89 @@ async def show_sessions(page: PageRequest) -> PageView:
     cwd = page.source.session.invocation.cwd
     summaries = await to_thread.run_sync(lambda: list_conversations(cwd, limit=_MOST))
     rows = [
-        (link(one.title or "(no prompt)", "/session", id=one.id), show_time(one.modified_ms), str(one.messages))
+        (link(one.title or "(no prompt)", "/session", id=one.id), show_time(one.modified_ms), str(one.messages), one.id)
         for one in summaries
     ]
     content = tag(
         "div",
         tag("p", "Conversations of ", tag("code", cwd)),
-        table(("Conversation", "Last change", "Messages"), rows, caption="Conversations", numbers=(2,)) if rows
-        else show_nothing('There are none. `indus` opens one, and so does indus -p "…"'),
+        table(("Conversation", "Last change", "Messages", "Id"), rows, caption="Conversations", numbers=(2,)) if rows
+        else show_nothing("There are none yet. A session in this directory begins one: run indus"),
     )  # fmt: skip
     return PageView("Sessions", content, "sessions")
 
 
 async def show_session(page: PageRequest) -> PageView:
-    """Show the messages of a conversation."""
+    """Show a conversation: its plan, its checkpoints and its messages, without what a rewind has hidden."""
     name, cwd = page.get("id"), page.source.session.invocation.cwd
     directory = os.path.join(conversations_dir(), name)
     if not is_ulid(name) or await to_thread.run_sync(find_cwd, directory) != cwd:
         raise PageError(f"There is no conversation {name!r} of this directory")
     rows = await to_thread.run_sync(read_rows, directory)
-    parts = [part for row in rows[-_ROWS:] for part in _show_row(row)]
+    changed = await to_thread.run_sync(read_changed_paths, os.path.join(directory, "checkpoints"))
+    visible = {index for index, _ in find_visible_rows(rows)}
+    points = [point for point in find_rewind_points(rows, lambda node: changed.get(node, ())) if point.row in visible]
+    numbered = [*enumerate(rows)]
+    parts = [part for index, row in numbered[-_ROWS:] if index in visible for part in _show_row(row)]
     left_out = show_nothing(f"The first {len(rows) - _ROWS:,} rows are left out.") if len(rows) > _ROWS else None
-    resume = tag(
-        "p",
-        "Continue it: ",
-        tag("code", f"indus --resume {name}"),
-        "; return to a point: ",
-        tag("code", f"indus rewind --conversation {name}"),
+    hidden = len(rows) - len(visible)
+    content = tag(
+        "div",
+        tag("p", "Continue it: ", tag("code", f"indus --resume {name}")),
+        _show_plan([row for index, row in numbered if index in visible]),
+        _show_points(name, cwd, points),
+        tag("h2", "Transcript"),
+        show_nothing(f"A rewind has hidden {hidden} rows.") if hidden else None,
+        left_out,
+        parts,
     )
-    return PageView("Conversation", tag("div", resume, left_out, parts), "sessions")
+    return PageView(points[0].title if points else "Conversation", content, "sessions")
+
+
+def _show_plan(rows: Sequence[JsonObject]) -> Html | None:
+    """Show plan mode and the checklists as they are after the last row."""
+    is_planning, lists = False, dict[str, list[tuple[str, str]]]()
+    for row in rows:
+        items = row.get("items")
+        if row.get("op") == PLAN_OP:
+            is_planning = row.get("active") is True
+        elif row.get("op") == CHECKLIST_OP and isinstance(items, list):
+            lists[str(row.get("list"))] = [
+                (str(item.get("text", item.get("task", ""))), str(item.get("status", item.get("state", ""))))
+                for item in items
+                if is_json_object(item)
+            ]
+    found = [pair for items in lists.values() for pair in items]
+    if not found and not is_planning:
+        return None
+    listed = [tag("li", show_state(_STATES.get(state, state)), f" {text}") for text, state in found]
+    return tag(
+        "section",
+        tag("h2", "Plan"),
+        tag("p", "Plan mode is on: nothing is changed until the plan is approved.") if is_planning else None,
+        tag("ul", listed, cls="checklist") if listed else None,
+    )
+
+
+def _show_points(conversation: str, cwd: str, points: Sequence[RewindPoint]) -> Html | None:
+    if not points:
+        return None
+    rows = [
+        (
+            str(point.number),
+            point.title,
+            point.at[:19].replace("T", " "),
+            ", ".join(os.path.relpath(path, cwd) for path in point.files[:_FILES])
+            + (f" and {len(point.files) - _FILES} more" if len(point.files) > _FILES else ""),
+        )
+        for point in points
+    ]
+    return tag(
+        "section",
+        tag("h2", "Checkpoints"),
+        tag("p", "Return to one of them: ", tag("code", f"indus rewind --conversation {conversation} --to N")),
+        table(("Number", "Before", "At (UTC)", "Files changed after it"), rows, caption="Checkpoints", numbers=(0,)),
+    )
 
 
 def _show_row(row: JsonObject) -> Sequence[Html]:
@@ -79,11 +150,17 @@ def _show_row(row: JsonObject) -> Sequence[Html]:
     if is_json_object(message):
         parts = message.get("parts")
         return [_show_part(part) for part in parts if is_json_object(part)] if isinstance(parts, list) else ()
-    op = row.get("op")
-    if op not in _MARKS:
-        return ()
-    facts = {key: value for key, value in row.items() if key not in {"op", "at"} and value not in (None, "", [], {})}
-    return (tag("p", f"{op} {row.get('at', '')} ", tag("code", cut_text(compact_json(facts), 400)), cls="faint"),)
+    op, at = row.get("op"), str(row.get("at", ""))[11:19]
+    if op == "turn":
+        run, turn = str(row.get("run", "")), str(row.get("turn", ""))
+        return (tag("p", f"Turn {turn}, {at} · ", link("what the model saw", "/deck", run=run, turn=turn), cls="mark"),)
+    texts = {
+        "model": f"The model is {row.get('model')}",
+        REWIND_OP: f"Rewound ({row.get('scope')}) to {row.get('to')}",
+        COMPACT_OP: "The messages above were summarized for the model",
+        FORK_OP: "A copy of another conversation up to here",
+    }
+    return (tag("p", f"{texts[str(op)]}, {at}", cls="mark"),) if op in texts else ()
 
 
 def _show_part(part: JsonObject) -> Html:
@@ -91,10 +168,15 @@ def _show_part(part: JsonObject) -> Html:
     name = part.get("tool_name")
     title = f"{_NAMES.get(kind, kind)}{f': {name}' if name else ''}"
     value = part.get("args") if kind == "tool-call" else part.get("content")
-    body = show_text(cut_text(_to_text(value), _LONGEST))
-    if kind in {"tool-call", "tool-return", "thinking", "system-prompt"}:
-        return tag("details", tag("summary", title), body, cls="part")
-    return tag("article", tag("h2", title), body, cls="part")
+    text = cut_text(_to_text(value), _LONGEST)
+    if kind == "user-prompt":
+        return tag("article", tag("h3", title), show_prose(remove_session_note(text)), cls="person")
+    if kind == "text":
+        return tag("article", tag("h3", title), show_prose(text))
+    failed = part.get("outcome") not in {None, "success"} or kind == "retry-prompt"
+    state = [" ", show_state("error")] if failed else None
+    preview = tag("span", f" {cut_text(' '.join(text.split()), _PREVIEW)}", cls="faint")
+    return tag("details", tag("summary", title, state, preview), show_text(text), cls="part")
 
 
 def _to_text(value: JsonValue) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.text import format_count
@@ -10,7 +11,18 @@ from indusagi.core.time import iso_utc
 from induscode.deck.mcp.store.history import deck_at
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.html import Html, table, tag
-from induscode.ui.parts import address, link, show_json, show_nothing, show_state
+from induscode.ui.parts import (
+    build_choice,
+    build_field,
+    build_filter,
+    link,
+    live,
+    show_digest,
+    show_json,
+    show_nothing,
+    show_prose,
+    show_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
     from induscode.ui.contract import PageRequest
 
 _RUNS = 50
+_MINUTE = re.compile(r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d")
 _EVENTS, _ALL_EVENTS = 100, 5_000
 """Events that are shown at first, and on request."""
 
@@ -38,7 +51,7 @@ async def show_timeline(page: PageRequest) -> PageView:
     limit = _ALL_EVENTS if page.get("all") == "1" else _EVENTS
     shown = matching[-limit:]
     cells = [
-        (row.at[11:19], show_state(row.op), _format_subject(row), _format_detail(row), _link_deck(row))
+        (show_state(row.op), row.at[11:19], _format_subject(row), _show_detail(row), _link_deck(row))
         for row in reversed(shown)
     ]
     more = None
@@ -48,35 +61,31 @@ async def show_timeline(page: PageRequest) -> PageView:
     content = tag(
         "div",
         _build_forms(page, runs, wanted),
-        tag("p", counted, f", the last {limit}. " if len(shown) < len(matching) else "", more),
-        table(("At (UTC)", "Event", "Subject", "Detail", "Deck"), cells, caption="Events"),
-    )
+        live(
+            "items",
+            "events",
+            tag("p", counted, f", the last {limit}. " if len(shown) < len(matching) else ".", more),
+            table(("Event", "At (UTC)", "Subject", "Detail", "Deck"), cells, caption="Events") if cells
+            else show_nothing("No such event."),
+        ),
+    )  # fmt: skip
     return PageView("Timeline", content, "timeline")
 
 
 def _build_forms(page: PageRequest, runs: Sequence[RunFacts], wanted: str) -> Html:
-    options = [
-        tag(
-            "option",
-            f"{run.began[:19].replace('T', ' ')} ({run.rows} events)",
-            value=run.run,
-            selected=run.run == wanted,
-        )
-        for run in reversed(runs[-_RUNS:])
-    ]
-    choose = tag(
-        "form",
-        tag("label", "Run", for_="run"), tag("select", options, id="run", name="run"),
-        tag("label", "Server", for_="server"), tag("input", id="server", name="server", value=page.get("server")),
-        tag("button", "Show", type_="submit"), method="get", action=address("/timeline"), cls="filter",
-    )  # fmt: skip
-    travel = tag(
-        "form",
-        tag("input", type_="hidden", name="run", value=wanted),
-        tag("label", "Turn", for_="turn"), tag("input", id="turn", name="turn", type_="number", min="1"),
-        tag("label", "or time (UTC)", for_="at"), tag("input", id="at", name="at", placeholder="2026-11-15T14:02"),
-        tag("button", "What did the model see?", type_="submit"), method="get", action=address("/deck"), cls="filter",
-    )  # fmt: skip
+    own = page.source.session.mcp.journal.run
+    last = runs[-_RUNS:]
+    if wanted not in {run.run for run in last}:
+        last = [*(run for run in runs if run.run == wanted), *last]
+    choices = {
+        run.run: f"{run.began[:19].replace('T', ' ')}, {format_count(run.rows, 'event')}"
+        + (" (this page)" if run.run == own else "")
+        for run in reversed(last)
+    }
+    servers = build_field("server", "Server", page.get("server"))
+    choose = build_filter("/timeline", "Show", [build_choice("run", "Run (UTC)", choices, wanted), servers])
+    fields = [build_field("turn", "Turn", "", "12", "number"), build_field("at", "or time (UTC)", "", "14:02")]
+    travel = build_filter("/deck", "What did the model see?", fields, run=wanted)
     return tag("div", choose, travel)
 
 
@@ -89,9 +98,10 @@ def _format_subject(row: Row) -> str:
     return str(named or f"{facts.get('server', '')}{tool}" or facts.get("key", ""))
 
 
-def _format_detail(row: Row) -> str:
+def _show_detail(row: Row) -> Sequence[Html | str]:
     facts = row.facts
-    return " ".join(str(facts[key]) for key in ("subject", "detail", "pin", "deck") if facts.get(key))[:300]
+    texts = " ".join(str(facts[key]) for key in ("subject", "detail") if facts.get(key))[:300]
+    return [texts, *(show_digest(str(facts[key])) for key in ("pin", "deck") if facts.get(key))]
 
 
 def _link_deck(row: Row) -> Html | str:
@@ -103,15 +113,12 @@ async def show_deck(page: PageRequest) -> PageView:
     run, turn, at = page.get("run"), page.get("turn"), page.get("at")
     store = page.source.session.store
     await store.flush()
-    if run not in {one.run for one in await store.runs()}:
+    runs = {one.run: one for one in await store.runs()}
+    if run not in runs:
         raise PageError(f"There is no run {run!r}")
     moment = None
     if at and not turn:
-        try:
-            wanted = datetime.fromisoformat(at)  # RFC 3339 §5.6
-            moment = iso_utc(round((wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)).timestamp() * 1_000))
-        except (ValueError, OverflowError):
-            raise PageError(f"{at!r} is not a time: write 2026-11-15T14:02", 400) from None
+        moment = _read_time(at, runs[run].began)
     record = await deck_at(store, run, turn=int(turn) if turn.isdecimal() else None, at=moment)
     if record is None:
         raise PageError(f"The run {run} has no turn {turn}" if turn else f"The run {run} had not begun by {moment}")
@@ -119,18 +126,18 @@ async def show_deck(page: PageRequest) -> PageView:
         tag(
             "details",
             tag("summary", one.name),
-            tag("p", one.description),
+            show_prose(one.description),
             show_json(cast("JsonObject", dict(one.parameters))),
         )
         for one in record.descriptors
     ]
     enrolled = [
-        (one.name, link(one.ref.server, "/server", name=one.ref.server), one.ref.name, tag("code", one.pin[:12]))
+        (one.name, link(one.ref.server, "/server", name=one.ref.server), one.ref.name, show_digest(one.pin))
         for one in record.capabilities
     ]
     content = tag(
         "div",
-        tag("p", f"Run {run}, turn {record.turn}, up to {record.at}."),
+        tag("p", "Run ", link(run, "/timeline", run=run), f", turn {record.turn}, up to {record.at}."),
         tag("h2", f"A model was shown {format_count(len(record.descriptors), 'tool')}")
         if record.turn
         else show_nothing("No model had been asked yet."),
@@ -140,3 +147,25 @@ async def show_deck(page: PageRequest) -> PageView:
         [tag("p", str(note), cls="fault") for note in record.notes],
     )
     return PageView("The deck as it was", content, "timeline")
+
+
+def _read_time(text: str, began: str) -> str:
+    """Read a time as RFC 3339 §5.6 writes it, UTC by default; one without a date is the first after the run began.
+
+    A time without seconds is the end of its minute.
+
+    Raises:
+        PageError: It is not a time.
+    """
+    try:
+        if len(text) <= len("14:02:33"):
+            since = datetime.fromisoformat(began)
+            wanted = datetime.combine(since.date(), time.fromisoformat(text), UTC)
+            wanted += timedelta(days=wanted.strftime("%H:%M:%S") < since.strftime("%H:%M:00"))
+        else:
+            wanted = datetime.fromisoformat(text)
+        if _MINUTE.fullmatch(text):
+            wanted = wanted.replace(second=59, microsecond=999_000)
+        return iso_utc(round((wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)).timestamp() * 1_000))
+    except (ValueError, OverflowError):
+        raise PageError(f"{text!r} is not a time: write 14:02 or 2026-11-15T14:02", 400) from None
