@@ -95,6 +95,22 @@ class Chromium:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._send("Emulation.setEmulatedMedia", {"features": features})
 
+    def allow_scripts(self, *, allowed: bool) -> None:
+        """Allow or forbid the scripts of pages."""
+        self._send("Emulation.setScriptExecutionDisabled", {"value": not allowed})
+
+    def press_key(self, key: str) -> None:
+        """Press `Tab` or `Enter`."""
+        code = {"Tab": 9, "Enter": 13}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        down = {"type": "keyDown", "key": key, "code": key, "windowsVirtualKeyCode": code, **text}
+        self._send("Input.dispatchKeyEvent", down)
+        self._send("Input.dispatchKeyEvent", {**down, "type": "keyUp"})
+
+    def type_text(self, text: str) -> None:
+        """Type a text into what has the focus."""
+        self._send("Input.insertText", {"text": text})
+
     def take_picture(self) -> bytes:
         """Take a picture of what is shown, as PNG."""
         return base64.b64decode(self._send("Page.captureScreenshot", {"format": "png"})["data"])

@@ -127,7 +127,10 @@ async def test_the_log_of_a_server_holds_standard_error_and_messages_across_rest
             await dying.invoke("fault", {})
         await fleet.restart("dying")
         assert "stderr: about to die" in fleet.read_log("dying")
-        assert fleet.status()["chatty"].answer_s is not None
+        answer_s = fleet.status()["chatty"].answer_s
+        assert answer_s is not None
+        await chatty.list_items("prompt")  # it declares none: nothing is sent
+        assert fleet.status()["chatty"].answer_s == answer_s
         await chatty.invoke("fault", {})
         assert fleet.read_log("chatty") == ("info: line 0", "info: line 1", "info: line 2")
         with pytest.raises(ProtocolFault):

@@ -34,6 +34,8 @@ class PageUser:
     """Whether it may change something, and not only look."""
     form_key: str
     """Must come with every change."""
+    principal: str = ""
+    """The subject of the client's access token: permission rules and records of calls name it."""
 
 
 class PageAccess:

@@ -21,12 +21,14 @@ _PING_S: Final = 15.0
 
 
 async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
-    """Yield a server-sent event with the changed topics, whenever there are some; a comment now and then.
+    """Yield a server-sent event `change` with the changed topics, whenever there are some; a comment now and then.
+
+    `ready` comes first: what has changed before it is not announced, so the browser fetches its sections once.
 
     https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
     """
     known = await _take_signatures(source)
-    yield b"retry: 2000\r\n\r\n"
+    yield b"retry: 2000\r\nevent: ready\r\ndata: []\r\n\r\n"
     quiet_s = 0.0
     while True:
         await anyio.sleep(_LOOK_S)

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from indusagi.runtime.contract import ToolOutcome
     from induscode.boot.session import Session
     from induscode.cluster.node import ClusterNode
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck
     from induscode.session.permissions.confirm import PermissionRequest
     from induscode.ui.access import PageUser
@@ -87,6 +88,10 @@ class PageSource(Protocol):
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by what they do, the best first, as `indus tools search` does. It blocks."""
+        ...
+
+    def find_items(self, query: str, kinds: Sequence[ItemKind]) -> Sequence[BridgeCapability]:
+        """Find resources, templates or prompts in the same way. It blocks."""
         ...
 
     def deck(self) -> ToolDeck:

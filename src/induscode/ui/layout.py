@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from indusagi import __version__
 from induscode.ui.html import Html, tag
-from induscode.ui.parts import PREFIX, address
+from induscode.ui.parts import PREFIX, address, shorten_path
 
 if TYPE_CHECKING:
     from induscode.ui.access import PageUser
@@ -63,7 +63,7 @@ def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cl
         tag("a", "Skip to the content", href="#main", cls="skip"),
         tag("header", brand, rights, tag("nav", links, aria_label="Views"), sign_out if user.form_key else None),
         tag("main", tag("h1", view.title), view.content, id="main", tabindex=-1),
-        tag("footer", f"indus {__version__} · ", tag("code", cwd)),
+        tag("footer", f"indus {__version__} · ", tag("code", shorten_path(cwd), title=cwd)),
     )  # fmt: skip
 
 

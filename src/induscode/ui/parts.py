@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -90,6 +91,12 @@ def shorten(text: str) -> str:
     """Make one line of a description, of a length that fits a table."""
     line = " ".join(text.split())
     return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
+
+
+def shorten_path(path: str) -> str:
+    """Write a path below the home directory with `~`."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if home != "/" and f"{path}/".startswith(f"{home}/") else path
 
 
 def show_state(state: str) -> Html:

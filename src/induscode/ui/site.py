@@ -19,6 +19,7 @@ from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, LIST_SCOPE
+from indusagi.runtime.calls import CallingClient, current_client
 from induscode.ui.access import PageAccess, PageUser
 from induscode.ui.changes import watch_changes
 from induscode.ui.contract import PageError, PageRequest, PageView
@@ -79,6 +80,8 @@ _SECURITY: Headers = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), *_SECURITY)
+_CLIENT: Final = "page"
+"""The client of what a person does here, in permission rules and records of calls."""
 _SIGN_IN_BYTES: Final = 16 * 1024
 _SMALLEST_GZIP: Final = 4_096
 _VIEW_S: Final = 120.0
@@ -175,7 +178,7 @@ class PageSite:
         if identity.owner in self._foreign_tokens or identity.find_missing_scope(LIST_SCOPE) is not None:
             raise HttpRefusal(403, "this token does not open the page")
         # A bearer token is not sent by a browser on its own: no other site can make it send a form.
-        return PageUser(identity.find_missing_scope(ADMIN_SCOPE) is None, "")
+        return PageUser(identity.find_missing_scope(ADMIN_SCOPE) is None, "", identity.principal)
 
     def _respond_sign_in(self, request: HttpRequest, form: Mapping[str, str]) -> SiteResponse:
         if request.method != "POST":
@@ -191,6 +194,7 @@ class PageSite:
         assert self.source is not None
         query = dict(parse_qsl(request.query, keep_blank_values=True))
         page = PageRequest(source=self.source, user=user, query=query, form=form)
+        client = current_client.set(CallingClient(_CLIENT, principal=user.principal))
         try:
             with anyio.fail_after(_VIEW_S):
                 view = await show(page)
@@ -200,6 +204,8 @@ class PageSite:
             view = PageView("It failed", tag("p", str(exc), role="alert"), "", 500)
         except TimeoutError:
             view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
+        finally:
+            current_client.reset(client)
         waiting, has_cluster = len(self.source.session.mcp.disabled), self.source.node is not None
         cwd = self.source.session.invocation.cwd
         body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")

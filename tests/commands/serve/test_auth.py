@@ -55,6 +55,7 @@ async def test_principals_scopes_rules_and_the_ledger_of_a_gateway(tmp_path: Pat
         ("alice", "client-1"),
         ("alice", "client-1"),
         ("bob", "client-1"),
+        ("carol", "client-1"),
     ]
     assert clients[1]["scopes"] == ["indus:call:one"]
     for token in tokens:
@@ -95,9 +96,30 @@ async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient)
             assert ("it is denied" in text(answer)) is is_denied, (name, answer.text)
         with anyio.fail_after(20):
             assert (await client.get(url.replace("/mcp", "/health"))).status_code == 401
+            await _use_page(
+                client, url.replace("/mcp", "/ui"), bob, narrow, issuer.mint(url, sub="carol", scope="indus:list")
+            )
         said = gateway.said()
     assert all(token not in said for token in (alice, bob, narrow))
     return [alice, bob, narrow]
+
+
+async def _use_page(client: httpx2.AsyncClient, url: str, admin: str, caller: str, looker: str) -> None:
+    """The page asks for the scope to list, and for `indus:admin` to change something; rules name its principals too."""
+
+    async def send(token: str, path: str = "", **form: str) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {token}"}
+        return await client.request("POST" if form else "GET", f"{url}{path}", headers=headers, data=form or None)
+
+    assert (await client.get(url)).status_code == 401
+    assert (await send("x" + looker)).status_code == 401
+    assert (await send(caller)).status_code == 403
+    seen = await send(looker)
+    assert "read-only" in seen.text
+    assert "set-cookie" not in seen.headers
+    assert (await send(looker, "/tool?name=ls", form_key="")).status_code == 403
+    assert "Restart" in (await send(admin)).text
+    assert "it is denied" in (await send(admin, "/tool?name=ls", form_key="")).text
 
 
 @pytest.mark.process

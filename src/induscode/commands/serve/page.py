@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 from anyio import to_thread
@@ -19,7 +19,6 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
-from indusagi.runtime.calls import CallingClient, current_client
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import find_tool_ref
 from induscode.commands.support.remedies import advise
@@ -28,7 +27,7 @@ from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.content import ServerContent
 from induscode.search.background import BackgroundIndex
-from induscode.search.items import build_tool_item
+from induscode.search.items import build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
 from induscode.session.permissions.check import CheckedCard, Permissions
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
@@ -37,27 +36,30 @@ from induscode.sign_in.servers import sign_in_to_server
 from induscode.ui.contract import ActionReply, CallReply, ServerAction, ServerSummary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from induscode.boot.session import Session
     from induscode.cluster.node import ClusterNode
     from induscode.commands.serve.gateway import Gateway
     from induscode.commands.support.permissions import Wrap
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.provision import ToolDeck
-    from induscode.search.items import SearchItem
+    from induscode.search.items import SearchItem, SearchKind
     from induscode.session.permissions.confirm import Approver, PermissionRequest
 
 _SIGN_IN_START_S: Final = 30.0
 """How long an issuer may take until the address of its sign-in is known."""
 _MOST_FOUND: Final = 50
-_CLIENT = CallingClient("page")
+_CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = frozenset(
+    ("prompt", "resource", "template")
+)
 
 
 class _PageApprover:
@@ -174,12 +176,32 @@ class GatewayPage:
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by what they do, the best first. It blocks."""
+        cards = {card.name: card for card in self.deck().tools()}
+        found = self._search(query, ["tool"], cards, server or None)
+        return [cards[item.qualified_name] for item in found]
+
+    def find_items(self, query: str, kinds: Sequence[ItemKind]) -> Sequence[BridgeCapability]:
+        """Find resources, templates or prompts by what they are about, the best first. It blocks."""
+        found = self._search(query, [*_CONTENT_KINDS & {*kinds}], {card.name: card for card in self.deck().tools()})
+        cards = {(card.ref.server, card.ref.name): card for kind in kinds for card in self._list_items(kind)}
+        return [cards[item.server, item.name] for item in found if (item.server, item.name) in cards]
+
+    def _list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
+        return self.session.mcp.ledger.live_items(kind)
+
+    def _search(
+        self, query: str, kinds: Collection[SearchKind], tools: Mapping[str, Capability], server: str | None = None
+    ) -> Sequence[SearchItem]:
+        """Search the one index of tools and content, which is brought up to date first."""
+        content = [
+            build_content_item(kind, card.ref.server, f"{card.ref.server}/{card.ref.name}", card.raw)
+            for kind in sorted(_CONTENT_KINDS)
+            for card in self._list_items(kind)
+        ]
         with self._searching:
             index = self._index.open()
-            cards = {card.name: card for card in self.deck().tools()}
-            index.update(map(_build_item, cards.values()))
-            hits = index.search([query], server=server or None, kinds=("tool",), limit=_MOST_FOUND).hits
-            return [cards[hit.item.qualified_name] for hit in hits]
+            index.update([*map(_build_item, tools.values()), *content])
+            return [hit.item for hit in index.search([query], server=server, kinds=kinds, limit=_MOST_FOUND).hits]
 
     def deck(self) -> ToolDeck:
         """Build the deck that clients are served, without permission checks."""
@@ -294,7 +316,6 @@ class GatewayPage:
         """Call a tool as the person at the page."""
         approver = _PageApprover(answer)
         deck = self.deck().map_capabilities(await self._build_wrap(approver))
-        current_client.set(_CLIENT)
         outcome = await deck.into_tool_box().runner.run(ToolCall(f"page_{new_ulid()}", name, arguments))
         if approver.question is not None:
             return CallReply(question=approver.question, key=approver.key)

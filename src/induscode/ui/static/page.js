@@ -87,18 +87,14 @@ function listen() {
     return;
   }
   if (events !== null) return;
-  const again = lost.dataset.seen === "1";
   events = new EventSource("/ui/events");
-  events.addEventListener("open", () => {
+  events.addEventListener("ready", () => {
     lost.textContent = "";
-    // What has changed while nothing was heard is not announced.
-    if (again || lost.dataset.failed === "1") for (const topic of shown) wanted.add(topic);
-    lost.dataset.seen = "1";
-    lost.dataset.failed = "";
+    // What has changed since the page was made, or while nothing was heard, is not announced.
+    for (const topic of shown) wanted.add(topic);
     refresh();
   });
   events.addEventListener("error", () => {
-    lost.dataset.failed = "1";
     lost.textContent = "No connection: what is shown may be old.";
   });
   events.addEventListener("change", (event) => {

@@ -35,7 +35,7 @@ async def show_cluster(page: PageRequest) -> PageView:
             one.server,
             one.node,
             f"{one.epoch}",
-            "" if membership.find_holder(one.lease) is not None else show_state("its node is gone"),
+            show_state("ready") if membership.find_holder(one.lease) else [show_state("fault"), " its node is gone"],
         )
         for one in await node.placements.list_all()
     ]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.runtime.contract import ToolOutcome
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
@@ -50,11 +51,6 @@ _ANSWER = "answer"
 
 def _answer_at(path: str, /, **query: str) -> str:
     return f"{address(path, **query)}#{_ANSWER}"
-
-
-def _matches(words: Sequence[str], *texts: str) -> bool:
-    whole = " ".join(texts).casefold()
-    return all(word in whole for word in words)
 
 
 async def show_tools(page: PageRequest) -> PageView:
@@ -203,8 +199,7 @@ async def show_resources(page: PageRequest) -> PageView:
             result = _show_result(uri, find_text(await page.source.read_resource(server, uri)))
         except CoreError as exc:
             result = _show_problem(exc)
-    ledger = page.source.session.mcp.ledger
-    found = _filter_items(page, [*ledger.live_items("resource"), *ledger.live_items("template")])
+    found = await _find_items(page, "resource", "template")
     rows = [
         (
             item.ref.name,
@@ -217,11 +212,11 @@ async def show_resources(page: PageRequest) -> PageView:
         for item in found[:_MOST]
     ]
     heads = ("Address", "Server", "Kind", "Description", "Pin", "Actions")
-    nothing = "No resource has these words." if page.query.get("q") else "The servers offer no resources."
+    nothing = "No resource fits: try other words." if page.query.get("q") else "The servers offer no resources."
     content = tag(
         "div",
         result,
-        build_search("/resources", "Words in address or description", page.query.get("q", "")),
+        build_search("/resources", "What should it be about?", page.query.get("q", "")),
         live(
             "items",
             "resources",
@@ -255,15 +250,17 @@ def _count_cut(found: Sequence[BridgeCapability], noun: str) -> Html | None:
     return tag("p", f"{format_count(len(found), noun)}: the first {_MOST}. Search for the others.")
 
 
-def _filter_items(page: PageRequest, items: Sequence[BridgeCapability]) -> Sequence[BridgeCapability]:
-    words = page.query.get("q", "").casefold().split()
-    return [item for item in items if _matches(words, item.ref.server, item.ref.name, item.description)]
+async def _find_items(page: PageRequest, *kinds: ItemKind) -> Sequence[BridgeCapability]:
+    """List the items of the servers; with a query those that fit it, the best first."""
+    query, ledger = page.query.get("q", "").strip(), page.source.session.mcp.ledger
+    if query:
+        return await to_thread.run_sync(page.source.find_items, query, kinds)
+    return [item for kind in kinds for item in ledger.live_items(kind)]
 
 
 async def show_prompts(page: PageRequest) -> PageView:
     """List the prompts of the servers."""
-    items = page.source.session.mcp.ledger.live_items("prompt")
-    found = _filter_items(page, items)
+    found = await _find_items(page, "prompt")
     rows = [
         (
             tag("a", item.ref.name, href=address("/prompt", server=item.ref.server, name=item.ref.name)),
@@ -273,10 +270,10 @@ async def show_prompts(page: PageRequest) -> PageView:
         )
         for item in found[:_MOST]
     ]
-    nothing = "No prompt has these words." if page.query.get("q") else "The servers offer no prompts."
+    nothing = "No prompt fits: try other words." if page.query.get("q") else "The servers offer no prompts."
     content = tag(
         "div",
-        build_search("/prompts", "Words in name or description", page.query.get("q", "")),
+        build_search("/prompts", "What should it be for?", page.query.get("q", "")),
         live(
             "items",
             "prompts",

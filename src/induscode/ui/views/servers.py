@@ -14,7 +14,18 @@ from induscode.calls.series import CallSeries, read_series
 from induscode.calls.statistics import format_duration
 from induscode.ui.contract import PageError, PageView, ServerAction
 from induscode.ui.html import Html, link_outside, render, table, tag
-from induscode.ui.parts import address, build_form, link, live, shorten, show_facts, show_nothing, show_state, show_text
+from induscode.ui.parts import (
+    address,
+    build_form,
+    link,
+    live,
+    shorten,
+    shorten_path,
+    show_facts,
+    show_nothing,
+    show_state,
+    show_text,
+)
 from induscode.ui.plots import draw_sparkline
 
 if TYPE_CHECKING:
@@ -25,6 +36,8 @@ if TYPE_CHECKING:
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000
 """The sparkline: an hour in steps of two minutes."""
+_MOST_TOOLS = 25
+"""Tools that the view of a server lists; the others are behind a link."""
 _LABELS: Mapping[str, str] = {
     "start": "Start", "stop": "Stop", "restart": "Restart", "sign-in": "Sign in", "trust": "Review and trust",
 }  # fmt: skip
@@ -124,13 +137,13 @@ async def show_server(page: PageRequest) -> PageView:
     facts = show_facts({
         "State": show_state(server.state),
         "Transport": server.transport,
-        "Configured": [f"{server.scope}: ", tag("code", server.file)],
+        "Configured": [f"{server.scope}: ", tag("code", shorten_path(server.file), title=server.file)],
         "Tools": f"{_count_tools(server)}, about {server.tokens:,} tokens",
         "Last answer": answer,
         "Last hour": _draw_latency(server, series),
         "Restarts": str(server.restarts),
     })  # fmt: skip
-    tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards]
+    tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards[:_MOST_TOOLS]]
     content = tag(
         "div",
         said,
@@ -144,6 +157,7 @@ async def show_server(page: PageRequest) -> PageView:
             tag("h2", "Tools"),
             table(("Tool", "Description"), tools, caption="Tools") if tools
             else show_nothing("None while it is not connected." if server.state != "ready" else "It offers none."),
+            tag("p", link(f"All {len(cards)} tools", "/tools", server=name)) if len(cards) > len(tools) else None,
             tag("h2", "Log"),
             show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
         ),

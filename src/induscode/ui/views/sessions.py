@@ -26,7 +26,7 @@ from induscode.session.transcript import (
 )
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.html import Html, table, tag
-from induscode.ui.parts import link, show_nothing, show_prose, show_state, show_text, show_time
+from induscode.ui.parts import link, shorten, shorten_path, show_nothing, show_prose, show_state, show_text, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,6 @@ _MOST = 100
 _LONGEST = 20_000
 """Characters of one part of a message that are shown."""
 _ROWS = 2_000
-_PREVIEW = 100
 _FILES = 5
 """Changed files that a checkpoint names."""
 _NAMES = {
@@ -65,7 +64,7 @@ async def show_sessions(page: PageRequest) -> PageView:
     ]
     content = tag(
         "div",
-        tag("p", "Conversations of ", tag("code", cwd)),
+        tag("p", "Conversations of ", tag("code", shorten_path(cwd), title=cwd)),
         table(("Conversation", "Last change", "Messages", "Id"), rows, caption="Conversations", numbers=(2,)) if rows
         else show_nothing("There are none yet. A session in this directory begins one: run indus"),
     )  # fmt: skip
@@ -129,8 +128,8 @@ def _show_points(conversation: str, cwd: str, points: Sequence[RewindPoint]) -> 
         return None
     rows = [
         (
-            str(point.number),
             point.title,
+            str(point.number),
             point.at[:19].replace("T", " "),
             ", ".join(os.path.relpath(path, cwd) for path in point.files[:_FILES])
             + (f" and {len(point.files) - _FILES} more" if len(point.files) > _FILES else ""),
@@ -141,7 +140,7 @@ def _show_points(conversation: str, cwd: str, points: Sequence[RewindPoint]) -> 
         "section",
         tag("h2", "Checkpoints"),
         tag("p", "Return to one of them: ", tag("code", f"indus rewind --conversation {conversation} --to N")),
-        table(("Number", "Before", "At (UTC)", "Files changed after it"), rows, caption="Checkpoints", numbers=(0,)),
+        table(("Before", "Number", "At (UTC)", "Files changed after it"), rows, caption="Checkpoints", numbers=(1,)),
     )
 
 
@@ -175,7 +174,7 @@ def _show_part(part: JsonObject) -> Html:
         return tag("article", tag("h3", title), show_prose(text))
     failed = part.get("outcome") not in {None, "success"} or kind == "retry-prompt"
     state = [" ", show_state("error")] if failed else None
-    preview = tag("span", f" {cut_text(' '.join(text.split()), _PREVIEW)}", cls="faint")
+    preview = tag("span", f" {shorten(text)}", cls="faint")
     return tag("details", tag("summary", title, state, preview), show_text(text), cls="part")
 
 

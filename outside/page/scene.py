@@ -1,0 +1,145 @@
+"""What is behind the page: a home with servers, records of calls, a conversation, and a running gateway.
+
+The servers: one with 500 tools that changes a definition, one that does not start, one that wants a sign-in, one of the
+project without consent. The conversation is a session with a scripted model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.calls.helpers import make_record
+from tests.support.broker import broker_process
+from tests.support.model_server import calls, model_server, says
+
+from indusagi.core.time import now_ms
+from induscode.calls.database import CallDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+CALLS = 10_000
+_LIMIT_S = 60.0
+_INDUS = str(Path(sys.executable).parent / "indus")
+_MANY = str(Path(__file__).with_name("many_tools.py"))
+_ITEMS = [
+    {"id": "1", "text": "Read the file", "status": "done"},
+    {"id": "2", "text": "Write it down", "status": "active"},
+    {"id": "3", "text": "Tell the others", "status": "pending"},
+]
+_SCRIPT = (
+    calls("read", path="hello.txt"),
+    calls("todo_set", items=_ITEMS),
+    calls("write", path="note.md", content="good morning"),
+    says("The file says good morning. ", "I have noted it."),
+)
+
+
+class SceneFailed(Exception):
+    """A part of it did not start."""
+
+
+class Scene:
+    """A home directory with a project in it."""
+
+    def __init__(self, home: Path, sign_in_url: str) -> None:
+        self.home = home
+        self.project = home / "project"
+        self.state = home / "state.txt"
+        """Its text becomes the description of a tool."""
+        self.calls = home / ".local/state/indus/calls.db"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "INDUS_"))}
+        self._environment = {**kept, "HOME": str(home), "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
+        self.project.mkdir()
+        (self.project / "hello.txt").write_text("good morning\n")
+        own = {"ours": {"command": sys.executable, "args": [_MANY]}}
+        (self.project / ".mcp.json").write_text(json.dumps({"mcpServers": own}))
+        servers = {
+            "many": {"command": sys.executable, "args": [_MANY, str(self.state)]},
+            "broken": {"command": "there-is-no-such-program"},
+            "locked": {"url": sign_in_url, "startup_timeout_sec": 60},
+        }
+        config = home / ".config/indusvx/mcp.json"
+        config.parent.mkdir(parents=True)
+        config.write_text(json.dumps({"servers": servers}))
+
+    def write_calls(self) -> None:
+        """Write the records of 10,000 calls within the last hour."""
+        self.calls.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        now = now_ms()
+        tools = [("many", "tool_1"), ("many", "tool_2"), ("", "read"), ("", "grep")]
+        with closing(CallDatabase(str(self.calls))) as database:
+            rows = [
+                make_record(
+                    at_ms=now - (CALLS - number) * 300, duration_us=400 + number * 37 % 9_000,
+                    via="gateway", client="claude-code 2.1",
+                    server=tools[number % 4][0], tool=tools[number % 4][1], tokens=20 + number % 90,
+                    outcome="error" if number % 41 == 0 else "ok", run="01K", turn=number // 4,
+                    trace=f"{number // 5:032x}",
+                ).to_row()
+                for number in range(CALLS)
+            ]  # fmt: skip
+            for start in range(0, CALLS, 1_000):
+                database.append(rows[start : start + 1_000])
+
+    def hold_conversation(self) -> None:
+        """Hold a conversation of four turns with a scripted model.
+
+        Raises:
+            SceneFailed: The session failed.
+        """
+        with model_server(*_SCRIPT) as model:
+            words = ["-p", "Read hello.txt, and note what it says.", "--model", "any"]
+            words += ["--base-url", f"{model.url}/v1"]
+            done = self._run(*words, "--no-mcp", "--allow", "write")
+        if done.returncode:
+            raise SceneFailed(f"indus -p said: {done.stderr}")
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**self._environment, "OPENAI_API_KEY": "none"}
+        return subprocess.run(
+            [_INDUS, *words], cwd=self.project, env=environment, capture_output=True, text=True, timeout=_LIMIT_S,
+            check=False,
+        )  # fmt: skip
+
+    @contextmanager
+    def serve(self, *words: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+        """Run a command that serves the page; give the address with its key, and the process."""
+        log = self.home / f"{words[0]}.txt"
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                [_INDUS, *words],
+                cwd=self.project, env=self._environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        try:
+            deadline = time.monotonic() + _LIMIT_S
+            while "native tools" not in (text := log.read_text()):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SceneFailed(f"indus {words[0]} said: {text}")
+                time.sleep(0.05)
+            found = re.search(r"page: (\S+)", text)
+            if found is None:
+                raise SceneFailed(f"indus {words[0]} said: {text}")
+            yield found[1], process
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    @contextmanager
+    def serve_cluster(self) -> Generator[str]:
+        """Run a node of a cluster with a real broker, and give the address of its page."""
+        with broker_process(self.home / "broker") as broker:
+            done = self._run("cluster", "init", "--cluster", broker.url)
+            if done.returncode:
+                raise SceneFailed(f"indus cluster init said: {done.stderr}")
+            words = ("--http", "127.0.0.1:0", "--no-token", "--cluster", broker.url, "--node", "first")
+            with self.serve("serve", *words) as (url, _):
+                yield url
