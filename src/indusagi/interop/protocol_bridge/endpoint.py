@@ -358,10 +358,8 @@ class ServerEndpointImpl:
             # A server that declares other capabilities only has no tools.
             is_offered = is_offered or not (facts and facts.capabilities)
         try:
-            rows: Sequence[JsonValue] = ()
-            if is_offered:
-                with self._measure() if kind == "tool" else nullcontext():
-                    rows = await session.read_pages(listed.method, listed.key)
+            with self._measure() if kind == "tool" and is_offered else nullcontext():
+                rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.LIST)
             if kind == "tool":
