@@ -38,6 +38,8 @@ def list_config_files(invocation: Invocation) -> Sequence[str]:
             files.append(os.path.join(path, ".mcp.json"))
         else:
             files.append(path)
+    if invocation.cluster_config:
+        files.append(invocation.cluster_config)
     return tuple(dict.fromkeys(files))
 
 

@@ -26,6 +26,7 @@ from induscode.deck.mcp.config import (
     discover_mcp_config,
     parse_given_rows,
     read_named_rows,
+    read_rows,
     resolve_rows,
 )
 from induscode.deck.mcp.config.rows import ServerRow
@@ -127,6 +128,8 @@ def check_named_configs(invocation: Invocation) -> None:
 def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read the servers of the files, and the given ones, which come before others of the same name."""
     found = DiscoveredConfig() if invocation.no_config else _read_files(invocation, switched_on)
+    if invocation.cluster_config:
+        found = _add_cluster_rows(found, invocation.cluster_config)
     if not invocation.given_servers:
         return found
     rows, notes = parse_given_rows(invocation.given_servers, invocation.given_by)
@@ -138,6 +141,21 @@ def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> D
     ]
     others = (row for row in found.rows if row.id not in names)
     return DiscoveredConfig((*others, *rows), (*found.notes, *notes, *left_out), found.files)
+
+
+def _add_cluster_rows(found: DiscoveredConfig, path: str) -> DiscoveredConfig:
+    """Add the servers of the cluster; whoever has put them there with its key has consented to them."""
+    if not os.path.lexists(path):
+        return found
+    rows, notes = read_rows(path, "user")
+    names = {row.id: row for row in found.rows}
+    left_out = [
+        Note(f"server {row.id!r} of the cluster", f"left out: {names[row.id].origin.file} has a server of this name")
+        for row in rows
+        if row.id in names and names[row.id].config != row.config
+    ]
+    others = [row for row in rows if row.id not in names]
+    return DiscoveredConfig((*found.rows, *others), (*found.notes, *notes, *left_out), (*found.files, path))
 
 
 def _read_files(invocation: Invocation, switched_on: Collection[str]) -> DiscoveredConfig:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -91,6 +92,14 @@ class CallFilter:
     since_ms: int = 0
     after: int = 0
     """Only calls with a greater number."""
+
+    def matches(self, call: CallRecord) -> bool:
+        """Return whether a record that is not in the database is wanted."""
+        for column in ("server", "tool", "client", "conversation"):
+            pattern = getattr(self, column)
+            if pattern is not None and not fnmatchcase(str(getattr(call, column)), pattern):
+                return False
+        return call.at_ms >= self.since_ms and not (self.failed and call.outcome == "ok")
 
     def to_sql(self) -> tuple[str, list[object]]:
         """Build the WHERE clause and its values."""

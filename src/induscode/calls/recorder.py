@@ -216,6 +216,8 @@ class CallRecorder:
         self.settings = settings or RecordSettings()
         self.find_place = find_place
         self.on_note = on_note
+        self.on_rows: Callable[[Sequence[CallRow]], None] = lambda _: None
+        """Receives the rows that were written, in the thread of the recorder."""
         self.dropped = 0
         """Calls that were not recorded."""
         self._stored_dropped = 0
@@ -346,6 +348,7 @@ class CallRecorder:
                     rows, payloads, dropped=dropped - self._stored_dropped, hours=self.settings.payload_hours
                 )
                 self._stored_dropped = dropped
+                self.on_rows(rows)
             since_prune += len(rows)
             if self._queue:  # more than one batch
                 self._wake.set()

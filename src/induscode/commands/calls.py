@@ -9,16 +9,18 @@ import click
 
 from indusagi.core.text import format_count
 from induscode.calls.statistics import GROUPS, format_duration
+from induscode.commands.support.cluster import key_option, read_keyed_settings, run_with_broker
 from induscode.commands.support.output import as_json, print_table, write_json
 from induscode.console import format_age, stdout_console
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from induscode.calls.database import CallDatabase, CallFilter, Payload
     from induscode.calls.record import CallRecord
+    from induscode.cluster.broker import Broker
 
 _POLL_S = 0.2
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
@@ -43,6 +45,15 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="The most calls shown."
 )
+@click.option(
+    "--cluster",
+    "brokers",
+    is_flag=False,
+    flag_value="",
+    metavar="[URL,…]",
+    help="Calls of all nodes of a cluster; without URL at the brokers of the setting cluster.brokers.",
+)
+@key_option
 @click.option("--export", type=click.Choice(("jsonl", "csv")), help="Write all of them as JSON lines or CSV.")
 @as_json
 @click.pass_context
@@ -55,6 +66,8 @@ def command(
     by: str | None,
     limit: int,
     export: str | None,
+    brokers: str | None,
+    key_file: str | None,
     as_json: bool,
     **wanted: Any,
 ) -> int:
@@ -63,11 +76,7 @@ def command(
     Records hold sizes and digests, and no arguments and no results unless the setting calls.record is payloads.
     """
     exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
-    given = [flag for flag, value in exclusive.items() if value]
-    if len(given) > 1:
-        raise click.UsageError(f"{given[0]} and {given[1]} exclude each other", context)
-    if export and as_json:
-        raise click.UsageError("--export and --json exclude each other", context)
+    _check_flags(context, [flag for flag, value in exclusive.items() if value])
     from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — imports SQLite
 
     chosen = CallFilter(
@@ -77,6 +86,8 @@ def command(
         failed=wanted["failed"],
         since_ms=0 if wanted["since"] is None else parse_since(context, wanted["since"]),
     )
+    if brokers is not None:
+        return _list_cluster_calls(context, brokers, key_file, chosen, limit, as_json=as_json)
     if follow:
         return follow_calls(chosen, as_json=as_json)
     database = open_calls()
@@ -96,6 +107,19 @@ def command(
         else:
             _list_calls(database, chosen, limit, slow=slow, as_json=as_json)
     return 0
+
+
+def _check_flags(context: click.Context, given: Sequence[str]) -> None:
+    """Refuse flags that exclude each other; `given` are those that choose what is shown."""
+    params = context.params
+    if params["brokers"] is not None:
+        given = ["--cluster", *given]
+    elif params["key_file"]:
+        raise click.UsageError("--cluster-key means nothing without --cluster", context)
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]} exclude each other", context)
+    if params["export"] and params["as_json"]:
+        raise click.UsageError("--export and --json exclude each other", context)
 
 
 def parse_since(context: click.Context, text: str) -> int:
@@ -148,6 +172,33 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
     if call.attempt > 1:
         outcome += f", attempt {call.attempt}"
     return call.id, time, call.via, who, call.shown_name, format_duration(call.duration_us), outcome, call.tokens
+
+
+def _list_cluster_calls(
+    context: click.Context, brokers: str, key_file: str | None, wanted: CallFilter, limit: int, *, as_json: bool
+) -> int:
+    """List the last calls of all nodes, the newest last."""
+    from induscode.calls.record import COLUMNS, CallRecord  # noqa: PLC0415 — for this option
+    from induscode.cluster.shared.calls import read_calls  # noqa: PLC0415 — for this option
+
+    async def work(broker: Broker) -> int:
+        found: list[tuple[str, CallRecord]] = []
+        async for node, cells in read_calls(broker, len(COLUMNS)):
+            call = CallRecord(0, *cells)  # type: ignore[arg-type] — sealed by a node
+            if wanted.matches(call):
+                found.append((node, call))
+            if len(found) >= limit:
+                break
+        found.sort(key=lambda pair: pair[1].at_ms)
+        if as_json:
+            write_json({"calls": [{**call.to_json(), "node": node} for node, call in found]})
+        elif not found:
+            print_line("No call matches.")
+        else:
+            print_table(("NODE", *_HEADS[1:]), [(node, *_format_cells(call)[1:]) for node, call in found])
+        return 0
+
+    return run_with_broker(read_keyed_settings(context, brokers or None, key_file), work)
 
 
 def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from induscode.cluster.membership import Membership
 
 _HERE = "induscode.commands.cluster"
+_STATE = "induscode.commands.cluster_state"
 _FAILED = 1
 _DRAINED_S = 60.0
 _LOOK_S = 0.25
@@ -38,7 +39,8 @@ _LOOK_S = 0.25
         "status": LazyCommand("show the brokers and the nodes", _HERE, "status"),
         "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
         "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
-        "verify": LazyCommand("verify the ledgers of all nodes", "induscode.commands.cluster_state", "verify"),
+        "config": LazyCommand("show and change the servers and rules of all nodes", _STATE, "config"),
+        "verify": LazyCommand("verify the ledgers of all nodes", _STATE, "verify"),
     },
     default="status",
 )

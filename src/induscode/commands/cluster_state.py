@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+from getpass import getuser
 from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.text import format_count
+from indusagi.core.time import iso_utc, now_ms
 from induscode.commands.support.cluster import broker_option, key_option, read_keyed_settings, run_with_broker
-from induscode.commands.support.output import as_json, print_table, write_json
+from induscode.commands.support.groups import CommandGroup, LazyCommand
+from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
+    from induscode.cluster.shared.table import SharedTable
     from induscode.cluster.shared.verify import ClusterReport
 
+_HERE = "induscode.commands.cluster_state"
 _FAILED = 1
 
 
@@ -58,7 +66,7 @@ def _print_report(report: ClusterReport) -> None:
             span = f"{state.base.position + 1}-{state.head.position}"
             rows.append((state.node, chain, span, state.withheld, state.head.digest[:12], here))
         print_table(("NODE", "CHAIN", "ROWS", "WITHHELD", "HEAD", ""), rows)
-    print_line(f"{report.messages:,} messages, {report.anchors:,} anchors")
+    print_line(f"{format_count(report.messages, 'message')}, {format_count(report.anchors, 'anchor')}")
     if report.own_chain:
         waiting = f", {report.unpublished:,} rows are not published yet" if report.unpublished else ""
         print_line(f"this machine: {report.own_rows:,} rows are as they were published{waiting}")
@@ -66,3 +74,188 @@ def _print_report(report: ClusterReport) -> None:
         print_status(str(problem))
     if not report.problems:
         print_line("everything is as it was published")
+
+
+# -- servers and rules of all nodes -------------------------------------------------------------
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "show": LazyCommand("show the servers and rules of the cluster", _HERE, "show"),
+        "push": LazyCommand("put the servers of a file into the cluster", _HERE, "push"),
+        "remove": LazyCommand("remove servers from the cluster", _HERE, "remove"),
+        "rules": LazyCommand("put the rules of a file into the cluster, or remove them", _HERE, "rules"),
+    },
+    default="show",
+)
+def config() -> None:
+    """Show and change the servers and rules that all nodes apply. Without a command: show."""
+
+
+def _change(
+    context: click.Context, brokers: str | None, key_file: str | None, work: Callable[[SharedTable], Awaitable[int]]
+) -> int:
+    """Open the shared table, and do something with it."""
+    from induscode.cluster.shared.table import open_table  # noqa: PLC0415 — not for the help
+
+    async def run(broker: Broker) -> int:
+        return await work(await open_table(broker, print_status))
+
+    return run_with_broker(read_keyed_settings(context, brokers, key_file), run)
+
+
+@click.command("show")
+@broker_option
+@key_option
+@as_json
+@click.pass_context
+def show(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+    """Show the servers and rules of the cluster, and how many consents and approved definitions are shared.
+
+    Values of variables and headers are not shown.
+    """
+
+    async def work(table: SharedTable) -> int:
+        servers = {str(value.get("name")): value for value in table.list("server").values()}
+        rules = [value.get("rules") for value in table.list("rules").values()]
+        counts: JsonObject = {"consents": len(table.list("consent")), "pins": len(table.list("pin"))}
+        if as_json:
+            rows: JsonObject = {name: _describe(value.get("row")) for name, value in sorted(servers.items())}
+            write_json({"servers": rows, "rules": rules[0] if rules else None, **counts})
+            return 0
+        for name, value in sorted(servers.items()):
+            print_line(f"{name}: {_describe(value.get('row'))} ({value.get('by')}, {value.get('at')})")
+        for document in rules:
+            print_line(f"rules: {compact_json(document)}")
+        consents = format_count(len(table.list("consent")), "consent")
+        print_line(f"{consents}, {format_count(len(table.list('pin')), 'approved definition')}")
+        return 0
+
+    return _change(context, brokers, key_file, work)
+
+
+def _describe(row: JsonValue) -> str:
+    """Describe a server without the values of its variables."""
+    fields = row if is_json_object(row) else {}
+    arguments = fields.get("args")
+    words = [fields.get("command"), *(arguments if isinstance(arguments, list) else ())]
+    return str(fields.get("url") or " ".join(str(word) for word in words if word is not None))
+
+
+@click.command("push")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--yes", is_flag=True, help="Put them there without a question.")
+@broker_option
+@key_option
+@click.pass_context
+def push(context: click.Context, *, file: str, yes: bool, brokers: str | None, key_file: str | None) -> int:
+    """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients has them at once.
+
+    This is consent for all nodes, so each server is shown first. Values of variables are sealed with the key of the
+    cluster; ${NAME} gets its value at the node that runs the server.
+    """
+    rows = _read_rows(context, file)
+    if not yes:
+        if not can_ask_user():
+            raise click.UsageError("there is no terminal for a question: look at the file, then use --yes", context)
+        if not confirm(f"Start {', '.join(rows)} on the nodes of the cluster from now on?"):
+            return _FAILED
+
+    async def work(table: SharedTable) -> int:
+        for name, row in rows.items():
+            value: JsonObject = {"name": name, "row": row, "by": getuser(), "at": iso_utc(now_ms())}
+            await table.put(table.build_key("server", name), value)
+        print_line(f"in the cluster: {', '.join(rows)}")
+        return 0
+
+    return _change(context, brokers, key_file, work)
+
+
+def _read_rows(context: click.Context, file: str) -> Mapping[str, JsonObject]:
+    """Read, check and show the servers of a file."""
+    from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
+    from induscode.deck.mcp.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
+    from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — not for the help
+
+    try:
+        found = read_named_rows(file)
+    except UnusableFileError as exc:
+        raise click.UsageError(str(exc), context) from exc
+    document = read_config_file(file).document
+    servers = document.get("mcpServers") if is_json_object(document) else None
+    if not is_json_object(servers):
+        raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}', context)
+    rows: dict[str, JsonObject] = {}
+    for row in found.rows:
+        fields = servers.get(row.id)
+        if is_json_object(fields):
+            rows[row.id] = fields
+            print_line(f"Server {row.id}")
+            for line in TrustStore().question(row).details:
+                print_line(f"  {line}")
+    print_notes(found.notes)
+    return rows
+
+
+@click.command("remove")
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@broker_option
+@key_option
+@click.pass_context
+def remove(context: click.Context, *, names: tuple[str, ...], brokers: str | None, key_file: str | None) -> int:
+    """Remove servers from the cluster: all nodes stop them. Exit code 1 if one is not there."""
+
+    async def work(table: SharedTable) -> int:
+        unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
+        for name in names:
+            if name not in unknown:
+                await table.remove(table.build_key("server", name))
+                print_line(f"removed: {name}")
+        if unknown:
+            print_status(f"not in the cluster: {', '.join(unknown)}")
+        return _FAILED if unknown else 0
+
+    return _change(context, brokers, key_file, work)
+
+
+@click.command("rules")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
+@click.option("--remove", "is_removed", is_flag=True, help="Remove the rules of the cluster.")
+@broker_option
+@key_option
+@click.pass_context
+def rules(
+    context: click.Context, *, file: str | None, is_removed: bool, brokers: str | None, key_file: str | None
+) -> int:
+    """Put the rules of FILE ({"deny": […], "ask": […]}) into the cluster: calls at every node have to pass them.
+
+    They only take away: `allow` is ignored, and a call that a rule asks about is refused, since no person is there.
+    """
+    if (file is None) is not is_removed:
+        raise click.UsageError("name a FILE, or use --remove", context)
+    document = None if file is None else _read_rules(context, file)
+
+    async def work(table: SharedTable) -> int:
+        key = table.build_key("rules")
+        if document is None:
+            await table.remove(key)
+        else:
+            await table.put(key, {"rules": document, "by": getuser(), "at": iso_utc(now_ms())})
+        print_line("the cluster has no rules any more" if document is None else f"the cluster has the rules of {file}")
+        return 0
+
+    return _change(context, brokers, key_file, work)
+
+
+def _read_rules(context: click.Context, file: str) -> JsonValue:
+    from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
+    from induscode.session.permissions.rules import RuleOrigin, parse_settings  # noqa: PLC0415 — not for the help
+
+    found = read_config_file(file)
+    if found.trouble is not None:
+        raise click.UsageError(f"{file}: {found.trouble}", context)
+    _, notes = parse_settings(found.document, file, RuleOrigin.PROJECT)
+    if notes:
+        raise click.UsageError(str(notes[0]), context)
+    return found.document

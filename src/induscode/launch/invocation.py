@@ -44,6 +44,8 @@ class Invocation:
     """Servers that the editor of an ACP session or a program hands in, by name, as rows of a configuration file."""
     given_by: str = "the editor"
     """Who hands them in, for messages."""
+    cluster_config: str = ""
+    """A file with the servers of the cluster, for a node; servers of other files come before those of a name."""
     no_addons: bool = False
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"

@@ -94,7 +94,8 @@ class SharedTable:
                 except ValueError:
                     pass  # it is replaced
             entry: JsonObject = {"version": max(version + 1, now_ms()), "value": value}
-            sealed = self._key.seal(f"{self.name}/{key}", compact_json(entry).encode())
+            data = compact_json(entry).encode()
+            sealed = data if len(data) > 8 * _LARGEST_BYTES else self._key.seal(f"{self.name}/{key}", data)
             if len(sealed) > _LARGEST_BYTES:
                 raise ClusterFault("ready", f"it is too large to be shared: {len(sealed):,} bytes")
             try:
@@ -180,6 +181,7 @@ class SharedTable:
     async def run(self) -> None:
         """Follow the entries; runs until cancelled."""
         stop = await self._broker.subscribe(f"{self._subject}>", self.notice)
+        self._noticed.set()  # something may have been written before it listened
         try:
             while True:
                 is_noticed = False

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from indusagi.core.records import record
 from induscode.commands.support.cluster import key_option, load_key
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from anyio.abc import TaskGroup
+
     from induscode.cluster.contract import ClusterSettings
+    from induscode.commands.support.permissions import CardChecks
+    from induscode.deck.mcp.config.trust import TrustStore
+    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.launch.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -24,6 +32,20 @@ _BESIDE_CLUSTER = {
     "dry_run": "--dry-run",
     "stdio": "--stdio",
 }
+
+
+@record(kw_only=True)
+class NodeHooks:
+    """What a gateway does as a node of a cluster; nothing without one."""
+
+    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None
+    """Shares the ledger."""
+    trust: TrustStore | None = None
+    """The consents of this user and of the other nodes."""
+    limit_checks: Callable[[CardChecks], CardChecks] = lambda checks: checks
+    """Adds the rules of the cluster to the permission checks."""
+    on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
+    """Called with the gateway when it begins to follow its servers."""
 
 
 def cluster_flags(command: _F) -> _F:

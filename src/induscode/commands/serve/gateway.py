@@ -25,6 +25,7 @@ from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.code_mode.contract import RUN_CODE
+from induscode.commands.serve.cluster import NodeHooks
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.recursion import drop_own_address
 from induscode.commands.support.runner import build_fault_note
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from induscode.boot.config_watch import ConsentedRows
     from induscode.boot.session import Session
     from induscode.cluster.node import ClusterNode
-    from induscode.cluster.shared.state import SharedState
     from induscode.commands.serve.options import Schemas
     from induscode.commands.serve.process import SignalState
     from induscode.commands.serve.recursion import GatewayInfo, ListenAddress
@@ -90,10 +90,8 @@ class GatewayContext:
     schemas: Schemas = "raw"
     node: ClusterNode | None = None
     """This gateway as a node of a cluster."""
-    shared: SharedState | None = None
+    hooks: NodeHooks = field(default_factory=NodeHooks)
     """What it shares with the other nodes."""
-    on_follow: Callable[[Gateway, TaskGroup], None] = lambda gateway, tasks: None
-    """Called when it begins to follow its servers."""
     has_principals: bool = False
     """Whether clients have access tokens of their own: it serves several users."""
 
@@ -365,6 +363,11 @@ class Gateway:
         if self._enrolment.approve(ref):
             self._changed.set()
 
+    def change_checks(self, checks: CardChecks) -> None:
+        """Use other permission checks from now on."""
+        self.checks, self._box = checks, None
+        self._changed.set()
+
     def find_disabled(self, name: str) -> DisabledTool | None:
         """Find a disabled tool by the name that clients call."""
         return self._enrolment.find_disabled(name)
@@ -424,7 +427,7 @@ class Gateway:
                 tasks.start_soon(self._announce_changes, host)
                 tasks.start_soon(self._start_known)
                 tasks.start_soon(self._poll_approvals)
-                self._context.on_follow(self, tasks)
+                self._context.hooks.on_follow(self, tasks)
                 watch = self._context.watch
                 while watch is not None:
                     forced = await watch.wait_for_change(signals)
@@ -505,7 +508,7 @@ class Gateway:
         if self._report_broken(await to_thread.run_sync(find_broken_files, self._context.files)):
             return None
         try:
-            plan = await to_thread.run_sync(plan_servers, self.session.invocation)
+            plan = await to_thread.run_sync(plan_servers, self.session.invocation, self._context.hooks.trust)
         except ConfigPathError as exc:
             print_status(f"{exc}; the servers stay as they were")
             return None

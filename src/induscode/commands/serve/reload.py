@@ -20,10 +20,12 @@ _STABLE_S = 0.2
 class FileWatch(ConfigFiles):
     """Polls configuration files for changes."""
 
+    poll_s = _POLL_S
+
     async def wait_for_change(self, signals: SignalState) -> bool:
         """Wait for a changed file or a SIGHUP; True for the signal, after which all files are read."""
         while True:
-            with anyio.move_on_after(_POLL_S):
+            with anyio.move_on_after(self.poll_s):
                 await signals.reload.wait()
             changed = await to_thread.run_sync(self.has_changed)
             if signals.reload.is_set():

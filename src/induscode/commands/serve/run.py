@@ -24,6 +24,7 @@ from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.config_watch import ConsentedRows, list_config_files
+from induscode.boot.runners import plan_servers
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.commands.serve.content import GatewayContent
@@ -92,6 +93,10 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         click.UsageError: The flags or the configuration cannot be used.
     """
     with non_blocking_stderr():
+        if options.cluster is not None and options.cluster.key is not None:
+            from induscode.commands.serve.sharing import find_config_path  # noqa: PLC0415 — only with --cluster
+
+            invocation = replace(invocation, cluster_config=find_config_path(options.cluster.node))
         files = list_config_files(invocation)
         # Before the files are read: a change while they are read is a change.
         watch = FileWatch(files) if files else None
@@ -142,7 +147,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     from induscode.cluster.node import open_node  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.sessions import open_sessions  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.shared.state import open_shared_state  # noqa: PLC0415 — only with --cluster
-    from induscode.commands.serve.sharing import GatewaySharing  # noqa: PLC0415 — only with --cluster
+    from induscode.commands.serve.sharing import WATCH_S, GatewaySharing  # noqa: PLC0415 — only with --cluster
 
     async with AsyncExitStack() as stack:
         try:
@@ -156,7 +161,13 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
         if shared is not None:
-            context = replace(context, shared=shared, on_follow=GatewaySharing(shared).follow)
+            sharing = GatewaySharing(shared, invocation)
+            await to_thread.run_sync(sharing.write_servers)
+            planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
+            plan = drop_own_address(context.consented.hold_back(planned), context.address)
+            if context.watch is not None:
+                context.watch.poll_s = WATCH_S
+            context = replace(context, hooks=sharing.build_hooks())
         boot = replace(context.options, open_session=node.open_session, node=node.info.node)
         if options.settings is not None:
             options = replace(options, settings=replace(options.settings, router=sessions))
@@ -316,7 +327,7 @@ async def _open_gateway(
                 wait=False,
                 options=replace(context.options, handlers=handlers, kinds=CONTENT_KINDS),
                 origin=CallOrigin(via="gateway"),
-                share_store=None if context.shared is None else context.shared.open_store,
+                share_store=context.hooks.share_store,
             )
         )
         if context.node is not None:
@@ -330,6 +341,7 @@ async def _open_gateway(
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
+        checks = context.hooks.limit_checks(checks)
         gateway = Gateway(session, plan, context, checks, content)
         is_checked = checks.checks_remote or session.addons.intercepts
         wrap = gateway.wrap_content if is_checked else None

@@ -148,6 +148,11 @@ class TrustStore:
                 "at": iso_utc(now_ms()),
             }
 
+    def has_consent(self, file: str, server: str) -> bool:
+        """Return whether there is a consent to a server of a file, whatever has changed since."""
+        store, _ = self._file().read()
+        return _row_key(file, server) in store.rows
+
     def revoke(self, file: str, server: str) -> bool:
         """Remove a consent, and tell whether there was one.
 

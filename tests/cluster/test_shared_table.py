@@ -1,0 +1,192 @@
+"""What nodes share: changes reach all of them at once, and entries of others than nodes change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.stores import stored
+from tests.support.waiting import until
+
+from indusagi.core.json import compact_json
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, StdioServerConfig
+from induscode.cluster.broker import open_broker
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.key import ClusterKey
+from induscode.cluster.node import open_node
+from induscode.cluster.shared.calls import CallPublisher, read_calls
+from induscode.cluster.shared.consents import SharedTrust
+from induscode.cluster.shared.state import SharedState, open_shared_state
+from induscode.cluster.shared.table import SharedTable, open_table
+from induscode.deck.mcp.config.rows import Origin, parse_row
+from induscode.deck.mcp.config.trust import server_identity
+from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import open_pins
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
+
+    from indusagi.core.json import JsonObject
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.contract import ClusterSettings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@asynccontextmanager
+async def open_tables(settings: ClusterSettings) -> AsyncGenerator[tuple[SharedTable, SharedTable, Broker, list[str]]]:
+    """Open the table of two nodes; the second follows it. Gives its notes too."""
+    notes: list[str] = []
+    async with open_broker(settings) as one, open_broker(settings) as two:
+        writer, reader = await open_table(one, notes.append), await open_table(two, notes.append)
+        running = asyncio.create_task(reader.run())  # noqa: TID251 — awaited below
+        try:
+            yield writer, reader, one, notes
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def test_change_reaches_the_other_nodes(broker: BrokerProcess) -> None:
+    async with open_tables(await new_cluster(broker)) as (writer, reader, _, notes):
+        changes: list[frozenset[str]] = []
+        reader.on_change = changes.append
+        key = writer.build_key("server", "secret name")
+        assert "secret" not in key
+        await writer.put(key, {"name": "a"})
+        await until(lambda: reader.list("server") == {key: {"name": "a"}})
+        await reader.put(key, {"name": "b"})
+        await writer.load()
+        assert writer.list("server") == {key: {"name": "b"}}
+        await writer.remove(key)
+        await until(lambda: not reader.list("server"))
+        await writer.put(key, {"name": "c"})
+        await until(lambda: bool(reader.list("server")))
+        assert (frozenset({key}) in changes, notes) == (True, [])
+        with pytest.raises(ClusterFault, match="too large"):
+            await writer.put(key, {"noise": "".join(map(str, range(300_000)))})
+
+
+async def test_entries_without_the_key_or_from_the_past_are_ignored(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    async with open_tables(settings) as (writer, reader, opened, notes):
+        key = writer.build_key("server", "a")
+        bucket: Any = await opened.client.jetstream().key_value(settings.shared)  # pyright: ignore[reportUnknownMemberType] — untyped options
+        await writer.put(key, {"name": "old"})
+        old = (await bucket.get(key)).value
+        await writer.put(key, {"name": "new"})
+        await until(lambda: reader.list("server") == {key: {"name": "new"}})
+        place = f"{settings.shared}/{key}"
+        hostile = (
+            b"{}",
+            b"\x01" * 500_000,
+            ClusterKey(bytes(32)).seal(place, b"{}"),
+            KEY.seal(f"{settings.shared}/server.other", compact_json({"version": 1, "value": {}}).encode()),
+            KEY.seal(place, b"[" * 100_000),
+            KEY.seal(place, b'{"value":{}}'),
+            old,
+        )
+        for data in hostile:
+            await bucket.put(key, data)
+            await reader.load()
+        await bucket.delete(key)
+        await reader.load()
+        assert reader.list("server") == {key: {"name": "new"}}
+        text = "\n".join(notes)
+        for reason in ("not sealed with the key", "it is not sealed", "older than", "removed from the broker"):
+            assert reason in text
+        # A node can still change it.
+        await writer.put(key, {"name": "newest"})
+        await until(lambda: reader.list("server") == {key: {"name": "newest"}})
+
+
+@asynccontextmanager
+async def open_states(settings: ClusterSettings, folder: Path) -> AsyncGenerator[list[SharedState]]:
+    """Open the shared states of two nodes, each with a ledger of its own."""
+    async with AsyncExitStack() as stack:
+        states: list[SharedState] = []
+        for name in ("one", "two"):
+            local = await stack.enter_async_context(stored(folder / name))
+            node = await stack.enter_async_context(open_node(name_node(settings, name)))
+            state = await stack.enter_async_context(open_shared_state(node))
+            assert state is not None
+            await stack.enter_async_context(state.open_store(local))
+            states.append(state)
+        yield states
+
+
+async def test_definition_approved_at_one_node_is_approved_at_all(broker: BrokerProcess, tmp_path: Path) -> None:
+    server = StdioServerConfig(id="s", command="server")
+    tool = RemoteToolRef("s", "t")
+    first: JsonObject = {"name": "t", "description": "first"}
+    changed: JsonObject = {"name": "t", "description": "changed"}
+    third: JsonObject = {"name": "t", "description": "third"}
+    async with open_states(await new_cluster(broker), tmp_path) as (one, two):
+        assert one.store is not None
+        assert two.store is not None
+        for store in (one.store, two.store):
+            store.identities = lambda: [server_identity(server)]
+        heard = asyncio.Event()
+        two.on_pins = heard.set
+        pins = await open_pins(Journal(one.store, [server], node="one"), [server])
+        assert pins.check(tool, first) is None
+        pins.approve(tool, changed)
+        async with asyncio.timeout(5):
+            while len(two.table.list("pin")) < 2:
+                heard.clear()
+                await heard.wait()
+        others = await open_pins(Journal(two.store, [server], node="two"), [server])
+        # The first definition of the one node is the first one of the other.
+        assert others.check(tool, first) is None
+        assert others.check(tool, changed) is None
+        drift = others.check(tool, third)
+        assert drift is not None
+        assert drift.before is not None
+
+
+async def test_consent_holds_at_all_nodes_until_it_is_revoked(broker: BrokerProcess, tmp_path: Path) -> None:
+    async with open_tables(await new_cluster(broker)) as (writer, reader, _, _notes):
+        one = SharedTrust(writer, KEY, "one", str(tmp_path / "one.json"))
+        two = SharedTrust(reader, KEY, "two", str(tmp_path / "two.json"))
+        fields: JsonObject = {"command": "server", "env": {"TOKEN": "secret"}}
+        here = parse_row("a", fields, Origin("/one/.mcp.json", "project", "claude-code"))
+        there = parse_row("a", fields, Origin("/two/.mcp.json", "project", "claude-code"))
+        other = parse_row("a", {**fields, "args": ["--all"]}, Origin("/two/.mcp.json", "project", "claude-code"))
+        in_thread = asyncio.to_thread
+        await in_thread(one.approve, here)
+        assert await in_thread(one.consent, here) == "trusted"
+        await one.share()
+        await until(lambda: bool(reader.list("consent")))
+        assert await in_thread(two.consent, there) == "trusted"
+        assert await in_thread(two.consent, other) == "unknown"
+        await in_thread(one.revoke, "/one/.mcp.json", "a")
+        assert await in_thread(one.consent, here) == "unknown"
+        await one.share()
+        await until(lambda: not reader.list("consent"))
+        assert await in_thread(two.consent, there) == "unknown"
+
+
+async def test_call_records_of_all_nodes_are_read_newest_first(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    async with open_broker(name_node(settings, "one")) as one, open_broker(name_node(settings, "two")) as two:
+        publishers = [CallPublisher(opened, KEY) for opened in (one, two, one)]
+        for number, publisher in enumerate(publishers):
+            publisher.put([(number, "x"), (number, "y")])
+            await publisher.publish_all()
+        await one.client.publish(f"{settings.prefix}.calls.bad", b"nonsense")
+        await one.client.flush()
+        found = [(node, *row) async for node, row in read_calls(one, 2)]
+        assert found[0] == ("one", 2, "y")
+        assert [node for node, *_ in found] == ["one", "one", "two", "two", "one", "one"]
+        publishers[0].put([(0, "z")] * 20_002)
+        assert publishers[0].dropped == 2
