@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ from tests.support.cluster import open_pair
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
 
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, StdioServerConfig
+from indusagi.interop.protocol_bridge.fleet import MountedTool
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from tests.support.cluster import Member
 
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolProgress, ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 IDLE_S = 0.2
@@ -56,6 +60,34 @@ async def test_server_that_is_not_called_stops_until_its_next_call(broker: Broke
         after = (await other.node.placements.list_all())[0]
         assert after.epoch > before.epoch
         assert await read_pid(owner) == first
+
+
+async def test_drained_node_finishes_its_calls_and_new_ones_wait_for_the_next_owner(broker: BrokerProcess) -> None:
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        tools = [tool for tool in await owner.endpoint().list_tools() if tool.ref.name in {"slow", "pid"}]
+        began = asyncio.Event()
+
+        def report(_: ToolProgress) -> None:
+            began.set()
+
+        async def call(member: Member, name: str, arguments: JsonObject) -> ToolResult:
+            (tool,) = (MountedTool(member.fleet, tool) for tool in tools if tool.ref.name == name)
+            context = replace(make_inert_context(), on_progress=report)
+            return await tool.run(arguments, context)
+
+        async with asyncio.TaskGroup() as tasks:
+            calls = [
+                tasks.create_task(call(member, "slow", {"seconds": 0.5, "progress": 5})) for member in (owner, other)
+            ]
+            await began.wait()
+            subject = other.node.broker.settings.node_subject(owner.node.info.instance)
+            await other.node.broker.request(subject, b'{"op":"drain"}')
+            calls += [tasks.create_task(call(member, "pid", {})) for member in (owner, other)]
+        results = [task.result() for task in calls]
+        assert [result.is_error for result in results] == [False] * 4
+        assert other.owns
+        assert not owner.owns
+        assert results[2].content == results[3].content
 
 
 def library(*flags: str) -> StdioServerConfig:

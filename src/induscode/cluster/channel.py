@@ -33,7 +33,7 @@ _WHOLE, _PART, _LAST, _END, _REST = b"F", b"P", b"L", b"E", b"R"
 _FRAME_BYTES = 32 * 1024 * 1024
 """The largest frame that is put together; each server has its own, smaller limit."""
 _CLOSED = FaultDetail(reason="closed")
-_REASONS = frozenset({"exited", "closed", "not_found", "refused", "frame_too_large", "malformed"})
+_REASONS = frozenset({"exited", "closed", "not_found", "refused", "frame_too_large", "malformed", "moved"})
 _LARGEST_END = 16 * 1024
 _CLOSE_S = 2.0
 """How long frames before the end may take to be sent."""
@@ -60,6 +60,8 @@ class Channel(QueuedTransport):
         """Whether it ended because nothing listens at the other end, or takes part in anything any more."""
         self.on_rest: Callable[[], None] = lambda: None
         """Called when the other end would end the channel if it is not used."""
+        self._sent_all = asyncio.Event()
+        """Set while no frame waits to be sent."""
         self._pump = BackgroundTask("channel")
 
     def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:
@@ -71,6 +73,7 @@ class Channel(QueuedTransport):
             while self._end is None:
                 while self._queue:
                     await self._publish(await self.next_frame())
+                self._sent_all.set()
                 if self._is_closing:
                     self.finish("closed the connection")
                 self._queued.clear()
@@ -83,6 +86,16 @@ class Channel(QueuedTransport):
         if self._tells_end and self._end is not None:
             await self.tell_end(self._end)
         on_ended(self)
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame into the queue; does nothing after the end."""
+        self._sent_all.clear()
+        super().send(frame)
+
+    async def flush(self) -> None:
+        """Wait until every frame was sent, or the channel has ended."""
+        while self._end is None and not self._sent_all.is_set():
+            await self._sent_all.wait()
 
     async def _publish(self, frame: JsonObject) -> None:
         data, limit = encode_frame(frame), self._broker.payload_bytes - _HEAD.size
@@ -154,6 +167,7 @@ class Channel(QueuedTransport):
         end = super().finish(message, detail)
         if is_first:
             self._queued.set()
+            self._sent_all.set()
             self._on_close()
         return end
 

@@ -187,7 +187,7 @@ class ClusterNode:
             if not ranked:
                 raise ClusterFault("ready", self._explain_homeless(target))
             best = next((node for node in ranked if refused.get(node.instance, now) <= now), None)
-            is_wanted = now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
+            is_wanted = not self.info.draining and now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
             if is_wanted or (best is not None and best.instance == self.info.instance):
                 claimed = await self.placements.claim(key, server) if members.is_held() else None
                 if claimed is not None:
@@ -439,9 +439,9 @@ class ClusterNode:
                     _log.debug("server %s was removed meanwhile: %s", served.placement.server, fault)
 
     async def _move(self, served: ServedServer) -> None:
-        if not await served.wait_idle(_DRAIN_S):
-            _log.warning("server %s is moved while calls run", served.placement.server)
-        served.end("is moved to another node")
+        if not await served.finish_calls(_DRAIN_S):
+            self.on_note(f"server {served.placement.server!r} is moved while calls run: their outcome is unknown")
+        served.end("is moved to another node", "moved")
 
     # -- the life of the node ---------------------------------------------------------------
 

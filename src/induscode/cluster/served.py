@@ -27,7 +27,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     current_caller,
 )
 from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS
-from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, RequestDispatcher
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -278,9 +278,9 @@ class ServedServer:
     def is_idle(self, idle_s: float) -> bool:
         """Return whether it has not been called for so long, and no client watches anything of it."""
         session = self.session
-        if session is None or session.is_used or self._watchers or self.is_resting:
+        if session is None or session.calls.is_used or self._watchers or self.is_resting:
             return False
-        return asyncio.get_running_loop().time() - session.used_at >= idle_s
+        return asyncio.get_running_loop().time() - session.calls.used_at >= idle_s
 
     async def ask_peers_to_rest(self, within_s: float) -> bool:
         """Ask the other nodes to leave it unless they use it; return whether all have, and refuse new ones then."""
@@ -295,11 +295,19 @@ class ServedServer:
         self.is_resting = not self._peers and self.is_idle(0)
         return self.is_resting
 
-    async def wait_idle(self, within_s: float) -> bool:
-        """Wait until every request of other nodes is answered; False if it takes longer."""
-        async with asyncio.TaskGroup() as tasks:
-            waits = [tasks.create_task(peer.dispatcher.wait_idle(within_s)) for peer in self._peers.values()]
-        return all(wait.result() for wait in waits)
+    async def finish_calls(self, within_s: float) -> bool:
+        """Refuse new calls, which can be sent again, and wait for the others and their answers; False if that lasts."""
+        if self.session is None:
+            return True
+        self.session.calls.is_moving = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self.session.calls.idle.wait()
+                for peer in [*self._peers.values()]:
+                    await peer.dispatcher.wait_idle(within_s)
+                    await peer.channel.flush()
+                return True
+        return False
 
     def wrap_handlers(self, handlers: Handlers) -> Handlers:
         """Return the handlers of the owner's session: notifications go to the nodes they are for, too."""
@@ -340,10 +348,10 @@ class ServedServer:
         if self._cut is not None:
             raise ClusterFault("ready", self._cut)
 
-    def end(self, message: str) -> None:
+    def end(self, message: str, reason: FaultReason = "closed") -> None:
         """Cut the server off at once: calls that run have an unknown outcome, later ones are refused."""
         if self.session is not None:
-            self.session.connection.end(TransportEnd(message, FaultDetail(reason="closed")))
+            self.session.connection.end(TransportEnd(message, FaultDetail(reason=reason)))
         elif self._start is not None and self._cut is None:
             self._start.reschedule(asyncio.get_running_loop().time())
         self._cut = self._cut or message

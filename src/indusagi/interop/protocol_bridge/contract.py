@@ -47,6 +47,7 @@ FaultReason: TypeAlias = Literal[
     "exited",
     "frame_too_large",
     "malformed",
+    "moved",
     "not_found",
     "outcome_unknown",
     "rate_limited",

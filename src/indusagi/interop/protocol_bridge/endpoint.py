@@ -222,7 +222,7 @@ class ServerEndpointImpl:
     @property
     def is_unused(self) -> bool:
         """Whether it is ready, no call of it runs, and none of its resources and tasks is watched."""
-        return self._session is not None and not self._session.is_used and not self._watched
+        return self._session is not None and not self._session.calls.is_used and not self._watched
 
     async def wait_closed(self) -> None:
         """Wait for the end, by `close` or by a fault."""
@@ -587,7 +587,8 @@ class ServerEndpointImpl:
                 raise self._fault
             message = f"server {self._config.id!r} is {self._phase}"
             because = f": {self._fault}" if self._fault is not None else ""
-            detail = FaultDetail(server=self._config.id)
+            is_moved = self._fault is not None and self._fault.detail.reason == "moved"
+            detail = FaultDetail(server=self._config.id, reason="moved" if is_moved else None)
             raise ProtocolFault("not_connected", f"{message}{because}", self._fault, detail=detail)
         return session
 

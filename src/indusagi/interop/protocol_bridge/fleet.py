@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.faults import Note
-from indusagi.core.json import JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
@@ -42,6 +42,7 @@ from indusagi.interop.protocol_bridge.contract import (
     FleetStatus,
     ItemKind,
     ProtocolFault,
+    RemoteCallResult,
     RemoteTool,
     RemoteToolRef,
     ServerConfig,
@@ -58,6 +59,9 @@ from indusagi.runtime.contract import ToolResult
 _log = logging.getLogger(__name__)
 
 _LOG_LINES = 200
+_MOVE_S = 60.0
+"""How long calls wait for a server that is moved to another node."""
+_MOVE_PAUSE_S = 0.05
 
 Waiting: TypeAlias = Literal["asleep", "sign_in", "untrusted"]
 """Why a server is not started: it starts at its first call, a person has to sign in, or it needs consent."""
@@ -444,6 +448,7 @@ class _ServerSupervisor:
                 self.restarts += 1
                 self.earlier_log.extend(self.endpoint.read_log())
                 self.endpoint = self._make_endpoint()
+                self.settled.clear()
         finally:
             self._next_try_at = None
             self.settled.set()
@@ -521,25 +526,39 @@ class MountedTool:
         )
         return define_tool(spec)
 
+    async def _invoke(self, arguments: JsonObject, ctx: ToolContext) -> RemoteCallResult | ToolResult:
+        """Call the tool once; a call that was refused because its server moves to another node is sent again."""
+        ref, fleet, loop = self.remote.ref, self._fleet, asyncio.get_running_loop()
+        give_up_at = loop.time() + _MOVE_S
+        while True:
+            endpoint = fleet.endpoint(ref.server)
+            if endpoint is not None and endpoint.known_tools is None:
+                # The one place that starts a sleeping server for a call, or waits while it starts.
+                await fleet.wake(ref.server)
+                endpoint = fleet.endpoint(ref.server)
+            if endpoint is None:
+                return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+            if self._check is not None and (refusal := self._check(ref)) is not None:
+                return refusal
+            sent = arguments if self._spelling is None else self._spelling.restore(arguments)
+            try:
+                return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+            except ProtocolFault as fault:
+                if fault.detail.reason != "moved" or loop.time() > give_up_at:
+                    raise
+            await asyncio.sleep(_MOVE_PAUSE_S)
+
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Call the tool on its server, which is started first if it is asleep; a failure is an error result."""
         prepared = arguments if is_json_object(arguments) else await self.tool.prepare_call(arguments)
         if isinstance(prepared, ToolResult):
             return prepared
-        ref, fleet = self.remote.ref, self._fleet
+        ref = self.remote.ref
         with ctx.cancel.guard():
             try:
-                endpoint = fleet.endpoint(ref.server)
-                if endpoint is not None and endpoint.known_tools is None:
-                    # The one place that starts a sleeping server for a call, or waits while it starts.
-                    await fleet.wake(ref.server)
-                    endpoint = fleet.endpoint(ref.server)
-                if endpoint is None:
-                    return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-                if self._check is not None and (refusal := self._check(ref)) is not None:
-                    return refusal
-                sent = prepared if self._spelling is None else self._spelling.restore(prepared)
-                result = await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+                result = await self._invoke(prepared, ctx)
+                if isinstance(result, ToolResult):
+                    return result
             except ProtocolFault as fault:
                 detail = fault.detail
                 return ToolResult.error(

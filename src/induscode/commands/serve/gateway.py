@@ -581,7 +581,7 @@ class Gateway:
             self._print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")
 
     def _print_fault(self, server: str, status: EndpointStatus) -> None:
-        if status.fault is not None:
+        if status.fault is not None and status.fault.detail.reason != "moved":
             self._print_notes([build_fault_note(server, status.fault)])
 
     def _print_notes(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:

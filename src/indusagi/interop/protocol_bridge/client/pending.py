@@ -7,17 +7,26 @@ guess between two.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
+from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
     from indusagi.core.json import JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _ABANDONED_CALLS = 1_000
+_WATCHED = frozenset({"resourceSubscriptions", "taskIds"})
+MOVED = -32097
+"""Code of our own between two nodes: the call has not run, since its server is moved to another node."""
+MOVED_DETAIL = FaultDetail(reason="moved")
 
 
 @dataclass(slots=True, eq=False)
@@ -45,17 +54,54 @@ class PendingCalls:
         self._calls: dict[PendingCall, None] = {}
         self._abandoned: dict[RequestId, AbandonedCall] = {}
         self._ambiguous_until = 0.0
+        self.idle = asyncio.Event()
+        """Set while there is no call."""
+        self.idle.set()
+        self.is_moving = False
+        """Whether the server is about to be moved to another node: new calls are refused, and can be sent again."""
+        self.used_at = asyncio.get_running_loop().time()
+        """When the last call ended."""
+        self._watches = 0
+        """Subscriptions to resources and tasks that are open."""
 
-    def __len__(self) -> int:
-        return len(self._calls)
+    @property
+    def is_used(self) -> bool:
+        """Whether a call runs, or a resource or a task is watched."""
+        return bool(self._calls or self._watches)
+
+    def admit(self) -> None:
+        """Let a call begin.
+
+        Raises:
+            RpcError: Its server is moved to another node.
+        """
+        if self.is_moving:
+            refusal = RpcError(MOVED, "the server is moved to another node")
+            refusal.detail = MOVED_DETAIL
+            raise refusal
+
+    @contextmanager
+    def watch(self, notifications: Iterable[str]) -> Generator[None]:
+        """Count a subscription inside the block, if it is one to resources or tasks."""
+        is_counted = not _WATCHED.isdisjoint(notifications)
+        self._watches += is_counted
+        try:
+            yield
+        finally:
+            self._watches -= is_counted
+            self.used_at = asyncio.get_running_loop().time()
 
     def add(self, call: PendingCall) -> None:
         """Count a call until it is removed."""
         self._calls[call] = None
+        self.idle.clear()
 
     def remove(self, call: PendingCall) -> None:
         """Forget a call."""
         del self._calls[call]
+        self.used_at = asyncio.get_running_loop().time()
+        if not self._calls:
+            self.idle.set()
 
     def abandon(self, call: PendingCall) -> None:
         """Keep a call that its caller no longer waits for: its server may go on with it."""

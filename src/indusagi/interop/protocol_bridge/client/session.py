@@ -33,7 +33,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     Handlers,
     current_caller,
 )
-from indusagi.interop.protocol_bridge.client.pending import PendingCall, PendingCalls
+from indusagi.interop.protocol_bridge.client.pending import MOVED, MOVED_DETAIL, PendingCall, PendingCalls
 from indusagi.interop.protocol_bridge.client.tasks import (
     MISSING_CAPABILITY,
     TASK_STATUSES,
@@ -145,10 +145,6 @@ class ClientSession:
         """Describes the client behind a call to a server that another node owns; None: it is not told."""
         self.share_subscription: Callable[[str, JsonObject], Awaitable[JsonObject]] | None = None
         """Answers `resources/subscribe` and `resources/unsubscribe` where several nodes use this session."""
-        self.used_at = asyncio.get_running_loop().time()
-        """When the last call ended."""
-        self._watches = 0
-        """Subscriptions to resources and tasks that are open."""
         self.ttl_ms: dict[str, int] = {}
         """How long the last result of each list may be cached, by method; 0 without a hint."""
         self.notes: list[str] = []
@@ -162,7 +158,7 @@ class ClientSession:
         self._handlers_by_method = handlers.by_method()
         self._client_info = client_info
         # A server may go on with an abandoned call for as long as a call may be silent.
-        self._calls = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
+        self.calls = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
         self._tasks = ServerTasks(self._request_task, self._run_handler, limits.call_idle_s)
         self._task_callers: dict[str, Caller | None] = {}
         """Who waits for each task: questions about it are for them."""
@@ -170,7 +166,7 @@ class ClientSession:
             transport,
             on_request=self._handle_server_request if self._handlers_by_method else None,
             on_notify=self._handle_notification,
-            on_unmatched=self._calls.on_unmatched,
+            on_unmatched=self.calls.on_unmatched,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
             on_invalid_frame=on_invalid_frame,
@@ -317,6 +313,7 @@ class ClientSession:
         """
         if self.share_subscription is not None and method in SUBSCRIPTIONS:
             return await self.share_subscription(method, params)
+        self.calls.admit()
         limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
         requests, result = current_requests.get(), dict[str, JsonValue]()
         observed = None
@@ -325,12 +322,14 @@ class ClientSession:
             observed = requests.start_request(method, str(params.get("name") or ""), version)
         exchange = None if call.caller is None else call.caller.exchange
         options = RequestOptions(limits.call_idle_s, limits.call_hard_s, on_progress, call.request_id)
-        self._calls.add(call)
+        self.calls.add(call)
         acting = acting_subject.set(current_subject.get())
         try:
             result = await self._complete(method, params, call, options)
             return result
         except RpcError as exc:
+            if exc.code == MOVED and self.describe_caller is not None:  # another node says so, not a server
+                exc.detail = MOVED_DETAIL
             # An error about the input is for the client, not for its model.
             if exchange is not None and (exc.code == MISSING_CAPABILITY or exchange.given):
                 exchange.refusal = exc
@@ -338,12 +337,11 @@ class ClientSession:
         except EncodeError as exc:
             raise RpcError(INVALID_PARAMS, f"it cannot be sent: {exc}") from exc
         except (asyncio.CancelledError, RequestTimeoutError):
-            self._calls.abandon(call)
+            self.calls.abandon(call)
             raise
         finally:
             acting_subject.reset(acting)
-            self._calls.remove(call)
-            self.used_at = asyncio.get_running_loop().time()
+            self.calls.remove(call)
             if observed is not None:
                 observed.finish(sys.exception(), result)
 
@@ -482,23 +480,13 @@ class ClientSession:
         if "taskIds" in notifications:
             params = self._declare_tasks(params)
         options = RequestOptions(math.inf, request_id=f"listen-{next(_listen_ids)}")
-        watched = not notifications.keys().isdisjoint(("resourceSubscriptions", "taskIds"))
-        self._watches += watched
-        try:
+        with self.calls.watch(notifications):
             await self.request("subscriptions/listen", params, options)
-        finally:
-            self._watches -= watched
-            self.used_at = asyncio.get_running_loop().time()
 
     @property
     def is_modern(self) -> bool:
         """Whether the handshake has agreed on the modern protocol."""
         return self.facts is not None and self.facts.era == "modern"
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a call runs, or a resource or a task is watched."""
-        return bool(len(self._calls) or self._watches)
 
     # -- requests and notifications of the server -------------------------------------------
 
@@ -506,7 +494,7 @@ class ClientSession:
         # The connection runs this in a task of its own, which inherits a caller that has nothing to do with the
         # request.
         related, callers = read_related_task(params), self._task_callers
-        current_caller.set(callers[related] if related in callers else self._calls.find_caller())
+        current_caller.set(callers[related] if related in callers else self.calls.find_caller())
         return await self._run_handler(method, params)
 
     async def _run_handler(self, method: str, params: JsonObject) -> JsonObject:
@@ -529,7 +517,7 @@ class ClientSession:
                 sink(params)
             return
         if self._handlers.on_notification is not None:
-            token = current_caller.set(self._calls.find_caller())
+            token = current_caller.set(self.calls.find_caller())
             try:
                 self._handlers.on_notification(method, params)
             finally:

@@ -231,6 +231,8 @@ class RestartRecord:
         rules = self.rules
         if fault is not None and fault.detail.reason in PERMANENT_REASONS:
             return None
+        if fault is not None and fault.detail.reason == "moved":
+            return 0.0  # no failure: it starts elsewhere
         if up_s >= rules.healthy_s:
             self.forget()
         self.starts = [time for time in self.starts if now - time < rules.window_s]
