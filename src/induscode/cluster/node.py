@@ -40,6 +40,7 @@ from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
+from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class ClusterNode:
         """The channels to other nodes, with the lease or the instance whose end ends them."""
         self._wanted: dict[str, float] = {}
         """Keys that another node has asked this one to own, and when."""
-        self._tokens = CallerTokens()
+        self.tokens = CallerTokens()
         self._fleet: ServerFleetImpl | None = None
         self._is_told = False
         """Whether the last note about the brokers was a bad one."""
@@ -139,11 +140,15 @@ class ClusterNode:
             return
         target = self._find_target(config)
         try:
+            if config.replicas > 1 and target.only_node is None:
+                async with ReplicatedServer(self, target, config, handlers).open(watch) as session:
+                    yield session
+                return
             silent: Placement | None = None
             while True:
                 placement = await self._find_owner(target, config.id, silent)
                 if placement.lease == self.info.lease:
-                    async with self._serve(placement, config, handlers, watch) as session:
+                    async with self.serve_here(placement, config, handlers, watch) as session:
                         yield session
                     return
                 session = await self._connect(placement, config, handlers)
@@ -196,7 +201,7 @@ class ClusterNode:
             elif best is not None and asked.get(best.instance, now) <= now:
                 # Asked in vain before, or now: the next one in the order is asked meanwhile.
                 is_late = asked.pop(best.instance, None) is not None
-                accepts = not is_late and await self._ask_to_own(best, key)
+                accepts = not is_late and await self.ask_to_own(best, key)
                 (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
             await asyncio.sleep(_PAUSE_S)
 
@@ -209,7 +214,8 @@ class ClusterNode:
             return f"node {offering!r}, which offers it, is not in the cluster"
         return "no node may run it now: all are full, draining, or run no servers of others"
 
-    async def _ask_to_own(self, node: NodeInfo, key: str) -> bool:
+    async def ask_to_own(self, node: NodeInfo, key: str) -> bool:
+        """Ask another node to become the owner of a server; return whether it will."""
         text = compact_json({"op": "own", "key": key}).encode()
         try:
             answer = await self.broker.request(self.broker.settings.node_subject(node.instance), text)
@@ -226,9 +232,9 @@ class ClusterNode:
         """Open a channel to the owner; `None` if nothing listens there."""
         subject = self.broker.settings.call_subject(placement.key, placement.epoch)
         channel = self.open_channel(subject, placement.lease)
-        channel.on_rest = lambda: self._rest(config.id)
+        channel.on_rest = lambda: self.rest(config.id)
         session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
-        session.describe_caller = self._tokens.describe
+        session.describe_caller = self.tokens.describe
         try:
             await session.connect()
         except ConnectionClosedError:
@@ -268,7 +274,7 @@ class ClusterNode:
     # -- servers of this node ---------------------------------------------------------------
 
     @asynccontextmanager
-    async def _serve(
+    async def serve_here(
         self, placement: Placement, config: StdioServerConfig, handlers: Handlers, watch: StartWatch
     ) -> AsyncGenerator[ClientSession]:
         """Run a server here, for this node and all others."""
@@ -421,7 +427,7 @@ class ClusterNode:
 
     # -- servers that are not called --------------------------------------------------------
 
-    def _rest(self, server: str) -> None:
+    def rest(self, server: str) -> None:
         """Leave a server of another node until its next call, unless it is used here."""
         if self._fleet is not None and self._tasks is not None:
             self._tasks.create_task(self._start_server(self._fleet.rest, server))

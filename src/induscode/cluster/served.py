@@ -131,10 +131,16 @@ class PeerSession:
 
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         if request.method == "ping":
-            return {}
+            return self._report_up()
         request.is_subscription = request.method == "subscriptions/listen"
         request.is_forwarded = True
         return self._run(request)
+
+    async def _report_up(self) -> JsonObject:
+        await self._server.ready.wait()
+        if self._server.session is None:
+            raise RpcError(_FAILED, "the server has ended")
+        return {}
 
     async def _run(self, request: HostRequest) -> JsonObject:
         await self._server.ready.wait()

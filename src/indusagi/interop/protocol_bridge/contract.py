@@ -220,6 +220,8 @@ class StdioServerConfig:
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
     """`None`: all."""
     exclude_tools: Sequence[str] = field(default=(), kw_only=True)
+    replicas: int = field(default=1, kw_only=True)
+    """How many nodes of a cluster run it at once; more than one only for a server without state."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))

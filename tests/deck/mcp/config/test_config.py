@@ -22,7 +22,7 @@ from induscode.deck.mcp.config.rows import InvalidRowError, Origin, parse_row
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indusagi.core.json import JsonValue
+    from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.config.expansion import Expansion
 
 
@@ -651,3 +651,23 @@ def test_a_file_in_a_folder_of_settings_speaks_about_the_folder_above(tmp_path: 
 def test_a_server_needs_a_name() -> None:
     with pytest.raises(InvalidRowError):
         parse_row("", {"command": "x"}, Origin("f", "given", "indus"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "replicas", "remark"),
+    [
+        ({"stateless": True, "replicas": 3}, 3, ""),
+        ({"stateless": True}, 1, ""),
+        ({"replicas": 1}, 1, ""),
+        ({"replicas": 2}, 1, 'only a server with "stateless": true has several'),
+        ({"stateless": "yes", "replicas": 2}, 1, "its stateless is neither true nor false"),
+        ({"stateless": True, "replicas": 1_000}, 1, "not a whole number from 1 to 32"),
+        ({"stateless": True, "replicas": True}, 1, "not a whole number from 1 to 32"),
+    ],
+)
+def test_only_a_stateless_server_has_replicas(fields: JsonObject, replicas: int, remark: str) -> None:
+    row = parse_row("x", {"command": "x", **fields}, Origin("f", "given", "indus"))
+    assert isinstance(row.config, StdioServerConfig)
+    assert row.config.replicas == replicas
+    assert remark in " ".join(row.remarks)
+    assert bool(row.remarks) == bool(remark)

@@ -76,6 +76,7 @@ def test_a_yes_follows_the_file_and_not_a_link_to_it(store: TrustStore, file: st
         replace(FMT, env={"TOKEN": "s3cret", "LD_PRELOAD": "x"}),
         replace(FMT, env={}),
         replace(FMT, cwd="/elsewhere"),
+        replace(FMT, replicas=2),
         StreamableHttpServerConfig("fmt", "https://host"),
     ],
 )

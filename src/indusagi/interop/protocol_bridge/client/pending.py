@@ -69,16 +69,11 @@ class PendingCalls:
         """Whether a call runs, or a resource or a task is watched."""
         return bool(self._calls or self._watches)
 
-    def admit(self) -> None:
-        """Let a call begin.
-
-        Raises:
-            RpcError: Its server is moved to another node.
-        """
-        if self.is_moving:
-            refusal = RpcError(MOVED, "the server is moved to another node")
-            refusal.detail = MOVED_DETAIL
-            raise refusal
+    def build_refusal(self) -> RpcError:
+        """Build the error of a call that has not run, since its server is moved."""
+        refusal = RpcError(MOVED, "the server is moved to another node")
+        refusal.detail = MOVED_DETAIL
+        return refusal
 
     @contextmanager
     def watch(self, notifications: Iterable[str]) -> Generator[None]:

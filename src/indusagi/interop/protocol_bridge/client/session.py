@@ -77,6 +77,8 @@ _MORE_NOTES = "there is more of this kind, which is not listed"
 _META = "io.modelcontextprotocol/"
 SUBSCRIPTIONS = frozenset({"resources/subscribe", "resources/unsubscribe"})
 """Requests of the legacy protocol about updates of a resource."""
+LISTEN_PREFIX = "listen-"
+"""Begins the ids of requests that stay open: subscriptions of the modern protocol."""
 _listen_ids = itertools.count(1)
 _LIST_CHANGES: dict[str, Sequence[ItemKind]] = {
     "notifications/tools/list_changed": ("tool",),
@@ -313,7 +315,8 @@ class ClientSession:
         """
         if self.share_subscription is not None and method in SUBSCRIPTIONS:
             return await self.share_subscription(method, params)
-        self.calls.admit()
+        if self.calls.is_moving:
+            raise self.calls.build_refusal()
         limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
         requests, result = current_requests.get(), dict[str, JsonValue]()
         observed = None
@@ -479,7 +482,7 @@ class ClientSession:
         params: JsonObject = {"notifications": dict(notifications)}
         if "taskIds" in notifications:
             params = self._declare_tasks(params)
-        options = RequestOptions(math.inf, request_id=f"listen-{next(_listen_ids)}")
+        options = RequestOptions(math.inf, request_id=f"{LISTEN_PREFIX}{next(_listen_ids)}")
         with self.calls.watch(notifications):
             await self.request("subscriptions/listen", params, options)
 

@@ -119,6 +119,7 @@ def find_project_dir(origin: Origin) -> str:
 # -- from the fields of a row -----------------------------------------------------------------
 
 _SECONDS = {"startup_timeout_sec": "connect_s", "tool_timeout_sec": "call_idle_s"}
+_MOST_REPLICAS = 32
 _TYPES: dict[str, str] = {
     "http": "streamable_http",
     "streamable-http": "streamable_http",
@@ -208,7 +209,23 @@ class _RowParser:
             limits=limits,
             include_tools=include,
             exclude_tools=exclude,
+            replicas=self._replicas(),
         )
+
+    def _replicas(self) -> int:
+        """Read how many nodes of a cluster may run the server; one unless it is declared stateless."""
+        value, stateless = self.row.get("replicas"), self.row.get("stateless")
+        if stateless not in {None, True, False}:
+            self.remarks.append("its stateless is neither true nor false, and was not considered")
+        if value is None:
+            return 1
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST_REPLICAS:
+            self.remarks.append(f"its replicas are not a whole number from 1 to {_MOST_REPLICAS}, and were left out")
+            return 1
+        if value > 1 and stateless is not True:
+            self.remarks.append('its replicas were left out: only a server with "stateless": true has several')
+            return 1
+        return value
 
     def _kind(self) -> str | None:
         kind = self.row.get("type", self.row.get("transport"))

@@ -64,6 +64,8 @@ def consent_facts(row: ServerRow) -> JsonObject:
     facts = server_facts(row.config)
     if row.auth is not None:
         facts["auth"] = row.auth
+    if isinstance(row.config, StdioServerConfig) and row.config.replicas > 1:
+        facts["replicas"] = row.config.replicas
     references: list[JsonValue] = [[reference.place, reference.written] for reference in find_references(row)]
     return {**facts, "references": references} if references else facts
 

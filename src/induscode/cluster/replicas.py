@@ -1,0 +1,259 @@
+"""Replicas: a server that its row declares stateless has several owners, each with an epoch of its own.
+
+Each replica has a placement under its own key, and runs on another node. Which nodes are to have one follows from the
+order of the nodes for the server, so all of them agree; a node that is chosen claims a placement that is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from indusagi.core.faults import describe_error
+from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO
+from indusagi.interop.protocol_bridge.client.session import ClientSession
+from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
+from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.placement import rank_nodes
+from induscode.cluster.spread import SpreadTransport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from indusagi.core.json import JsonValue
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+    from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.channel import Channel
+    from induscode.cluster.contract import NodeInfo, Placement
+    from induscode.cluster.membership import Membership
+    from induscode.cluster.placement import Placements, ServerTarget
+    from induscode.cluster.served import CallerTokens
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.1
+_FOLLOW_S = 0.5
+"""Between two looks for replicas of a server."""
+_LONGEST_PAUSE_S = 30.0
+_UP_S = 0.5
+
+LARGEST = 32
+"""The most replicas of one server."""
+
+
+class ReplicaSet:
+    """The replicas of one server, as this node sees them."""
+
+    def __init__(self, target: ServerTarget, count: int, placements: Placements, membership: Membership) -> None:
+        self._target = target
+        self._count = min(count, LARGEST)
+        self._placements = placements
+        self._membership = membership
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The keys of their placements; the first is that of the server."""
+        return [self._target.key, *(f"{self._target.key}-{number}" for number in range(1, self._count))]
+
+    def list_chosen(self) -> Sequence[NodeInfo]:
+        """List the nodes that are to have a replica."""
+        return rank_nodes(self._target, self._membership.list_nodes())[: self._count]
+
+    async def list_live(self) -> Sequence[Placement]:
+        """List the placements whose owners are alive.
+
+        Raises:
+            ClusterFault: The broker does not answer.
+        """
+        found = [await self._placements.find(key) for key in self.keys]
+        return [one for one in found if one is not None and self._membership.find_holder(one.lease) is not None]
+
+    async def claim(self, server: str) -> Placement | None:
+        """Make this node the owner of a replica, if it is chosen and has none; `None` if none is free.
+
+        Raises:
+            ClusterFault: The broker does not answer.
+        """
+        members = self._membership
+        if not members.is_held() or all(node.instance != members.info.instance for node in self.list_chosen()):
+            return None
+        found = [await self._placements.find(key) for key in self.keys]
+        if any(one is not None and one.lease == members.info.lease for one in found):
+            return None
+        for key, one in zip(self.keys, found, strict=True):
+            if one is None or members.find_holder(one.lease) is None:
+                claimed = await self._placements.claim(key, server)
+                if claimed is not None:
+                    return claimed
+        return None
+
+
+class ReplicaNode(Protocol):
+    """What a replicated server needs of this node."""
+
+    broker: Broker
+    membership: Membership
+    placements: Placements
+    tokens: CallerTokens
+
+    def open_channel(self, subject: str, owner: str) -> Channel:
+        """Open a channel to a node."""
+        ...
+
+    def serve_here(
+        self, placement: Placement, config: StdioServerConfig, handlers: Handlers, watch: StartWatch
+    ) -> AbstractAsyncContextManager[ClientSession]:
+        """Run a server here, for this node and all others."""
+        ...
+
+    async def ask_to_own(self, node: NodeInfo, key: str) -> bool:
+        """Ask another node to become an owner of a server."""
+        ...
+
+    def rest(self, server: str) -> None:
+        """Leave a server until its next call."""
+        ...
+
+
+class ReplicatedServer:
+    """A server with several owners: this node uses all of them, and is one of them if it is chosen.
+
+    Its own replica is reached by a channel as those of other nodes are, and runs beside the session: a node becomes an
+    owner, or loses that, while its calls go on.
+    """
+
+    def __init__(self, node: ReplicaNode, target: ServerTarget, config: StdioServerConfig, handlers: Handlers) -> None:
+        self._node = node
+        self._config = config
+        self._handlers = handlers
+        self._set = ReplicaSet(target, config.replicas, node.placements, node.membership)
+        self._spread = SpreadTransport()
+        self._failure: Exception | None = None
+        """Why the last start of the own replica has failed."""
+
+    @asynccontextmanager
+    async def open(self, watch: StartWatch) -> AsyncGenerator[ClientSession]:
+        """Connect to all replicas, and run one here if this node is chosen.
+
+        Raises:
+            ClusterFault: No node may run one, or the broker does not answer.
+        """
+        name = self._config.id
+        host, follower = BackgroundTask(f"replica of {name}"), BackgroundTask(f"replicas of {name}")
+        host.start(self._host(watch))
+        session = ClientSession(self._spread, self._config.limits, self._handlers, CLIENT_INFO)
+        session.describe_caller = self._node.tokens.describe
+        try:
+            await self._reach_first(session)
+            await session.connect()
+            follower.start(self._follow(session))
+            yield session
+        finally:
+            await session.connection.close()
+            for task in (follower, host):
+                task.cancel()
+                await task.join()
+            await self._spread.close()
+
+    async def _reach_first(self, session: ClientSession) -> None:
+        """Wait until one replica is there, and have the chosen nodes start theirs."""
+        own, self._failure = self._node.membership.info.instance, None
+        while True:
+            await self._connect_all(session)
+            if [*self._spread.replicas]:
+                return
+            if self._failure is not None:
+                raise self._failure
+            chosen = self._set.list_chosen()
+            if not chosen:
+                raise ClusterFault("ready", "no node may run it now: all are full, draining, or only serve clients")
+            for node in chosen:
+                if node.instance != own:
+                    await self._node.ask_to_own(node, self._set.keys[0])
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _connect_all(self, session: ClientSession) -> None:
+        """Open a channel to each replica that has none and answers."""
+        settings = self._node.broker.settings
+
+        def rest() -> None:
+            idle_s = asyncio.get_running_loop().time() - session.calls.used_at
+            if idle_s >= settings.idle_s > 0:
+                self._node.rest(self._config.id)
+
+        async def connect(name: str, placement: Placement) -> None:
+            subject = settings.call_subject(placement.key, placement.epoch)
+            channel = self._node.open_channel(subject, placement.lease)
+            if await self._is_up(channel):
+                channel.on_rest = rest
+                self._spread.add(name, channel)
+            else:
+                await channel.close()
+
+        async with asyncio.TaskGroup() as tasks:
+            for placement in await self._set.list_live():
+                name = f"{placement.key}.{placement.epoch}"
+                if name not in self._spread.replicas:
+                    tasks.create_task(connect(name, placement))
+
+    async def _is_up(self, channel: Channel) -> bool:
+        """Return whether the server at the other end is up; a call that is sent earlier is lost if its start fails."""
+        answers: list[bytes | JsonValue] = []
+        answered = asyncio.Event()
+
+        def take_answer(frame: bytes | JsonValue) -> None:
+            answers.append(frame)
+            answered.set()
+
+        def take_end(end: TransportEnd) -> None:
+            if not channel.is_unheard:
+                self._failure = ConnectionClosedError(end)
+            answered.set()
+
+        channel.attach(take_answer, take_end)
+        channel.send({"jsonrpc": "2.0", "id": "up", "method": "ping"})
+        with suppress(TimeoutError):  # it is being started: asked again soon
+            async with asyncio.timeout(_UP_S):
+                await answered.wait()
+        return bool(answers)
+
+    async def _follow(self, session: ClientSession) -> None:
+        """Use replicas that come later, too."""
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            try:
+                await self._connect_all(session)
+            except ClusterFault as fault:
+                _log.debug("the replicas of %s are not known: %s", self._config.id, fault)
+
+    async def _host(self, watch: StartWatch) -> None:
+        """Run a replica here while this node is chosen; one that fails is started again after a pause."""
+        # Notifications come by the channels of this node.
+        handlers, wait_s = replace(self._handlers, on_notification=None), _FOLLOW_S
+        while True:
+            try:
+                placement = await self._set.claim(self._config.id)
+                if placement is not None:
+                    async with AsyncExitStack() as stack:
+                        async with watch.limit():
+                            opening = self._node.serve_here(placement, self._config, handlers, watch)
+                            session = await stack.enter_async_context(opening)
+                        wait_s = _FOLLOW_S
+                        await asyncio.wait({session.connection.ended})
+                    watch = StartWatch(StartPolicy().allow(self._config, seen_up=True), lambda: None)
+            except ClusterFault as fault:
+                _log.debug("no replica of %s runs here: %s", self._config.id, fault)
+            except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server; the other replicas go on
+                _log.debug("a replica of %s failed: %s", self._config.id, describe_error(exc))
+                self._failure = exc
+                wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(wait_s)

@@ -1,0 +1,105 @@
+"""Servers with several owners: calls are spread over them, and the loss of one concerns its own calls only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.cluster import open_members
+from tests.support.servers import honest
+from tests.support.waiting import until
+
+from indusagi.interop.protocol_bridge.contract import ProtocolFault
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tests.support.cluster import Member
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+LEASE_S = 10.0
+"""No test waits for its end."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+async def read_pid(member: Member) -> str:
+    result = await member.endpoint().invoke("pid", {})
+    return json.dumps(result.structured)
+
+
+async def test_calls_are_spread_over_replicas_and_one_is_lost_without_the_others(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker, LEASE_S)
+    nodes = [*(name_node(settings, name) for name in ("one", "two", "three"))]
+    nodes[2] = replace(nodes[2], role="doors")
+    async with open_members(nodes, [replace(honest(), replicas=2)]) as members:
+        door = members[2]
+
+        async def see_both() -> bool:
+            pids = Counter([await read_pid(door) for _ in range(6)])
+            return sorted(pids.values()) == [3, 3]
+
+        await until(see_both)
+        placements = await door.node.placements.list_all()
+        assert {one.node for one in placements} == {"one", "two"}
+        assert len({one.epoch for one in placements}) == 2
+        began = list[asyncio.Event]([asyncio.Event(), asyncio.Event()])
+
+        async def call(number: int) -> str:
+            try:
+                await door.endpoint().invoke(
+                    "slow", {"seconds": 1.0, "progress": 10}, on_progress=lambda _: began[number].set()
+                )
+            except ProtocolFault as fault:
+                return fault.detail.reason or ""
+            return "answered"
+
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(call(number)) for number in range(2)]
+            for event in began:
+                await event.wait()
+            await members[0].fleet.tear_down()
+            after = [await read_pid(door) for _ in range(4)]
+        assert sorted(task.result() for task in calls) == ["answered", "outcome_unknown"]
+        assert len(set(after)) == 1
+        assert {one.node for one in await door.node.placements.list_all()} == {"two"}
+
+
+async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker, LEASE_S)
+    nodes = [name_node(settings, name) for name in ("one", "two", "three")]
+    async with open_members(nodes, [replace(honest(), replicas=2)]) as members:
+
+        async def list_owners() -> set[str]:
+            return {one.node for one in await members[0].node.placements.list_all()}
+
+        async def has_two() -> bool:
+            return len(await list_owners()) == 2
+
+        await until(has_two)
+        first = await list_owners()
+        lost = next(member for member in members if member.node.info.node in first)
+        busy = next(member for member in members if member.node.info.node not in first)
+        async with asyncio.TaskGroup() as tasks:
+            # A call at the node that takes the replica over is not cut off by that.
+            began = asyncio.Event()
+            slow = busy.endpoint().invoke("slow", {"seconds": 2.0, "progress": 4}, on_progress=lambda _: began.set())
+            call = tasks.create_task(slow)
+            await began.wait()
+            subject = busy.node.broker.settings.node_subject(lost.node.info.instance)
+            await busy.node.broker.request(subject, b'{"op":"drain"}')
+
+            async def is_moved() -> bool:
+                return await list_owners() == {member.node.info.node for member in members} - {lost.node.info.node}
+
+            await until(is_moved)
+        assert not call.result().is_error
