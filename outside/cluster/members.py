@@ -220,7 +220,7 @@ class GatewayMember:
         cluster = ["--cluster", ",".join(self.proxy.urls), "--node", self.name, "--cluster-key", str(self._key_file)]
         variables = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
         home = {name: str(self._folder / self.name) for name in variables}
-        env = {**os.environ, **home, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, **home, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "induscode", "serve", *words, *cluster, env=env, stdout=log, stderr=log
