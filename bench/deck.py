@@ -43,14 +43,15 @@ _SERVERS, _BOOT_TOOLS, _OWN_TOOLS = 30, 510, 12
 # -- the ledger -------------------------------------------------------------------------------
 
 
-def _requests(count: int) -> Sequence[EnrollRequest]:
-    config = StdioServerConfig("bench", "never-started")
+def make_requests(count: int, server: str = "bench") -> Sequence[EnrollRequest]:
+    """Make so many tools of one server, to be enrolled."""
+    config = StdioServerConfig(server, "never-started")
     (tool,), _ = read_tools([SEARCH_SCHEMA], config)
     made: list[EnrollRequest] = []
     for number in range(count):
         ref = replace(tool.ref, name=f"tool{number}")
-        descriptor = replace(tool.descriptor, name=f"bench__tool{number}")
-        made.append(EnrollRequest(BridgeCapability.from_definition(descriptor, ref, tool.raw), "bench"))
+        descriptor = replace(tool.descriptor, name=f"{server}__tool{number}")
+        made.append(EnrollRequest(BridgeCapability.from_definition(descriptor, ref, tool.raw), server))
     return made
 
 
@@ -62,7 +63,7 @@ def _enroll_tools(requests: Sequence[EnrollRequest]) -> BridgeLedger:
 
 
 def _enrol() -> Pair:
-    requests = _requests(_MANY)
+    requests = make_requests(_MANY)
     many, few = partial(_enroll_tools, requests), partial(_enroll_tools, requests[:_FEW])
     return compare(_run_timed(many), _run_timed(few), rounds=_ROUNDS)
 
@@ -84,7 +85,7 @@ def _run_timed(step: Callable[[], object]) -> Batch:
 
 def _log(count: int) -> Sequence[BridgeEntry]:
     """Make a log in which the same tools come again and again."""
-    requests = _requests(_FEW)
+    requests = make_requests(_FEW)
     ledger = BridgeLedger.empty()
     number = 0
     while ledger.next_seq <= count:

@@ -9,6 +9,7 @@ from bench import (
     answer,
     bridge,
     calls,
+    cluster,
     code_mode,
     commands,
     deck,
@@ -43,6 +44,7 @@ ROWS: tuple[Row, ...] = (
     *gateway_crowd.ROWS,
     *access_tokens.ROWS,
     *calls.ROWS,
+    *cluster.ROWS,
     *search.ROWS,
     *code_mode.ROWS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -18,6 +19,8 @@ class BrokerProxy:
     def __init__(self) -> None:
         self.urls: list[str] = []
         self._servers: list[asyncio.Server] = []
+        self._kept: dict[int, socket.socket] = {}
+        """While connections are refused: sockets that keep the ports, by the place of the server."""
         self._brokers: list[int] = []
         self._open: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
@@ -32,8 +35,10 @@ class BrokerProxy:
 
     def cut(self) -> None:
         """Close every connection and refuse new ones."""
-        for server in self._servers:
-            server.close()
+        for place, server in enumerate(self._servers):
+            if server.is_serving():
+                server.close()
+                self._kept[place] = _bind_socket(self._find_port(place))
         for writer in self._open:
             writer.transport.abort()
 
@@ -46,11 +51,14 @@ class BrokerProxy:
         """Deliver what was held back, and accept connections."""
         for event in self._flowing.values():
             event.set()
-        for place, server in enumerate(self._servers):
-            if not server.is_serving():
-                port = int(self.urls[place].rpartition(":")[2])
-                accept = partial(self._accept, self._brokers[place])
-                self._servers[place] = await asyncio.start_server(accept, "127.0.0.1", port)
+        kept, self._kept = self._kept, {}
+        for place, keeper in kept.items():
+            keeper.close()
+            accept = partial(self._accept, self._brokers[place])
+            self._servers[place] = await asyncio.start_server(accept, "127.0.0.1", self._find_port(place))
+
+    def _find_port(self, place: int) -> int:
+        return int(self.urls[place].rpartition(":")[2])
 
     def _accept(self, broker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Awaited in `close`.
@@ -66,6 +74,8 @@ class BrokerProxy:
             self.cut()
             await asyncio.wait({*self._serving})
         self.cut()
+        for keeper in self._kept.values():
+            keeper.close()
 
     async def _serve(self, broker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = {writer}
@@ -100,6 +110,13 @@ class BrokerProxy:
                 await writer.drain()
         for one in pair:
             one.transport.abort()
+
+
+def _bind_socket(port: int) -> socket.socket:
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", port))
+    return keeper
 
 
 @asynccontextmanager
