@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
@@ -16,8 +17,6 @@ from outside.cluster.history import Call, FaultEvent, History, Outcome
 from outside.cluster.members import Break, GatewayMember, LocalMember, Member, StuckError, make_servers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from induscode.cluster.key import ClusterKey
     from outside.cluster.plan import Plan, PlannedFault
 
@@ -26,6 +25,7 @@ MEMBERS = 3
 _CLIENTS = 2
 """Of each member."""
 _SETTLE_S = 40.0
+_LEFT_S = 5.0
 _STALL_S = 0.05
 """A pause of this process beyond which a node in it may not end its servers in time."""
 _LOOK_S = 0.02
@@ -245,8 +245,33 @@ class ClusterRun:
             self._is_over = True
             for member in self._members:
                 await self._stop_member(member)
+        await self._look_for_servers()
         self.history.read_effects(self._effects)
         return self.history
+
+    async def _look_for_servers(self) -> None:
+        """Take down servers that are left when all members have gone; one that is ending gets a moment."""
+        left: list[int] = []
+        give_up_at = time.monotonic() + _LEFT_S
+        while time.monotonic() < give_up_at:
+            left = find_processes(str(self._effects))
+            if not left:
+                return
+            await asyncio.sleep(_LOOK_S)
+        self.history.stuck.append(f"servers are left: {left}")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def find_processes(word: str) -> list[int]:
+    """Find the processes with a word among their arguments."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 async def _stop_quietly(member: Member) -> None:

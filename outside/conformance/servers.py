@@ -161,7 +161,7 @@ class _Judging:
 
     def _env(self) -> dict[str, str]:
         # Without the settings of the user, and without files in the home directory.
-        return {**dict.fromkeys(_STATE, str(self._scratch)), "PYTHONPATH": str(ROOT)}
+        return {**dict.fromkeys(_STATE, str(self._scratch)), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
     def _complain(self, line: str) -> None:
         self._judged.wrong.append(line)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from nats.js.errors import KeyWrongLastSequenceError
 from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.cluster import open_members, open_pair
 from tests.support.servers import fault, honest
@@ -204,15 +205,19 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
             assert notes[-1] == "the brokers of the cluster answer again"
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
 async def test_cancelled_request_stays_cancelled_when_its_answer_comes_at_the_same_moment(
-    broker: BrokerProcess,
+    broker: BrokerProcess, is_refused: bool
 ) -> None:
     """`asyncio.wait_for`, with which the client of the broker waits, forgets it: a node would not stop."""
     async with open_broker(await new_cluster(broker)) as opened, asyncio.TaskGroup() as tasks:
         answer = asyncio.get_running_loop().create_future()
         task = tasks.create_task(opened.run("it", asyncio.wait_for(answer, 5)))
         await asyncio.sleep(0)
-        answer.set_result("yes")
+        if is_refused:
+            answer.set_exception(KeyWrongLastSequenceError())
+        else:
+            answer.set_result("yes")
         await asyncio.sleep(0)
         task.cancel()
     assert task.cancelled()

@@ -253,17 +253,18 @@ class Broker:
 
 
 async def keep_cancellation(request: Awaitable[_T]) -> _T:
-    """Await a request of the client, and stay cancelled if its answer came at the same moment.
+    """Await a request of the client, and stay cancelled if its answer, or an error, came at the same moment.
 
     The client waits with `asyncio.wait_for`, which forgets the cancellation then:
     https://github.com/python/cpython/issues/86296, before Python 3.12.
     """
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
-    result = await request
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
+    try:
+        return await request
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def is_unheard(message: Msg) -> bool:
