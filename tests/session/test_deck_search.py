@@ -66,7 +66,7 @@ def test_a_model_finds_a_tool_and_calls_it_by_call_tool_or_by_its_name(
     assert "honest__add(" not in found
     assert (one, two) == ("one", "two")
     assert "it is denied" in denied
-    assert "There is no tool named 'honest__ecko'. The nearest: honest__echo" in unknown
+    assert "There is no tool named 'honest__ecko'. The nearest:\\nhonest__echo(" in unknown
     assert "honest__t" not in unknown, "the library would name every tool"
     events: list[dict[str, Any]] = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     called = [event["name"] for event in events if event["type"] == "tool_call"]

@@ -99,7 +99,9 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         if name == CALL_TOOL:
             return ToolResult.error("call_tool cannot call itself.", code="invalid_arguments")
         message = await to_thread.run_sync(finder.explain_unknown, name)
-        return ToolResult.error(f"{message} Search with find_tools.", code="unknown_tool")
+        remedy = "Call one of these by its complete name, or search with find_tools."
+        text = f"{message}\n{remedy}" if "\n" in message else f"{message} Search with find_tools."
+        return ToolResult.error(text, code="unknown_tool")
 
     return _define_cards(find, describe, refuse)
 

@@ -166,8 +166,11 @@ class ToolFinder:
         if name in denied:
             return f"{name!r} is denied by a rule."
         nearest = self.suggest(name)
-        hint = f" The nearest: {', '.join(nearest)}." if nearest else ""
-        return f"There is no tool named {name!r}.{hint}"
+        if not nearest:
+            return f"There is no tool named {name!r}."
+        # With signatures, a model that has guessed a name needs no further search.
+        lines = [format_signature(self._build_item(self.tools[one]), _SIGNATURE_CHARS) for one in nearest]
+        return "\n".join([f"There is no tool named {name!r}. The nearest:", *lines])
 
     def suggest(self, name: str) -> Sequence[str]:
         """List the names that are nearest to an unknown one, the best first; none that is denied."""

@@ -96,9 +96,11 @@ async def test_an_exact_or_normalised_name_comes_first_and_several_queries_take_
 async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) -> None:
     box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
     answer = await ask(box, "call_tool", name="calender__create_evnt")
-    assert answer.startswith("There is no tool named 'calender__create_evnt'. The nearest: calendar__create_event")
-    assert answer.endswith("Search with find_tools.")
-    assert "The nearest: calendar__create_event" in await ask(box, "describe_tools", names=["create_events"])
+    assert answer.startswith(
+        "There is no tool named 'calender__create_evnt'. The nearest:\ncalendar__create_event(event_id: str"
+    )
+    assert answer.endswith("or search with find_tools.")
+    assert "The nearest:\ncalendar__create_event(" in await ask(box, "describe_tools", names=["create_events"])
     assert "there are: calendar, mail, music" in await ask(box, "find_tools", queries=["x"], server="calender")
     assert "Nothing matches among 527 tools." in await ask(box, "find_tools", queries=["zygote"])
     assert "one query with words" in await ask(box, "find_tools", queries=[" "])
