@@ -43,29 +43,30 @@ Mode: TypeAlias = Literal["on", "off"]
 MODES: Final[tuple[Mode, ...]] = ("on", "off")
 SERVERS = ("tracker", "calendar", "mail", "shop", "music", "weather")
 TASKS = {
-    "Delete the song with the id 7.": "music__delete_song",
-    "Create a calendar event with the id 12.": "calendar__create_event",
-    "Archive the mail message with the id 3.": "mail__archive_message",
-    "Export the invoice with the id 41.": "shop__export_invoice",
-    "Search the weather forecast with the id 5.": "weather__search_forecast",
-    "List the playlist with the id 8.": "music__list_playlist",
-    "Update the customer with the id 9.": "shop__update_customer",
-    "Delete the reminder with the id 2.": "calendar__delete_reminder",
-    "Create a label with the id 6 in the issue tracker.": "tracker__create_label",
-    "Export the mail filter with the id 1.": "mail__export_filter",
-    "Archive the album with the id 33.": "music__archive_album",
-    "List the weather alert with the id 4.": "weather__list_alert",
-    "Create a refund with the id 77.": "shop__create_refund",
-    "Delete the milestone with the id 10.": "tracker__delete_milestone",
-    "Update the draft with the id 14.": "mail__update_draft",
-    "Search the holiday with the id 18.": "calendar__search_holiday",
-    "Export the artist with the id 21.": "music__export_artist",
-    "Create a shipment with the id 52.": "shop__create_shipment",
-    "Archive the comment with the id 16.": "tracker__archive_comment",
-    "Update the weather station with the id 30.": "weather__update_station",
+    "Find a tool that deletes a song.\nCall it for the song with the id 7.": "music__delete_song",
+    "Find a tool that creates a calendar event.\nCall it for the event with the id 12.": "calendar__create_event",
+    "Find a tool that archives a mail message.\nCall it for the message with the id 3.": "mail__archive_message",
+    "Find a tool that exports an invoice.\nCall it for the invoice with the id 41.": "shop__export_invoice",
+    "Find a tool that searches a forecast.\nCall it for the forecast with the id 5.": "weather__search_forecast",
+    "Find a tool that lists a playlist.\nCall it for the playlist with the id 8.": "music__list_playlist",
+    "Find a tool that updates a customer.\nCall it for the customer with the id 9.": "shop__update_customer",
+    "Find a tool that deletes a reminder.\nCall it for the reminder with the id 2.": "calendar__delete_reminder",
+    "Find a tool that creates a label in the tracker.\nCall it for the label with the id 6.": "tracker__create_label",
+    "Find a tool that exports a mail filter.\nCall it for the filter with the id 1.": "mail__export_filter",
+    "Find a tool that archives an album.\nCall it for the album with the id 33.": "music__archive_album",
+    "Find a tool that lists a weather alert.\nCall it for the alert with the id 4.": "weather__list_alert",
+    "Find a tool that creates a refund.\nCall it for the refund with the id 77.": "shop__create_refund",
+    "Find a tool that deletes a milestone.\nCall it for the milestone with the id 10.": "tracker__delete_milestone",
+    "Find a tool that updates a mail draft.\nCall it for the draft with the id 14.": "mail__update_draft",
+    "Find a tool that searches a holiday.\nCall it for the holiday with the id 18.": "calendar__search_holiday",
+    "Find a tool that exports an artist.\nCall it for the artist with the id 21.": "music__export_artist",
+    "Find a tool that creates a shipment.\nCall it for the shipment with the id 52.": "shop__create_shipment",
+    "Find a tool that archives a comment.\nCall it for the comment with the id 16.": "tracker__archive_comment",
+    "Find a tool that updates a weather station.\nCall it for the station with the id 30.": "weather__update_station",
 }
+"""Each line is a turn: a model of this size makes one call and ends its turn (docs/local-model.md)."""
 REQUESTS = 5
-TRY_S = 300.0
+TRY_S = 900.0
 """Time for one try on a busy machine."""
 
 
@@ -136,8 +137,11 @@ async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: 
         await conversation.wait_for_servers()
         row.end = f"no end after {TRY_S:g} s"
         with anyio.move_on_after(TRY_S):
-            turn = await conversation.run_turn(prompt, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
-            row.end, row.answer = turn.reason, turn.text[:500]
+            for line in prompt.splitlines():
+                turn = await conversation.run_turn(line, sink=follow, cancel=cancel, budget=RequestBudget(REQUESTS))
+                row.end, row.answer = turn.reason, turn.text[:500]
+                if row.managed:
+                    break
     row.seconds, row.engine_seconds = time.monotonic() - started, read_engine_seconds() - worked
     return row
 
@@ -172,7 +176,7 @@ async def run_tasks(tasks: Sequence[tuple[str, str]], minutes: float, path: Path
                     rows.append(row)
                     async with await anyio.open_file(path, "a", encoding="utf-8") as file:
                         await file.write(json.dumps(asdict(row)) + "\n")
-                    print(f"{prompt} (search {mode}) {describe(row)}", flush=True)
+                    print(f"{prompt.splitlines()[0]} (search {mode}) {describe(row)}", flush=True)
     print_table(tasks, rows)
     return 0
 
@@ -191,7 +195,9 @@ def print_table(tasks: Sequence[tuple[str, str]], rows: Sequence[Try]) -> None:
     found = {(row.prompt, row.mode): row for row in rows}
     print("\n| Task | With search | Without |\n|---|---|---|")
     for prompt, _ in tasks:
-        print(f"| {prompt} | {' | '.join(describe(found.get((prompt, mode))) for mode in MODES)} |")
+        print(
+            f"| {prompt.replace(chr(10), ' ')} | {' | '.join(describe(found.get((prompt, mode))) for mode in MODES)} |"
+        )
     for mode in MODES:
         tries = [row for row in rows if row.mode == mode]
         print(f"search {mode}: {sum(row.managed for row in tries)} of {len(tries)} managed, {len(tasks)} tasks")
