@@ -151,7 +151,16 @@ class Library(Peer):
 
     # -- updates and log messages -----------------------------------------------------------
 
+    def listen(self, call: Call) -> None:
+        wanted = call.params["notifications"]
+        if "resourceSubscriptions" in wanted:
+            known = [uri for uri in wanted["resourceSubscriptions"] if uri in {NOTE, APP}]
+            call.params["notifications"] = {**wanted, "resourceSubscriptions": known}
+        super().listen(call)
+
     def subscribe(self, call: Call) -> Json:
+        if call.params["uri"] not in {NOTE, APP}:
+            raise RpcError(-32002, "Resource not found", {"uri": call.params["uri"]})
         self.watched.add(str(call.params["uri"]))
         return {}
 

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.handlers import (
+    ACKNOWLEDGED,
     CALLER,
     HOPS,
+    SUBSCRIPTION,
     UNKNOWN_CALLER,
     Handlers,
     InputExchange,
@@ -156,7 +158,12 @@ class PeerSession:
             with request.cancel.guard():
                 if request.is_subscription:
                     wanted = request.params.get("notifications")
-                    await session.listen(**(wanted if is_json_object(wanted) else {}))
+                    meta: JsonObject = {"_meta": {SUBSCRIPTION: request.id}}
+
+                    def acknowledge(reported: JsonObject) -> None:
+                        request.notify(ACKNOWLEDGED, {**meta, "notifications": reported})
+
+                    await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
                     return {"resultType": "complete"}
                 return await self._forward(session, request)
         finally:

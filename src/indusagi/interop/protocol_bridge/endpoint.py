@@ -31,6 +31,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
+from indusagi.interop.protocol_bridge.client.watches import ServerWatches
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     EndpointStatus,
@@ -120,9 +121,8 @@ class ServerEndpointImpl:
         self._stop = asyncio.Event()
         self._changed: set[ItemKind] = set()
         self._has_changed = asyncio.Event()
-        self._watched: dict[str, asyncio.Task[None] | None] = {}
-        """The resources whose updates are reported; for a modern server with the task that listens."""
-        self._tasks: asyncio.TaskGroup | None = None
+        self._watches: ServerWatches | None = None
+        """What the server reports, while it is ready."""
         self._answer_s: float | None = None
         self._log_messages: Sequence[str] = ()
 
@@ -222,7 +222,8 @@ class ServerEndpointImpl:
     @property
     def is_unused(self) -> bool:
         """Whether it is ready, no call of it runs, and none of its resources and tasks is watched."""
-        return self._session is not None and not self._session.calls.is_used and not self._watched
+        is_watched = self._watches is not None and not self._watches.is_empty
+        return self._session is not None and not self._session.calls.is_used and not is_watched
 
     async def wait_closed(self) -> None:
         """Wait for the end, by `close` or by a fault."""
@@ -281,13 +282,13 @@ class ServerEndpointImpl:
             if changes := {f"{one}ListChanged": True for one in offered}:
                 helpers.append(tasks.create_task(self._listen(session, changes)))
             stopping = tasks.create_task(self._stop.wait())
-            self._tasks = tasks
+            self._watches = ServerWatches(session, self._config.limits, tasks, self.request)
             try:
                 await asyncio.wait({stopping, session.connection.ended}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._tasks = None
-                watching = [task for task in self._watched.values() if task is not None]
-                for task in (*helpers, *watching, stopping):
+                self._watches.close()
+                self._watches = None
+                for task in (*helpers, stopping):
                     task.cancel()
 
     async def _check_health(self, session: ClientSession) -> None:
@@ -423,21 +424,15 @@ class ServerEndpointImpl:
         Raises:
             ProtocolFault: As for `invoke`.
         """
-        session = self._require_ready()
-        if uri in self._watched:
-            return
-        self._watched[uri] = None
-        if session.is_modern:
-            if self._tasks is not None:
-                self._watched[uri] = self._tasks.create_task(
-                    self._listen_item(session, uri, resourceSubscriptions=[uri])
-                )
-            return
+        self._require_ready()
         try:
-            await self.request("resources/subscribe", {"uri": uri})
-        except BaseException:
-            self._watched.pop(uri, None)
+            if self._watches is not None:
+                await self._watches.watch_resource(uri)
+        except ProtocolFault:
             raise
+        except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
+            fault = self._to_fault(exc, FaultSite.CALL, "subscriptions/listen")
+            raise fault from fault.cause
 
     async def unwatch_resource(self, uri: str) -> None:
         """Have the server report no further updates of a resource.
@@ -445,13 +440,8 @@ class ServerEndpointImpl:
         Raises:
             ProtocolFault: As for `invoke`.
         """
-        if uri not in self._watched:
-            return
-        task = self._watched.pop(uri)
-        if task is not None:
-            task.cancel()
-        elif self._phase is EndpointPhase.READY:
-            await self.request("resources/unsubscribe", {"uri": uri})
+        if self._watches is not None and self._phase is EndpointPhase.READY:
+            await self._watches.unwatch_resource(uri)
 
     async def watch_task(self, task_id: str) -> None:
         """Have a modern server report changes of a task (`notifications/tasks`); a legacy one does so unasked.
@@ -459,25 +449,14 @@ class ServerEndpointImpl:
         Raises:
             ProtocolFault: Not ready.
         """
-        session, key = self._require_ready(), f"task {task_id}"
-        if session.is_modern and key not in self._watched and self._tasks is not None:
-            self._watched[key] = self._tasks.create_task(self._listen_item(session, key, taskIds=[task_id]))
+        self._require_ready()
+        if self._watches is not None:
+            self._watches.watch_task(task_id)
 
     def unwatch_task(self, task_id: str) -> None:
         """Have the server report no further changes of a task."""
-        task = self._watched.pop(f"task {task_id}", None)
-        if task is not None:
-            task.cancel()
-
-    async def _listen_item(self, session: ClientSession, what: str, **notifications: JsonValue) -> None:
-        pause_s = self._config.limits.relist_gap_s
-        try:
-            while True:
-                await session.listen(**notifications)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LISTEN_PAUSE_S)
-        except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
-            _log.debug("server %r does not report updates of %s: %s", self._config.id, what, exc)
+        if self._watches is not None:
+            self._watches.unwatch_task(task_id)
 
     # -- requests ---------------------------------------------------------------------------
 

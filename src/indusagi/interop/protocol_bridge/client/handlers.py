@@ -5,6 +5,7 @@ Each kind of request is off unless it has a handler.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Protocol, TypeAlias, cast
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExchange
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
@@ -30,6 +32,8 @@ LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 UNKNOWN_CALLER = -32000
 current_server: ContextVar[str | None] = ContextVar("current_server", default=None)
 """The id of the server whose request a handler answers."""
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 ABANDONED_S = 60.0
 """How long, at least, an abandoned call counts as one that a request of the server may belong to."""
 
@@ -207,3 +211,22 @@ def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:
     known = "" if caller.tasks is None else caller.tasks.shown_id
     rest = {key: value for key, value in meta.items() if key != RELATED_TASK}
     return {**params, "_meta": {**rest, RELATED_TASK: {"taskId": known}} if known else rest}
+
+
+def read_acknowledgement(params: JsonObject) -> tuple[str, JsonObject]:
+    """Read which `subscriptions/listen` a modern server acknowledges, and what it will report."""
+    meta, reported = params.get("_meta"), params.get("notifications")
+    request_id = meta.get(SUBSCRIPTION) if is_json_object(meta) else None
+    return str(request_id), reported if is_json_object(reported) else {}
+
+
+def format_log_message(params: JsonObject, most_bytes: int) -> str:
+    """Format a log message of a server as one line: https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/logging."""
+    level, logger, data = (params.get(key) for key in ("level", "logger", "data"))
+    source = " ".join(part for part in (level, logger) if isinstance(part, str))
+    try:
+        text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    except RecursionError:
+        text = "(a value that is nested too deeply)"
+    line = " ".join(cut_text(text, 4 * most_bytes).split())
+    return cut_text(f"{source or 'log'}: {line}", most_bytes)

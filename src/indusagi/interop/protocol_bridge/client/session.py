@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import sys
 from collections import deque
@@ -22,9 +21,9 @@ from typing import Literal, TypeAlias
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
+    ACKNOWLEDGED,
     CALLER,
     CAPABILITIES,
     HOPS,
@@ -32,6 +31,8 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     Caller,
     Handlers,
     current_caller,
+    format_log_message,
+    read_acknowledgement,
 )
 from indusagi.interop.protocol_bridge.client.pending import MOVED, MOVED_DETAIL, PendingCall, PendingCalls
 from indusagi.interop.protocol_bridge.client.tasks import (
@@ -147,6 +148,7 @@ class ClientSession:
         """Describes the client behind a call to a server that another node owns; None: it is not told."""
         self.share_subscription: Callable[[str, JsonObject], Awaitable[JsonObject]] | None = None
         """Answers `resources/subscribe` and `resources/unsubscribe` where several nodes use this session."""
+        self._acknowledgements: dict[str, Callable[[JsonObject], None]] = {}
         self.ttl_ms: dict[str, int] = {}
         """How long the last result of each list may be cached, by method; 0 without a hint."""
         self.notes: list[str] = []
@@ -477,14 +479,24 @@ class ClientSession:
                     return result
         raise InvalidResponseError(f"it asked for input more than {INPUT_ROUNDS} times")
 
-    async def listen(self, **notifications: JsonValue) -> None:
-        """Subscribe to notifications of a modern server; returns when the server ends the subscription."""
+    async def listen(
+        self, on_acknowledged: Callable[[JsonObject], None] | None = None, /, **notifications: JsonValue
+    ) -> None:
+        """Subscribe to notifications of a modern server; returns when the server ends the subscription.
+
+        `on_acknowledged` receives what the server will report.
+        """
         params: JsonObject = {"notifications": dict(notifications)}
         if "taskIds" in notifications:
             params = self._declare_tasks(params)
-        options = RequestOptions(math.inf, request_id=f"{LISTEN_PREFIX}{next(_listen_ids)}")
-        with self.calls.watch(notifications):
-            await self.request("subscriptions/listen", params, options)
+        request_id = f"{LISTEN_PREFIX}{next(_listen_ids)}"
+        if on_acknowledged is not None:
+            self._acknowledgements[request_id] = on_acknowledged
+        try:
+            with self.calls.watch(notifications):
+                await self.request("subscriptions/listen", params, RequestOptions(math.inf, request_id=request_id))
+        finally:
+            self._acknowledgements.pop(request_id, None)
 
     @property
     def is_modern(self) -> bool:
@@ -510,7 +522,11 @@ class ClientSession:
         if (kinds := _LIST_CHANGES.get(method)) is not None:
             self.on_list_changed(kinds)
         if method == "notifications/message":
-            self._record_log_message(params)
+            self.log.append(format_log_message(params, self._limits.stderr_line_bytes))
+        if method == ACKNOWLEDGED:
+            request_id, reported = read_acknowledgement(params)
+            if request_id in self._acknowledgements:
+                self._acknowledgements[request_id](reported)
         if method in TASK_STATUSES:
             self._tasks.receive(params)
         if method == "notifications/progress":
@@ -525,17 +541,6 @@ class ClientSession:
                 self._handlers.on_notification(method, params)
             finally:
                 current_caller.reset(token)
-
-    def _record_log_message(self, params: JsonObject) -> None:
-        # https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/logging
-        level, logger, data = (params.get(key) for key in ("level", "logger", "data"))
-        source = " ".join(part for part in (level, logger) if isinstance(part, str))
-        try:
-            text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-        except RecursionError:
-            text = "(a value that is nested too deeply)"
-        line = " ".join(cut_text(text, 4 * self._limits.stderr_line_bytes).split())
-        self.log.append(cut_text(f"{source or 'log'}: {line}", self._limits.stderr_line_bytes))
 
     # -- metadata ---------------------------------------------------------------------------
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.handlers import (
+    ACKNOWLEDGED,
     CAPABILITIES,
     LOG_LEVEL,
+    SUBSCRIPTION,
     UNKNOWN_CALLER,
     InputExchange,
     current_caller,
@@ -87,7 +89,6 @@ _log = logging.getLogger(__name__)
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 _NAME_CHARS = 100
 """Of the name and of the version that a client gives itself."""
@@ -373,7 +374,7 @@ class HostSession:
                         followed.append(task_id)
                 honoured["taskIds"] = followed
             acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
-            request.notify("notifications/subscriptions/acknowledged", acknowledged)
+            request.notify(ACKNOWLEDGED, acknowledged)
             await request.cancel.wait()
         finally:
             for stop in stops:
