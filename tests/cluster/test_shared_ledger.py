@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.stores import batch, run_sql, store_file, stored
 from tests.support.waiting import until
 
 from induscode.cluster.broker import Broker, open_broker, prepare_cluster
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
+from induscode.cluster.node import open_node
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
+from induscode.cluster.shared.table import open_table
 from induscode.cluster.shared.verify import verify_cluster
 from induscode.cluster.streams import Stream
 from induscode.deck.mcp.store.events import Retention
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
     from pathlib import Path
 
-    from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.shared.verify import ClusterReport
     from induscode.deck.mcp.store import ThreadedStore
 
@@ -261,3 +262,37 @@ async def test_full_stream_refuses_and_the_rows_wait(broker: BrokerProcess, tmp_
         await node.publish(50)
         report = await node.verify()
         assert (report.problems, report.unpublished) == ([], 0)
+
+
+async def test_tenants_with_accounts_of_their_own_see_nothing_of_each_other(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    accounts = ", ".join(
+        f"{name}: {{ jetstream: enabled, users: [{{user: {name}, password: {name}}}] }}" for name in ("red", "blue")
+    )
+    config.write_text(f"accounts {{ {accounts} }}", encoding="utf-8")
+    process = BrokerProcess(tmp_path / "broker", ("-c", str(config)))
+    try:
+        where = f"127.0.0.1:{process.port}"
+        red, blue = (
+            ClusterSettings(brokers=[f"nats://{name}:{name}@{where}"], node="same", key=KEY) for name in ("red", "blue")
+        )
+        with pytest.raises(ClusterFault):
+            async with open_broker(replace(red, brokers=[f"nats://{where}"])):
+                pass
+        for settings in (red, blue):
+            async with open_broker(settings) as opened:
+                await prepare_cluster(opened, replicas=1, lease_s=1.0)
+        # Two nodes of one name: each account is a cluster of its own.
+        async with open_node(red) as one, open_node(blue) as other:
+            await other.membership.ask_nodes()
+            assert [info.instance for info in other.membership.list_nodes()] == [other.info.instance]
+            assert one.info.instance != other.info.instance
+            async with open_ledger(red, tmp_path / "red") as ours, open_ledger(blue, tmp_path / "blue") as theirs:
+                await ours.publish(1, 2)
+                assert len((await ours.verify()).chains) == 1
+                assert (await theirs.verify()).chains == {}
+                table = await open_table(one.broker, ours.notes.append)
+                await table.put(table.build_key("server", "a"), {"name": "a"})
+                assert (await open_table(other.broker, theirs.notes.append)).list("server") == {}
+    finally:
+        process.stop()
