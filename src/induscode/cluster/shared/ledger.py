@@ -35,13 +35,15 @@ _BATCH_ROWS = 256
 _BATCH_CHARACTERS = 512 * 1024
 _HEADERS_BYTES = 4_096
 """What a message needs beside its content."""
-_LOOK_S = 1.0
+_LOOK_S = 0.4
 """How often the file is read when nothing was appended here: other processes write it too."""
 _RETRY_S = 0.5
 _LONGEST_RETRY_S = 10.0
 _CLOSE_S = 3.0
 """How long a node that stops may take to publish its last rows."""
 ANCHOR_S = 60.0
+_MOST_TOLD = 5
+"""Problems that are told at once; `indus cluster verify` lists all of them."""
 
 
 class ChainSource(Protocol):
@@ -150,6 +152,10 @@ class LedgerPublisher:
             if self._end is not None and part.before != self._end:
                 await self._renew(part)
                 continue
+            if self._end is not None and (part.published is None or part.published.position < self._end.position):
+                # The last answer of the broker was lost, or another process of this machine has published.
+                await self._source.mark_published(self._chain, self._end)
+                self._report(part.head.position - self._end.position)
             if not part.rows:
                 return
             assert part.before is not None
@@ -319,8 +325,11 @@ class LedgerAuditor:
         async for number, message in self._stream.read_range(max(self._next, state.first), state.last):
             take_message(self.book, self._settings, self._key, number, message)
             self._next = number + 1
-        for problem in self.book.problems[self._told :]:
+        fresh = self.book.problems[self._told :]
+        for problem in fresh[:_MOST_TOLD]:
             self._on_note(f"the ledgers of the cluster: {problem} (indus cluster verify)")
+        if len(fresh) > _MOST_TOLD:
+            self._on_note(f"the ledgers of the cluster: {len(fresh) - _MOST_TOLD:,} further problems")
         self._told = len(self.book.problems)
 
     async def _resume(self) -> None:

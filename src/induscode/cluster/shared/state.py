@@ -71,7 +71,7 @@ class SharedState:
         publisher.on_count = count
         node.on_back = come_back
         work: Sequence[Callable[[], Awaitable[None]]] = (publisher.run, auditor.run, self.table.run, self._share)
-        running = [asyncio.create_task(_keep(run), name="shared state") for run in work]  # noqa: TID251 — awaited below
+        running = [asyncio.create_task(keep_running(run), name="shared state") for run in work]  # noqa: TID251 — awaited below
         try:
             yield store
         finally:
@@ -96,7 +96,7 @@ class SharedState:
                 raise
 
 
-async def _keep(run: Callable[[], Awaitable[None]]) -> None:
+async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
     """Run work that never ends; after a failure, again."""
     while True:
         try:

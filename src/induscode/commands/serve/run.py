@@ -162,7 +162,11 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
         if shared is not None:
             sharing = GatewaySharing(shared, invocation)
-            await to_thread.run_sync(sharing.write_servers)
+            try:
+                await to_thread.run_sync(sharing.write_servers)
+            except OSError as exc:
+                print_status(f"the servers of the cluster cannot be written: {exc}")
+                return int(ExitCode.FAILED)
             planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
             plan = drop_own_address(context.consented.hold_back(planned), context.address)
             if context.watch is not None:

@@ -8,7 +8,6 @@ have to pass the rules besides its own.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from induscode.cluster.contract import ClusterFault
 from induscode.cluster.shared.calls import CallPublisher
 from induscode.cluster.shared.consents import KIND as CONSENT
 from induscode.cluster.shared.consents import SharedTrust
+from induscode.cluster.shared.state import keep_running
 from induscode.commands.serve.cluster import NodeHooks
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.terminal import print_status
@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
 
-_log = logging.getLogger(__name__)
-
 WATCH_S = 0.25
 """How often a node looks at its files: a change at another node applies here within a second."""
-_RETRY_S = 2.0
 RULES = "the rules of the cluster"
 
 
@@ -138,8 +135,8 @@ class GatewaySharing:
         self._consented.set()
         if gateway.session.calls.recorder is not None:
             gateway.session.calls.recorder.on_rows = self.calls.put
-        tasks.start_soon(self.calls.run)
-        tasks.start_soon(self._share_consents)
+        tasks.start_soon(keep_running, self.calls.run)
+        tasks.start_soon(keep_running, self._share_consents)
         state.share_pins()
 
     async def _apply(self, gateway: Gateway) -> None:
@@ -157,7 +154,6 @@ class GatewaySharing:
             self._consented.clear()
             try:
                 await self.trust.share()
-            except ClusterFault as fault:
-                _log.debug("consents are not shared: %s", fault)
-                await asyncio.sleep(_RETRY_S)
-                self._consented.set()
+            except ClusterFault:
+                self._consented.set()  # again after a while
+                raise
