@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from typing import TYPE_CHECKING
@@ -59,3 +60,22 @@ def test_the_page_on_servers_shows_its_examples_and_what_they_print(name: str) -
     shown = [*read_blocks(page, "python"), *read_blocks(page, "text")]
     assert any(block in program or textwrap.indent(block, "    ") in program for block in shown)
     assert not output or output in page
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples/adapters").glob("*.py")), ids=lambda path: path.stem)
+def test_the_page_of_a_framework_shows_its_complete_example(example: Path) -> None:
+    shown = [
+        block
+        for page in (ROOT / "docs/adapters").glob("*.md")
+        for block in read_blocks(page.read_text(encoding="utf-8"), "python")
+    ]
+    program = example.read_text(encoding="utf-8")
+    assert shown.count(program) == 1
+    assert "gate=ask" in program
+    # From the configuration file to the agent: the block of `open_deck`, without what the answer is printed with.
+    block = next(
+        node
+        for node in ast.walk(ast.parse(program))
+        if isinstance(node, ast.With | ast.AsyncWith) and "open_deck" in ast.unparse(node.items[0])
+    )
+    assert 1 + len(block.body) <= 5
