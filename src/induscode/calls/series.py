@@ -35,6 +35,10 @@ class CallSeries:
 
     counts: Mapping[str, int]
     """The number of calls by server."""
+    failures: Mapping[str, int]
+    """The number of failed calls by server."""
+    percentiles_us: Mapping[str, tuple[int, int]]
+    """The durations of all calls by server: median and p95."""
 
     @property
     def until_ms(self) -> int:
@@ -50,7 +54,7 @@ def read_series(
     wanted = replace(wanted or CallFilter(), since_ms=since_ms)
     durations: list[list[int]] = [[] for _ in range(steps)]
     of_server: dict[str, list[list[int]]] = {}
-    errors, tokens = [0] * steps, dict[str, list[int]]()
+    errors, tokens, failures = [0] * steps, dict[str, list[int]](), dict[str, int]()
     for step, server, is_error, count, spent, joined in database.measure_steps(wanted, until_ms, step_ms):
         name = server or NATIVE
         values = [*map(int, joined.split(","))]
@@ -58,8 +62,10 @@ def read_series(
         of_server.setdefault(name, [[] for _ in range(steps)])[step] += values
         tokens.setdefault(name, [0] * steps)[step] += spent
         errors[step] += count if is_error else 0
+        failures[name] = failures.get(name, 0) + (count if is_error else 0)
     for values in durations:
         values.sort()
+    whole = {name: sorted(value for step in steps_of for value in step) for name, steps_of in of_server.items()}
     return CallSeries(
         since_ms=since_ms,
         step_ms=step_ms,
@@ -68,7 +74,11 @@ def read_series(
         p50_us=[find_percentile(values, 50) for values in durations],
         p95_us=[find_percentile(values, 95) for values in durations],
         tokens=dict(sorted(tokens.items())),
-        counts={name: sum(map(len, steps_of)) for name, steps_of in of_server.items()},
+        counts={name: len(values) for name, values in whole.items()},
+        failures=failures,
+        percentiles_us={
+            name: (find_percentile(values, 50), find_percentile(values, 95)) for name, values in whole.items()
+        },
         latency_us={
             name: [find_percentile(sorted(values), 50) for values in steps_of] for name, steps_of in of_server.items()
         },

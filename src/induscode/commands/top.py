@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from induscode.calls.series import CallSeries
 
 _STEPS = 30
-_HEADS = ("SERVER", "CALLS", "PER SECOND", "MEDIAN", "TOKENS", "LATENCY OVER TIME")
+_HEADS = ("SERVER", "CALLS", "PER SECOND", "FAILED", "P50", "P95", "TOKENS", "LATENCY OVER TIME")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -82,10 +82,9 @@ def _format(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[
     seconds = minutes * 60
     rows: list[Sequence[object]] = []
     for server, values in sorted(series.latency_us.items(), key=lambda item: -series.counts[item[0]]):
-        present = sorted(value for value in values if value)
-        median = present[len(present) // 2] if present else 0
-        count, tokens = series.counts[server], sum(series.tokens[server])
-        rows.append((server, count, f"{count / seconds:.2f}", format_duration(median), tokens, draw_bars(values)))
+        count, tokens, failed = series.counts[server], sum(series.tokens[server]), series.failures[server]
+        p50, p95 = map(format_duration, series.percentiles_us[server])
+        rows.append((server, count, f"{count / seconds:.2f}", failed, p50, p95, tokens, draw_bars(values)))
     calls, errors = sum(series.calls), sum(series.errors)
     slowest = max(series.p95_us)
     return rows, f"{calls:,} calls in {minutes} min, {errors:,} failed, highest p95 {format_duration(slowest)}."
@@ -103,7 +102,14 @@ def _build_json(series: CallSeries | None) -> JsonObject:
     if series is None:
         return {"servers": [], "calls": 0, "errors": 0}
     servers: list[JsonObject] = [
-        {"server": name, "calls": count, "tokens": sum(series.tokens[name]), "p50_us": [*series.latency_us[name]]}
+        {
+            "server": name,
+            "calls": count,
+            "failed": series.failures[name],
+            "tokens": sum(series.tokens[name]),
+            "p95_us": series.percentiles_us[name][1],
+            "p50_us": [*series.latency_us[name]],
+        }
         for name, count in series.counts.items()
     ]
     return {

@@ -49,6 +49,8 @@ class PageAccess:
     def __init__(self, *, can_act: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.key = secrets.token_urlsafe(32)
         """The key of the address that is printed."""
+        self.cookie = COOKIE
+        """The name of the cookie. A browser sends a cookie to every port of a host: the port belongs into the name."""
         self.token = ""
         """The token of the gateway's owner, which signs in as well; empty if there is none."""
         self._can_act = can_act
@@ -73,12 +75,12 @@ class PageAccess:
         user = PageUser(can_act and self._can_act, secrets.token_urlsafe(16))
         self._users[_digest(secret)] = user, self._clock()
         # https://www.rfc-editor.org/rfc/rfc6265#section-4.1.2; no `Secure`: the page is served over loopback HTTP.
-        return f"{COOKIE}={secret}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={int(_IDLE_S)}"
+        return f"{self.cookie}={secret}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={int(_IDLE_S)}"
 
     def find(self, request: HttpRequest) -> PageUser | None:
         """Find the user of a request by its cookie."""
         try:
-            morsel = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
+            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return None
         key = _digest("" if morsel is None else morsel.value)
@@ -91,7 +93,7 @@ class PageAccess:
 
     def close(self, request: HttpRequest) -> None:
         """Sign a browser out."""
-        morsel = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
+        morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
         self._users.pop(_digest("" if morsel is None else morsel.value), None)
 
 

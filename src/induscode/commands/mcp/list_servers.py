@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 _KEYS = ("name", "transport", "phase", "tools", "scope", "message")
 _HEADS = tuple(key.upper() for key in _KEYS)
+_WATCH_HEADS = ("NAME", "TRANSPORT", "PHASE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS", "MESSAGE")
 _TOGETHER_S = 0.05
 """Changes within this time are shown as one."""
+_NO_SERVERS = "No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"
 _NAMED = 3
 """Disabled tools that one line of the list names."""
 
@@ -67,7 +69,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
     if as_json:
         write_json({"servers": rows})
     elif not rows:
-        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+        print_line(_NO_SERVERS)
     else:
         cells = [["-" if row[key] is None else row[key] for key in _KEYS] for row in rows]
         print_table(_HEADS, cells)
@@ -97,14 +99,38 @@ def _watch_servers(plan: ServerPlan) -> int:
                         changed = anyio.Event()
                         states = _States(dict(mcp.status()), _count_tools(mcp), _group_disabled(mcp))
                         rows = [_build_row(row, plan, states) for row in plan.rows]
-                        cells = [["-" if row[key] is None else row[key] for key in _KEYS] for row in rows]
-                        show(_HEADS, cells, "Ctrl-C ends it.")
+                        figures = _measure_servers(mcp)
+                        cells = [
+                            [*("-" if row[key] is None else row[key] for key in _KEYS[:4]),
+                             *figures.get(str(row["name"]), ("-", "-", "-")), row["message"]]
+                            for row in rows
+                        ]  # fmt: skip
+                        nothing = "" if cells else f"{_NO_SERVERS}  "
+                        show(_WATCH_HEADS if cells else (), cells, f"{nothing}Ctrl-C ends it.")
                         await changed.wait()
                         await anyio.sleep(_TOGETHER_S)
             finally:
                 await mcp.aclose()
 
     return run_until_signal(watch)
+
+
+def _measure_servers(mcp: BootedBridge) -> dict[str, tuple[object, object, object]]:
+    """Measure the tokens of the definitions, the time of the last answer and the restarts of each server."""
+    from induscode.calls.statistics import format_duration  # noqa: PLC0415 — for --watch
+    from induscode.search.options import estimate_definition  # noqa: PLC0415 — for --watch
+
+    tokens: dict[str, int] = {}
+    for card in mcp.capabilities:
+        tokens[card.ref.server] = tokens.get(card.ref.server, 0) + estimate_definition(card.descriptor)
+    return {
+        name: (
+            tokens.get(name, 0),
+            "-" if status.answer_s is None else format_duration(round(status.answer_s * 1_000_000)),
+            status.restarts,
+        )
+        for name, status in mcp.status().items()
+    }
 
 
 def _count_tools(mcp: BootedBridge) -> dict[str, int]:

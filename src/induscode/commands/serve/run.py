@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import click
@@ -452,6 +453,7 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
 async def _announce_page(site: PageSite, url: str, token: str | None, options: ServeOptions) -> None:
     """Print the address of the page: with its key where a person reads it, or where no token is asked for at all."""
     site.access.token = token or ""
+    site.access.cookie += f"_{urlsplit(url).port}"
     address = f"{url}{site.prefix}"
     is_open = options.settings is not None and options.settings.without_token
     if can_ask_user() or options.is_ui or is_open:
