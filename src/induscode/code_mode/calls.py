@@ -106,11 +106,11 @@ class ScriptCalls:
         if not words:
             raise ScriptCallError("TypeError", f"{FIND_TOOLS}(query, limit=5) takes words")
         functions = {function.descriptor.name: function for function in self.functions.functions}
-        for name in self._entry.find_denied([*functions]):
-            del functions[name]
 
         def search() -> Sequence[str]:
-            index = ToolIndex([build_tool_item(function.descriptor) for function in functions.values()])
+            denied = self._entry.find_denied([*functions])
+            items = [build_tool_item(function.descriptor) for name, function in functions.items() if name not in denied]
+            index = ToolIndex(items)
             try:
                 answer = index.search(words, limit=min(numbers[0] if numbers else _FOUND, _MOST_FOUND))
             finally:
