@@ -32,7 +32,7 @@ class SharedState:
         self.table = table
         self.store: ClusterStore | None = None
         self.on_pins: Callable[[], object] = lambda: None
-        """Called when another node has approved a definition."""
+        """Called when a definition was approved, here or at another node."""
         self.on_other: Callable[[], object] = lambda: None
         """Called when another entry has changed: servers, consents, rules."""
         self._unshared = asyncio.Event()
@@ -89,8 +89,8 @@ class SharedState:
             await self._unshared.wait()
             self._unshared.clear()
             try:
-                if self.store is not None:
-                    await self.store.share_pins()
+                if self.store is not None and await self.store.share_pins():
+                    self.on_pins()  # another process of this machine may have approved them
             except ClusterFault:
                 self._unshared.set()
                 raise

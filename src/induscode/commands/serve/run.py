@@ -161,7 +161,9 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         node.on_note = print_status
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
-        if shared is not None:
+        if shared is None:
+            print_status("no key of the cluster: its ledger and its approvals stay on this machine")
+        else:
             sharing = GatewaySharing(shared, invocation)
             try:
                 await to_thread.run_sync(sharing.write_servers)
