@@ -10,6 +10,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
 │   │   └── ContentRefused  a resource or prompt that may not be used
+│   │       ├── DeniedContent  a resource or prompt that a permission rule denies
 │   │       └── UnlistedPrompt  a prompt that its server does not list
 │   └── BackendFault       a handle of the host that cannot be used
 ├── AuthFault              a sign-in that failed
