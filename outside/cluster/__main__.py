@@ -121,6 +121,7 @@ class Campaign:
         counts["epochs"] += len({(effect.key, effect.epoch) for effect in history.effects})
         counts.update(f"outcome {outcome.kind}" for outcome in history.outcomes)
         counts.update(fault.what for fault in plan.faults)
+        counts["ledger rows acknowledged"] += len(history.acknowledged)
         counts["runs in which this process stalled"] += any(fault.what == "stall" for fault in history.faults)
         if wrong:
             self.wrong.append(plan.seed)

@@ -85,9 +85,11 @@ class History:
     stuck: list[str] = field(default_factory=list[str])
     """Members that did not leave in time."""
     acknowledged: list[str] = field(default_factory=list[str])
-    """Digests of ledger events that a node has acknowledged."""
+    """Rows of ledgers that the brokers have acknowledged to a node."""
     chain: list[str] | None = None
-    """Digests of the events in the verified chains of the cluster; None: not read."""
+    """Rows in the verified chains of the cluster; None: not read."""
+    broken_chains: list[str] = field(default_factory=list[str])
+    """What the verification of the ledgers has found."""
 
     def read_effects(self, path: Path) -> None:
         """Read what the servers have written."""
@@ -187,11 +189,12 @@ def _check_order(history: History) -> list[str]:
 
 
 def _check_ledger(history: History) -> list[str]:
-    """Every event that was acknowledged is in a verified chain."""
+    """Every row that was acknowledged is in a verified chain, and nothing is wrong with the chains."""
+    wrong = [f"broken chain: {problem}" for problem in history.broken_chains]
     if history.chain is None:
-        return []
+        return wrong
     present = set(history.chain)
-    return [f"lost event: {digest}" for digest in history.acknowledged if digest not in present]
+    return [*wrong, *(f"lost event: {row}" for row in history.acknowledged if row not in present)]
 
 
 def _group(events: Iterable[_Event]) -> Mapping[str, list[_Event]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from outside.cluster.history import Call, FaultEvent, History, Outcome
+from outside.cluster.ledgers import read_ledgers
 from outside.cluster.members import Break, GatewayMember, LocalMember, Member, StuckError, make_servers
 
 if TYPE_CHECKING:
@@ -246,6 +247,10 @@ class ClusterRun:
             for member in self._members:
                 await self._stop_member(member)
         await self._look_for_servers()
+        if self.plan.has_gateways:
+            brokers = [f"nats://127.0.0.1:{port}" for port in self._ports]
+            settings = ClusterSettings(brokers=brokers, node="checker", prefix=self.plan.prefix, key=self._key)
+            await read_ledgers(self.history, settings, sorted(self._folder.glob("s*n*/**/ledger.db")))
         self.history.read_effects(self._effects)
         return self.history
 

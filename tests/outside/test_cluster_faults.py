@@ -85,6 +85,10 @@ def lose_an_event(history: History) -> None:
     history.chain = ["b"]
 
 
+def break_a_chain(history: History) -> None:
+    history.broken_chains.append("a row was changed")
+
+
 def stay_away(history: History) -> None:
     history.unanswered.append("key at door")
 
@@ -106,6 +110,7 @@ def never_leave(history: History) -> None:
         (answer_in_an_earlier_epoch, "overlap"),
         (take_effect_late_without_a_fault, "overlap"),
         (lose_an_event, "lost event"),
+        (break_a_chain, "broken chain"),
         (stay_away, "no service"),
         (never_leave, "stuck"),
     ],
