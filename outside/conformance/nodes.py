@@ -76,17 +76,24 @@ async def serve(port: int, flags: Sequence[str]) -> None:
         init = (*_INDUS, "cluster", "init", "--cluster", broker.url)
         await asyncio.to_thread(partial(subprocess.run, init, check=True, timeout=_INIT_S, stdout=subprocess.DEVNULL))
         hosts = ("--allowed-host", f"localhost:{port}", "--allowed-host", f"{LOOPBACK}:{port}")
-        ports: list[int] = []
-        for name in _NODES:
-            words = ("serve", "--http", f"{LOOPBACK}:{{port}}", *flags, *hosts, "--cluster", broker.url, "--node", name)
-            command = (*_INDUS, *words)
-            ports.append(await stack.enter_async_context(listening(command, log=folder / f"{name}.log")))
-        balancer = Balancer(ports)
-        server = await asyncio.start_server(balancer.serve, LOOPBACK, port, limit=_HEAD_BYTES)
-        stack.callback(server.close)
+        places: list[asyncio.Future[int]] = []
+        async with asyncio.TaskGroup() as tasks:  # each in a task of its own: they end at the same time
+            for name in _NODES:
+                address = f"{LOOPBACK}:{{port}}"
+                words = ("serve", "--http", address, *flags, *hosts, "--cluster", broker.url, "--node", name)
+                places.append(asyncio.get_running_loop().create_future())
+                tasks.create_task(_run_node((*_INDUS, *words), folder / f"{name}.log", places[-1], ended))
+            balancer = Balancer([await place for place in places])
+            server = await asyncio.start_server(balancer.serve, LOOPBACK, port, limit=_HEAD_BYTES)
+            await ended.wait()
+            server.close()
+
+
+async def _run_node(command: Sequence[str], log: Path, place: asyncio.Future[int], ended: asyncio.Event) -> None:
+    async with listening(command, log=log) as port:
+        place.set_result(port)
         await ended.wait()
-        for name in _NODES:
-            print((folder / f"{name}.log").read_text("utf-8"), file=sys.stderr)
+    print(log.read_text("utf-8"), file=sys.stderr)
 
 
 if __name__ == "__main__":

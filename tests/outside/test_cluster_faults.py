@@ -142,5 +142,5 @@ async def test_nodes_that_ignore_their_lease_are_caught_and_others_pass(tmp_path
         campaign = Campaign([broker], tmp_path)
         await campaign.prepare()
         [wrong] = await campaign.run_batch(0, [make_broken_plan(1, "fencing")], broken)
-    assert bool(wrong) is (broken is not None), wrong
-    assert all(line.startswith("overlap") for line in wrong)
+    assert any(line.startswith("overlap") for line in wrong) is (broken is not None), wrong
+    assert broken is not None or not wrong

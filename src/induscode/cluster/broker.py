@@ -173,7 +173,8 @@ class Broker:
         try:
             async with asyncio.timeout(2 * REQUEST_S):
                 result = await keep_cancellation(request)
-        except errors.KeyWrongLastSequenceError as exc:
+        except (errors.KeyWrongLastSequenceError, errors.KeyNotFoundError) as exc:
+            # Not found: it was there when the creation was refused, and has run out before the client looked again.
             self.state = "ready"
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
