@@ -93,7 +93,7 @@ async def _run_node(command: Sequence[str], log: Path, place: asyncio.Future[int
     async with listening(command, log=log) as port:
         place.set_result(port)
         await ended.wait()
-    print(log.read_text("utf-8"), file=sys.stderr)
+    print(await asyncio.to_thread(log.read_text, "utf-8"), file=sys.stderr)
 
 
 if __name__ == "__main__":
