@@ -40,7 +40,7 @@ async def open_cluster_store(broker: BrokerProcess, folder: Path) -> AsyncGenera
                 yield store
 
 
-@pytest.fixture(params=["file", "memory", "cluster", "broker away"])
+@pytest.fixture(params=["file", "memory", "cluster"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, broker: BrokerProcess) -> AsyncGenerator[LedgerStore]:
     if request.param == "file":
         async with stored(tmp_path) as store:
@@ -49,14 +49,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, broker: BrokerPr
         store = await memory_store()
         yield store
         await store.aclose()
-    elif request.param == "cluster":
+    else:
         async with open_cluster_store(broker, tmp_path) as store:
             yield store
-    else:
-        with broker_process(tmp_path / "broker") as own:
-            async with open_cluster_store(own, tmp_path) as store:
-                own.stop()
-                yield store
 
 
 async def test_what_was_appended_is_read(store: LedgerStore) -> None:
@@ -72,6 +67,13 @@ async def test_what_was_appended_is_read(store: LedgerStore) -> None:
     address = str(latest[0].facts["definition"])
     assert await store.documents([address, "nowhere"]) == {address: '{"number":1}'}
     assert (await store.verify(), store.notes) == ((), ())
+
+
+async def test_store_of_a_node_goes_on_without_its_broker(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "broker") as own:
+        async with open_cluster_store(own, tmp_path) as store:
+            own.stop()
+            await test_what_was_appended_is_read(store)
 
 
 async def test_batch_that_cannot_be_built_is_noted_and_the_next_is_written(store: LedgerStore) -> None:

@@ -35,6 +35,8 @@ _NOTICED_S = (0.0, 0.02, 0.08, 0.3, 0.6)
 """The pauses between the looks after a notice, until there is something new."""
 _ATTEMPTS = 5
 _MOST_ENTRIES = 20_000
+_MOST_NOTES = 20
+"""Notes about entries; a writer without the key can add any number of them."""
 _LARGEST_BYTES = 512 * 1024
 """A larger entry is not written."""
 
@@ -166,9 +168,12 @@ class SharedTable:
         return value != known
 
     def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._on_note(text)
+        if text in self._told or len(self._told) > _MOST_NOTES:
+            return
+        self._told.add(text)
+        if len(self._told) > _MOST_NOTES:
+            text = "further entries of the broker that are ignored are not told"
+        self._on_note(text)
 
     async def notice(self, _: Msg) -> None:
         """Take a notice of the broker that an entry was written."""
