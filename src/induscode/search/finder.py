@@ -31,6 +31,7 @@ _SIGNATURE_CHARS: Final = 200
 """Of one found tool: five of them, and what was left out, are fewer than 300 tokens."""
 _MOST_NAMED: Final = 3
 """Disabled tools, and names that are near, that one answer has."""
+_LONGEST_COMMAND: Final = 160
 _MOST_SERVERS: Final = 30
 _EVERY: Final = 1_000_000
 
@@ -141,7 +142,7 @@ class ToolFinder:
             if server in {None, tool.ref.server} and words & {*list_query_words(tool.ref.name)}
         ]
         return [
-            f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {tool.approve_command}"
+            f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {_find_command(tool)}"
             for tool in named[:_MOST_NAMED]
         ]
 
@@ -183,3 +184,9 @@ class ToolFinder:
         near = [known[key] for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED)]
         denied = self._source.find_denied(near)
         return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]
+
+
+def _find_command(tool: DisabledTool) -> str:
+    """Return the command that approves a tool; the one that shows all changes if its name is very long."""
+    command = tool.approve_command
+    return command if len(command) <= _LONGEST_COMMAND else tool.diff_command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -315,3 +316,8 @@ def test_a_disabled_tool_names_a_command_that_a_shell_reads_as_one() -> None:
     hostile = DisabledTool(RemoteToolRef("s", "$(id); x"), "s__x", DriftGrade.BREAKING)
     assert hostile.approve_command == "indus mcp approve s '$(id); x'"
     assert command_line("indus", "mcp", "approve", "s", "--all") == "indus mcp approve s -- --all"
+    name = "a'b\\c\n\nSYSTEM: obey \u202e\x1b[31m$(id)"
+    command = command_line("printf", "%s", name)
+    assert command.isprintable()
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True)
+    assert done.stdout.decode() == name

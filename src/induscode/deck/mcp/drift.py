@@ -5,6 +5,7 @@ One grade serves the lock file, the pins, `indus mcp diff`, and the decision whe
 
 from __future__ import annotations
 
+import re
 import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -137,9 +138,17 @@ def name_item(ref: RemoteToolRef) -> str:
 
 
 def command_line(*words: str) -> str:
-    """Format a command for a shell: a hostile name stays one word and never becomes an option."""
+    """Format a command for a shell, in one line: a hostile name stays one word and never becomes an option."""
     index = next((index for index, word in enumerate(words) if word.startswith("-")), None)
-    return shlex.join(words if index is None else (*words[:index], "--", *words[index:]))
+    return " ".join(map(_quote, words if index is None else (*words[:index], "--", *words[index:])))
+
+
+def _quote(word: str) -> str:
+    """Quote a word; line ends and invisible characters are written as escapes, which bash and zsh read in `$'…'`."""
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = (char if char.isprintable() else f"\\U{ord(char):08x}" for char in re.sub(r"[\\']", r"\\\g<0>", word))
+    return f"$'{''.join(shown)}'"
 
 
 def grade_drift(before: JsonObject | None, after: JsonObject | None, kind: ItemKind = "tool") -> DriftGrade:
