@@ -27,6 +27,7 @@ _READ_BY_MODELS = ("description", "title", "annotations", "inputSchema", "output
 
 _READ_ELSEWHERE = ("name", "arguments", "instructions", "frontmatter")
 """The same for items that are no tools."""
+_LONGEST_FIELD = 40
 
 
 class DriftGrade(StrEnum):
@@ -66,7 +67,7 @@ class Drift:
     @property
     def summary(self) -> str:
         """The tool, the grade and the parts that differ, in one line."""
-        return f"{name_item(self.ref)}: {self.grade} ({', '.join(self.fields)})"
+        return f"{name_item(self.ref)}: {self.grade} ({_list_fields(self.fields)})"
 
     def diff(self) -> str:
         """Format the change as a unified diff."""
@@ -93,7 +94,7 @@ class DisabledTool:
     @property
     def reason(self) -> str:
         """The reason."""
-        changed = f"{self.grade} change of {', '.join(self.fields)}" if self.fields else self.grade
+        changed = f"{self.grade} change of {_list_fields(self.fields)}" if self.fields else self.grade
         if self.unsettled:
             return f"disabled: its definition keeps switching away from what was approved ({changed})"
         return f"disabled: its definition is not the one that was approved ({changed})"
@@ -135,6 +136,14 @@ class DisabledTool:
 def name_item(ref: RemoteToolRef) -> str:
     """Name an item for a person: server and tool, and the kind if it is no tool."""
     return f"{ref.server}/{ref.name}" if ref.kind == "tool" else f"{ref.server}/{ref.name} ({ref.kind})"
+
+
+def _list_fields(fields: Sequence[str]) -> str:
+    """List parts of a definition in one line; a server may name further ones as it likes."""
+    return ", ".join(
+        field if field.isidentifier() and len(field) <= _LONGEST_FIELD else repr(field[:_LONGEST_FIELD])
+        for field in fields
+    )
 
 
 def command_line(*words: str) -> str:
