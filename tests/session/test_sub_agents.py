@@ -192,25 +192,28 @@ def test_requests_of_a_background_task_count_as_those_of_the_run(setup: SessionS
 async def test_end_of_the_parent_leaves_nothing(
     setup: SessionSetup, tmp_path: Path, number: signal.Signals, background: bool
 ) -> None:
-    log = tmp_path / "log"
+    log, started = tmp_path / "log", setup.cwd / "started"
     setup.mount(honest("--log", log, id="srv"))
-    write_agent(setup, "caller", "description: calls", "tools: srv__*, ls")
-    stalled, slow = Reply(text=("thinking",), stalls=True), calls("srv__slow", seconds=600)
+    write_agent(setup, "caller", "description: calls", "tools: srv__*, bash")
+    job = "setsid sleep 600 & echo $! $$ > started; exec sleep 600"
+    both = (("bash", {"command": job, "background": True}), ("srv__slow", {"seconds": 600}))
+    stalled, slow = Reply(text=("thinking",), stalls=True), Reply(calls=both)
     asked = calls("task", objective="call", agent="caller", background=background)
     setup.server.script[:] = (asked, slow, stalled)
     setup.server.pick = lambda body, reply: (reply is slow) == (objective_of(body) == "call")
     process = setup.start()
     try:
-        # A call of a server is under way; in the background, beside a request of the parent.
+        # A command and a call of a server are under way; in the background, beside a request of the parent.
         await until(lambda: bool(diary(log, "heard tools/call")))
         await until(lambda: not background or setup.server.speaking.is_set())
-        pids = list(map(int, diary(log, "start")))
+        await until(lambda: started.exists() and len(started.read_text().split()) == 2)
+        pids = list(map(int, [*diary(log, "start"), *started.read_text().split()]))
         process.send_signal(number)
         await until(lambda: process.poll() is not None)
     finally:
         process.kill()
         process.communicate(timeout=10)
-    assert len(pids) == 1
+    assert len(pids) == 3
     await until(lambda: not any(map(is_alive, pids)))
     if background:
         await until(setup.server.left.is_set)

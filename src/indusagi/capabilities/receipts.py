@@ -2,7 +2,7 @@
 
 A receipt identifies the process of a command by pid and start time, and its descendants by a marker in their
 environment; a pid alone may have been reused. kill -9 leaves no time to end anything, and PR_SET_PDEATHSIG (prctl(2))
-ends only a direct child.
+ends only a direct child. A session has a `Reaper`, which reads the receipts as soon as the session is gone.
 """
 
 from __future__ import annotations
@@ -83,6 +83,21 @@ def find_leftover_jobs() -> list[Receipt]:
         else:
             remove_receipt(path)
     return leftovers
+
+
+def end_commands(owner_pid: int, owner_started: int) -> None:
+    """End the commands that a process has started, once it is gone; blocks.
+
+    Raises:
+        OSError: The directory of receipts cannot be read.
+    """
+    folder = _folder()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
+        if receipt is not None and (receipt.owner_pid, receipt.owner_started) == (owner_pid, owner_started):
+            if end_leftover(receipt):
+                remove_receipt(path)
 
 
 def end_leftover(receipt: Receipt) -> bool:

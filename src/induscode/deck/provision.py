@@ -54,7 +54,7 @@ def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequenc
 def base_context(ctx: DeckContext) -> ToolContext:
     """Build the context that the cards of a deck run in."""
     read_state = ctx.framework.read_state or ReadState()
-    shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox))
+    shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox), has_reaper=True)
     handles = ctx.framework
     framework = Framework(
         read_state=read_state, web=handles.web, search=tuple(handles.search), observer=handles.observer

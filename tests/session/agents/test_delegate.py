@@ -620,6 +620,23 @@ async def test_host_that_cannot_make_a_parent_reports_why(make: Make) -> None:
     assert (await stage.run("x")).text == "there is no model"
 
 
+async def test_temporary_files_of_a_session_outlive_its_agents(make: Make) -> None:
+    stage = make()
+
+    async def run_bash(box: Any, command: str) -> str:
+        outcome: ToolOutcome = await box.runner.run(ToolCall("1", "bash", {"command": command}))
+        return outcome.output
+
+    async def act(name: str, plan: RunPlan) -> None:
+        await run_bash(plan.toolbox(), "true")
+
+    stage.runner.act = act
+    box = stage.deck.into_tool_box()
+    await run_bash(box, "echo kept > $TMPDIR/file")
+    await stage.run("x")
+    assert (await run_bash(box, "cat $TMPDIR/file")).startswith("kept")
+
+
 async def test_jobs_of_an_agent_end_with_it(make: Make) -> None:
     stage = make()
     closed: list[str] = []

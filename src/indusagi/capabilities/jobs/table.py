@@ -53,14 +53,12 @@ class JobTable:
         self._keeps = True
 
     def bind(self, ctx: ToolContext) -> None:
-        """End all jobs, and remove the shell's temporary files, when the context is closed."""
+        """End all jobs when the context is closed."""
         self._keeps = ctx.keeps_jobs
         if self._bound:
             return
         self._bound = True
         _TABLES_BY_END.setdefault(ctx.closing, []).append(self)
-        if isinstance(ctx.shell, LocalShell):
-            ctx.closing.add(ctx.shell.aclose)
         ctx.closing.add(self.aclose)
 
     def get(self, job_id: str) -> Job | None:

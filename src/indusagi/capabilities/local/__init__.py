@@ -20,15 +20,20 @@ def make_local_context(
 
     Paths outside of `cwd` are refused, except the files of results past the budget; a host that wants another policy
     passes a `LocalFs` of its own. Nothing is opened or created here. `dataclasses.replace` sets another budget or
-    session directory. Without a `framework` the context remembers which files were read.
+    session directory. Without a `framework` the context remembers which files were read. Closing the context closes
+    its shell; one that is made of it with another `closing`, as that of a sub-agent, leaves the shell open.
     """
     # Only a relative path needs a system call.
     root = os.path.normpath(cwd) if os.path.isabs(cwd) else os.path.abspath(cwd)
-    return ToolContext(
+    shell = shell or LocalShell(root)
+    context = ToolContext(
         cwd=root,
         fs=fs or LocalFs(root, workspace_policy(root)),
-        shell=shell or LocalShell(root),
+        shell=shell,
         cancel=CancelToken(),
         budget=standard_budget(),
         framework=framework or Framework(read_state=ReadState()),
     )
+    if isinstance(shell, LocalShell):
+        context.closing.add(shell.aclose)
+    return context

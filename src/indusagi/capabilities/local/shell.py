@@ -30,6 +30,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
 
 if TYPE_CHECKING:  # loads the event loop, and is absent from public signatures
+    from indusagi.capabilities.reaper import Reaper
     from indusagi.core.process.child import ChildProcess
 
 DEFAULT_TIMEOUT_MS = 120_000
@@ -193,10 +194,21 @@ class LocalShell:
         cwd: The workspace, in which commands start.
         sandbox: What commands may do.
         allowed_variables: Variables that commands inherit although they look like secrets.
+        has_reaper: Whether commands end if this process is killed: a second process waits for that.
     """
 
-    def __init__(self, cwd: str, *, sandbox: Sandbox | None = None, allowed_variables: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        cwd: str,
+        *,
+        sandbox: Sandbox | None = None,
+        allowed_variables: Iterable[str] = (),
+        has_reaper: bool = False,
+    ) -> None:
         self._cwd = cwd
+        self._has_reaper = has_reaper
+        self._reaper: Reaper | None = None
+        self._is_used = False
         self._backend = SandboxBackend(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
 
     async def exec(
@@ -258,6 +270,13 @@ class LocalShell:
             None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path)
         )
         prepare = partial(_prepare, self._backend, command, folder, env or {}, output, errors)
+        self._is_used = True
+        if self._has_reaper:
+            if self._reaper is None:
+                from indusagi.capabilities.reaper import Reaper  # noqa: PLC0415 — the first command pays
+
+                self._reaper = Reaper()
+            await to_thread.run_sync(self._reaper.start)
         return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=discard)
 
     async def sandbox_state(self) -> SandboxState:
@@ -265,8 +284,16 @@ class LocalShell:
         return await to_thread.run_sync(self._backend.state)
 
     async def aclose(self) -> None:
-        """Remove the temporary files of commands; safe to call twice."""
-        await to_thread.run_sync(self._backend.remove)
+        """Remove the temporary files of commands, and end the reaper; safe to call twice."""
+
+        def close() -> None:
+            self._backend.remove()
+            if self._reaper is not None:
+                self._reaper.close()
+
+        if self._is_used:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(close)
 
 
 @record
@@ -327,7 +354,7 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
         child = capture.child = prepared.child_type(capture)
         if errors is not None:
             errors.child = child
-        # PR_SET_PDEATHSIG would make the start slow and spare the descendants; the receipt finds all of them.
+        # PR_SET_PDEATHSIG would make the start slow and spare the descendants; by the receipt all of them are found.
         await child.start(
             wrapped.argv, wrapped.env, folder, with_input=with_input, merge_stderr=errors is None, die_with_parent=False
         )
