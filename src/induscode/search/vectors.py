@@ -23,7 +23,7 @@ _VERSION: Final = 1
 _MOST_ROWS: Final = 50_000
 """The oldest leave first."""
 _TOGETHER: Final = 500
-_BUSY_S: Final = 2.0
+_BUSY_S: Final = 5.0
 _DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 """What a file without the right content gives: https://www.sqlite.org/rescode.html."""
 
@@ -99,7 +99,9 @@ class VectorCache:
                 os.unlink(self.path + side)
 
     def _give_up(self, exc: Exception) -> None:
-        note = Note(f"the search cache {self.path}", f"it cannot be used: {exc}", "vectors are made again in each run")
+        note = Note(
+            f"the search cache {self.path}", f"it cannot be used: {exc}", "what it lacks is made again in each run"
+        )
         if note not in self.notes:
             self.notes.append(note)
 
