@@ -67,6 +67,13 @@ def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cl
     )  # fmt: skip
 
 
+def build_refusal(message: str) -> str:
+    """Build the page that says why a request is refused."""
+    said = tag("p", f"{message[:1].upper()}{message[1:]}.", role="alert", cls="said")
+    back = tag("p", tag("a", "To the page", href=PREFIX))
+    return _build_document("Refused", tag("main", tag("h1", "Refused"), said, back, id="main"))
+
+
 def build_sign_in(message: str) -> str:
     """Build the page for signing in with the key that the command has printed."""
     form = tag(

@@ -24,7 +24,7 @@ from induscode.ui.access import PageAccess, PageUser
 from induscode.ui.changes import watch_changes
 from induscode.ui.contract import PageError, PageRequest, PageView
 from induscode.ui.html import render, tag
-from induscode.ui.layout import build_page, build_sign_in
+from induscode.ui.layout import build_page, build_refusal, build_sign_in
 from induscode.ui.parts import PREFIX
 from induscode.ui.views.calls import show_call, show_calls
 from induscode.ui.views.cluster import show_cluster
@@ -138,7 +138,14 @@ class PageSite:
         request.respond(200, f"<!doctype html>{body}".encode(), [*_HTML, (b"set-cookie", cookie.encode())])
 
     async def respond(self, request: HttpRequest) -> SiteResponse:
-        """Answer an accepted request."""
+        """Answer an accepted request; a person reads why it is refused as a page."""
+        try:
+            return await self._answer(request)
+        except HttpRefusal as exc:
+            body = build_refusal(str(exc)).encode("utf-8", "replace")
+            return SiteResponse(body, exc.status, [*_HTML, *exc.headers])
+
+    async def _answer(self, request: HttpRequest) -> SiteResponse:
         path = request.path.removeprefix(PREFIX).removesuffix("/")
         if path in _STATIC:
             return _respond_static(request, path)

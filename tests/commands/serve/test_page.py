@@ -263,7 +263,9 @@ def test_only_signed_in_browsers_see_something(tmp_path: Path) -> None:
 def test_a_page_for_looking_changes_nothing(tmp_path: Path) -> None:
     with opened("--page", "read-only", cwd=tmp_path, markup=markup()) as browser:
         assert "You may look" in browser.get("/tool?name=read")
-        assert browser.client.post("/ui/tool", data={"form_key": form_key(browser), "name": "read"}).status_code == 403
+        refused = browser.client.post("/ui/tool", data={"form_key": form_key(browser), "name": "read"})
+        assert refused.status_code == 403
+        assert "for looking only" in Browser.check(refused)
         assert "Stop" not in browser.get("")
 
 
