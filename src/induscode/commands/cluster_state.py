@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from getpass import getuser
 from typing import TYPE_CHECKING
@@ -43,12 +44,15 @@ def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | 
     from induscode.cluster.shared.verify import verify_cluster  # noqa: PLC0415 — not for the help
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — not for the help
 
+    has_ledger = _has_ledger()
+
     async def work(broker: Broker) -> int:
-        store = await open_store()
+        store = await open_store() if has_ledger else None
         try:
             report = await verify_cluster(broker, store)
         finally:
-            await store.aclose()
+            if store is not None:
+                await store.aclose()
         if as_json:
             write_json(report.to_json())
         else:
@@ -56,6 +60,16 @@ def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | 
         return _FAILED if report.problems else 0
 
     return run_with_broker(read_keyed_settings(context, brokers, key_file), work)
+
+
+def _has_ledger() -> bool:
+    """Return whether this machine has a ledger to compare."""
+    from induscode.deck.mcp.store.database import store_path  # noqa: PLC0415 — not for the help
+
+    try:
+        return os.path.exists(store_path())
+    except OSError:
+        return False
 
 
 def _print_report(report: ClusterReport) -> None:

@@ -38,7 +38,7 @@ _HEADERS_BYTES = 4_096
 _LOOK_S = 0.4
 """How often the file is read when nothing was appended here: other processes write it too."""
 _RETRY_S = 0.5
-_LONGEST_RETRY_S = 10.0
+_LONGEST_RETRY_S = 3.0
 _CLOSE_S = 3.0
 """How long a node that stops may take to publish its last rows."""
 ANCHOR_S = 60.0
