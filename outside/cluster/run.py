@@ -49,6 +49,8 @@ class ClusterRun:
         self._keys = [f"s{plan.seed}k{number}" for number in range(KEYS)]
         self._servers = make_servers(self._keys, self._effects)
         self._members: list[Member] = []
+        self._started: list[Member] = []
+        """Also those that another one has replaced."""
         self._born = 0
         self._is_over = False
         self._sent = 0
@@ -80,6 +82,7 @@ class ClusterRun:
                 await asyncio.sleep(0.1)
                 continue
             break
+        self._started.append(member)
         if place is None:
             self._members.append(member)
         else:
@@ -247,7 +250,7 @@ class ClusterRun:
                 self._is_over = True
         finally:
             self._is_over = True
-            for member in self._members:
+            for member in self._started:
                 await self._stop_member(member)
         await self._look_for_servers()
         if self.plan.has_gateways:
