@@ -35,6 +35,8 @@ class BrokerProcess:
         self._folder = folder
         self._flags = flags
         self._port = -1
+        self._keeper: socket.socket | None = None
+        """While it does not run: keeps its port from others."""
         self.process = self._start()
 
     @property
@@ -75,10 +77,25 @@ class BrokerProcess:
         """Kill it; its store stays."""
         self.process.kill()
         self.process.wait()
+        self._keeper = socket.socket()
+        self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._keeper.bind(("127.0.0.1", self._port))
 
     def start(self) -> None:
         """Start it again at the same port."""
+        self._release_port()
         self.process = self._start()
+
+    def close(self) -> None:
+        """Kill it for good."""
+        self._release_port()
+        self.process.kill()
+        self.process.wait()
+
+    def _release_port(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
 
 
 @contextmanager
@@ -88,7 +105,7 @@ def broker_process(folder: Path) -> Generator[BrokerProcess]:
     try:
         yield process
     finally:
-        process.stop()
+        process.close()
 
 
 @contextmanager
@@ -105,7 +122,7 @@ def broker_processes(folder: Path, count: int = 3) -> Generator[Sequence[BrokerP
         for number, route in enumerate(routes):
             path = folder / f"b{number}"
             broker = BrokerProcess(path, ("-n", path.name, "--cluster", route, *shared))
-            stack.callback(broker.stop)
+            stack.callback(broker.close)
             brokers.append(broker)
         yield brokers
 
