@@ -22,7 +22,7 @@ from induscode.cluster.broker import open_broker, prepare_cluster
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey, create_key
 from outside.cluster.history import History, check_history
-from outside.cluster.members import BREAKS, Break
+from outside.cluster.members import BREAKS, TOKEN, Break
 from outside.cluster.plan import BATCH, Plan, PlannedFault, make_plan, plan_broker_fault
 from outside.cluster.run import ClusterRun
 from outside.install import ROOT
@@ -165,7 +165,7 @@ def make_broken_plan(seed: int, broken: Break) -> Plan:
 async def run_campaign(seed: int, count: int, *, only: bool) -> int:
     """Run them all, and print the totals."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, broker_processes(Path(folder) / "brokers") as brokers:
+    with tempfile.TemporaryDirectory() as folder, broker_processes(Path(folder) / "brokers", token=TOKEN) as brokers:
         campaign = Campaign(brokers, Path(folder))
         await campaign.prepare()
         missed = [] if only else await check_checker(campaign, seed)

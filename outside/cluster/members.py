@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import secrets
 import signal
 import sys
 import time
@@ -42,6 +43,8 @@ _CALL_S = 8.0
 _UNKNOWN = "whether the call took effect is unknown"
 _FRAMES = ("cr_frame", "ag_frame", "gi_frame")
 _AWAITED = ("cr_await", "ag_await", "gi_yieldfrom")
+TOKEN = secrets.token_hex(8)
+"""Admits to the brokers of this process."""
 SERVER = Path(__file__).with_name("effect_server.py")
 
 
@@ -108,7 +111,7 @@ class LocalMember:
 
     async def _run(self) -> None:
         async with AsyncExitStack() as stack:
-            self.proxy = await stack.enter_async_context(open_proxy(self._ports))
+            self.proxy = await stack.enter_async_context(open_proxy(self._ports, TOKEN))
             settings = replace(self._settings, brokers=self.proxy.urls)
             self.node = node = await stack.enter_async_context(open_node(settings, self.read_clock))
             if self.broken is not None:
@@ -215,7 +218,7 @@ class GatewayMember:
 
     async def start(self) -> None:
         """Join the cluster."""
-        self.proxy = await self._stack.enter_async_context(open_proxy(self._ports))
+        self.proxy = await self._stack.enter_async_context(open_proxy(self._ports, TOKEN))
         words = ["--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--mcp", str(self._config)]
         cluster = ["--cluster", ",".join(self.proxy.urls), "--node", self.name, "--cluster-key", str(self._key_file)]
         variables = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")

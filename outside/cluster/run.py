@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from outside.cluster.history import Call, FaultEvent, History, Outcome
 from outside.cluster.ledgers import read_ledgers
-from outside.cluster.members import Break, GatewayMember, LocalMember, Member, StuckError, make_servers
+from outside.cluster.members import TOKEN, Break, GatewayMember, LocalMember, Member, StuckError, make_servers
 
 if TYPE_CHECKING:
     from induscode.cluster.key import ClusterKey
@@ -254,7 +254,7 @@ class ClusterRun:
                 await self._stop_member(member)
         await self._look_for_servers()
         if self.plan.has_gateways:
-            brokers = [f"nats://127.0.0.1:{port}" for port in self._ports]
+            brokers = [f"nats://{TOKEN}@127.0.0.1:{port}" for port in self._ports]
             settings = ClusterSettings(brokers=brokers, node="checker", prefix=self.plan.prefix, key=self._key)
             await read_ledgers(self.history, settings, sorted(self._folder.glob("s*n*/**/ledger.db")))
         self.history.read_effects(self._effects)

@@ -31,9 +31,10 @@ KEY = ClusterKey(bytes(range(32)))
 class BrokerProcess:
     """One broker with a store of its own; it keeps its port when it is started again."""
 
-    def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = (), token: str = "") -> None:
         self._folder = folder
-        self._flags = flags
+        self._flags = (*flags, "--auth", token) if token else flags
+        self.token = token
         self._port = -1
         self._keeper: socket.socket | None = None
         """While it does not run: keeps its port from others."""
@@ -52,7 +53,7 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        return f"nats://127.0.0.1:{self._port}"
+        return f"nats://{self.token}{'@' if self.token else ''}127.0.0.1:{self._port}"
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -109,8 +110,12 @@ def broker_process(folder: Path) -> Generator[BrokerProcess]:
 
 
 @contextmanager
-def broker_processes(folder: Path, count: int = 3) -> Generator[Sequence[BrokerProcess]]:
-    """Run brokers that are one inside the block; clients know those alone that they are given."""
+def broker_processes(folder: Path, count: int = 3, token: str = "") -> Generator[Sequence[BrokerProcess]]:
+    """Run brokers that are one inside the block; clients know those alone that they are given.
+
+    With a token, clients of other tests cannot use them: one that looks for its own broker may find a port that has
+    changed hands.
+    """
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -121,7 +126,7 @@ def broker_processes(folder: Path, count: int = 3) -> Generator[Sequence[BrokerP
         brokers: list[BrokerProcess] = []
         for number, route in enumerate(routes):
             path = folder / f"b{number}"
-            broker = BrokerProcess(path, ("-n", path.name, "--cluster", route, *shared))
+            broker = BrokerProcess(path, ("-n", path.name, "--cluster", route, *shared), token)
             stack.callback(broker.close)
             brokers.append(broker)
         yield brokers

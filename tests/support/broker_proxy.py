@@ -16,7 +16,8 @@ _CHUNK = 65_536
 class BrokerProxy:
     """The way of one node to all brokers; `open_proxy` makes one."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "") -> None:
+        self._token = token
         self.urls: list[str] = []
         self._servers: list[asyncio.Server] = []
         self._kept: dict[int, socket.socket] = {}
@@ -31,7 +32,8 @@ class BrokerProxy:
         server = await asyncio.start_server(partial(self._accept, broker), "127.0.0.1", 0)
         self._brokers.append(broker)
         self._servers.append(server)
-        self.urls.append(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        user = f"{self._token}@" if self._token else ""
+        self.urls.append(f"nats://{user}127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
     def cut(self) -> None:
         """Close every connection and refuse new ones."""
@@ -120,9 +122,9 @@ def _bind_socket(port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def open_proxy(ports: Sequence[int]) -> AsyncGenerator[BrokerProxy]:
+async def open_proxy(ports: Sequence[int], token: str = "") -> AsyncGenerator[BrokerProxy]:
     """Listen for a node, at one port for each broker."""
-    proxy = BrokerProxy()
+    proxy = BrokerProxy(token)
     await proxy.release()
     try:
         for port in ports:
