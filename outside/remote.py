@@ -27,7 +27,12 @@ class NotListening(Exception):
 
 @asynccontextmanager
 async def listening(
-    command: Sequence[str], *, log: Path | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    within_s: float = _START_S,
 ) -> AsyncGenerator[int]:
     """Run a command that listens on the port it is given: as `{port}`, and in the variable PORT.
 
@@ -36,6 +41,7 @@ async def listening(
         log: Takes what it says.
         env: What it finds in its environment besides ours.
         cwd: Where it runs.
+        within_s: How long it may take.
 
     Raises:
         NotListening: It ends, or takes too long.
@@ -52,10 +58,10 @@ async def listening(
         )
     try:
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(within_s):
                 await _until_open(port, process)
         except TimeoutError:
-            raise NotListening(f"it does not come to listen within {_START_S} s") from None
+            raise NotListening(f"it does not come to listen within {within_s:g} s") from None
         yield port
     finally:
         await _stop(process)

@@ -31,16 +31,26 @@ _INIT_S = 60
 
 
 class Balancer:
-    """Sends each HTTP request to the next port."""
+    """Sends each HTTP request to the next port, when all nodes listen."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
-        self._ports: Iterator[int] = itertools.cycle(ports)
+    def __init__(self, count: int) -> None:
+        self._ports: list[int] = []
+        self._turns: Iterator[int] = itertools.cycle(range(count))
+        self._count = count
+        self._ready = asyncio.Event()
+
+    def add(self, port: int) -> None:
+        """Send requests to a node, too."""
+        self._ports.append(port)
+        if len(self._ports) == self._count:
+            self._ready.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one request on, and its response back; then the connection ends."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            upward, upward_writer = await asyncio.open_connection(LOOPBACK, next(self._ports))
+            await self._ready.wait()
+            upward, upward_writer = await asyncio.open_connection(LOOPBACK, self._ports[next(self._turns)])
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.close()
             return
@@ -76,22 +86,19 @@ async def serve(port: int, flags: Sequence[str]) -> None:
         init = (*_INDUS, "cluster", "init", "--cluster", broker.url)
         await asyncio.to_thread(partial(subprocess.run, init, check=True, timeout=_INIT_S, stdout=subprocess.DEVNULL))
         hosts = ("--allowed-host", f"localhost:{port}", "--allowed-host", f"{LOOPBACK}:{port}")
-        places: list[asyncio.Future[int]] = []
+        balancer = Balancer(len(_NODES))
+        server = await asyncio.start_server(balancer.serve, LOOPBACK, port, limit=_HEAD_BYTES)
+        stack.callback(server.close)
         async with asyncio.TaskGroup() as tasks:  # each in a task of its own: they end at the same time
             for name in _NODES:
                 address = f"{LOOPBACK}:{{port}}"
                 words = ("serve", "--http", address, *flags, *hosts, "--cluster", broker.url, "--node", name)
-                places.append(asyncio.get_running_loop().create_future())
-                tasks.create_task(_run_node((*_INDUS, *words), folder / f"{name}.log", places[-1], ended))
-            balancer = Balancer([await place for place in places])
-            server = await asyncio.start_server(balancer.serve, LOOPBACK, port, limit=_HEAD_BYTES)
-            await ended.wait()
-            server.close()
+                tasks.create_task(_run_node((*_INDUS, *words), folder / f"{name}.log", balancer, ended))
 
 
-async def _run_node(command: Sequence[str], log: Path, place: asyncio.Future[int], ended: asyncio.Event) -> None:
-    async with listening(command, log=log) as port:
-        place.set_result(port)
+async def _run_node(command: Sequence[str], log: Path, balancer: Balancer, ended: asyncio.Event) -> None:
+    async with listening(command, log=log, within_s=_INIT_S) as port:
+        balancer.add(port)
         await ended.wait()
     print(await asyncio.to_thread(log.read_text, "utf-8"), file=sys.stderr)
 
