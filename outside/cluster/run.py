@@ -75,7 +75,7 @@ class ClusterRun:
             member = self._make_member()
             try:
                 await member.start()
-            except (ClusterFault, RuntimeError):
+            except (ClusterFault, RuntimeError, TimeoutError):
                 await _stop_quietly(member)
                 if time.monotonic() > give_up_at:
                     raise
