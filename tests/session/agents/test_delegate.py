@@ -625,7 +625,7 @@ async def test_temporary_files_of_a_session_outlive_its_agents(make: Make) -> No
 
     async def run_bash(box: Any, command: str) -> str:
         outcome: ToolOutcome = await box.runner.run(ToolCall("1", "bash", {"command": command}))
-        return outcome.output
+        return str(outcome.output)
 
     async def act(name: str, plan: RunPlan) -> None:
         await run_bash(plan.toolbox(), "true")
