@@ -32,7 +32,8 @@ REQUEST_S = 1.0
 """How long one request to the broker may take; a renewal is tried several times within a lease."""
 _FLUSH_S = 2
 _RECONNECT_S = 0.25
-_PING_S = 5
+_PING_S = 1
+"""A broker that does not answer two of these pings is left for another: within half of a lease."""
 _SLOW_S = 1.0
 _PENDING_BYTES = 8 * 1024 * 1024
 """What is kept for a broker that is away; past it, sending fails."""
@@ -121,6 +122,13 @@ class Bucket:
         status = await self._broker.run("the bucket could not be read", self._values.status())
         return float(status.ttl or 0.0)
 
+    async def list_offline(self) -> Sequence[str]:
+        """Name the brokers that should keep a copy and are away, by the broker that answers; raises as `get`."""
+        status = await self._broker.run("the bucket could not be read", self._values.status())
+        cluster = status.stream_info.cluster
+        peers = [] if cluster is None else cluster.replicas or []
+        return sorted(peer.name or "?" for peer in peers if peer.offline)
+
 
 class Broker:
     """An open connection; `open_broker` makes one."""
@@ -158,8 +166,8 @@ class Broker:
         """The largest message that the broker takes."""
         return self.client.max_payload
 
-    async def run(self, what: str, request: Awaitable[_T]) -> _T:
-        """Await a request within its deadline, and take note of how the broker does.
+    async def run(self, what: str, request: Awaitable[_T], *, of_node: bool = False) -> _T:
+        """Await a request within its deadline, and take note of how the broker does; a node says nothing about that.
 
         Raises:
             LostRaceError: It refused a change of an entry that another writer has changed.
@@ -168,6 +176,11 @@ class Broker:
         import nats.errors  # noqa: PLC0415 — only with a cluster
         from nats.js import errors  # noqa: PLC0415 — only with a cluster
 
+        def judge(state: BrokerState) -> BrokerState:
+            if not of_node or state == "away":
+                self.state = state
+            return state
+
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -175,27 +188,27 @@ class Broker:
                 result = await keep_cancellation(request)
         except (errors.KeyWrongLastSequenceError, errors.KeyNotFoundError) as exc:
             # Not found: it was there when the creation was refused, and has run out before the client looked again.
-            self.state = "ready"
+            judge("ready")
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
-            self.state = "missing"
+            judge("missing")
             message = f"{what}: the broker has no such bucket or stream; prepare it once with `indus cluster init`"
             raise ClusterFault("missing", message) from exc
         except nats.errors.NoRespondersError as exc:
             raise UnheardError(f"{what}: nothing listens there") from exc
         except errors.APIError as exc:
             if exc.err_code == _WRONG_LAST:
-                self.state = "ready"
+                judge("ready")
                 raise LostRaceError(what) from exc
             is_full = exc.err_code in _NO_STORAGE
-            self.state = "full" if is_full else "partitioned"
-            raise ClusterFault(self.state, f"{what}: {exc.description or exc}") from exc
+            state = judge("full" if is_full else "partitioned")
+            raise ClusterFault(state, f"{what}: {exc.description or exc}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # A connection without an answer: the members of the broker have no majority, or it is overloaded.
-            self.state = "partitioned" if self.client.is_connected else "away"
+            state = judge("partitioned" if self.client.is_connected else "away")
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
-            raise ClusterFault(self.state, f"{what}: {why}") from exc
-        self.state = "slow" if loop.time() - began > _SLOW_S else "ready"
+            raise ClusterFault(state, f"{what}: {why}") from exc
+        judge("slow" if loop.time() - began > _SLOW_S else "ready")
         return result
 
     async def open_bucket(self, name: str) -> Bucket:
@@ -249,7 +262,8 @@ class Broker:
         Raises:
             ClusterFault: No node listens there, or it did not answer.
         """
-        answer = await self.run(f"{subject} did not answer", self.client.request(subject, data, timeout=within_s))
+        asking = self.client.request(subject, data, timeout=within_s)
+        answer = await self.run(f"{subject} did not answer", asking, of_node=True)
         return answer.data
 
 
@@ -315,6 +329,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
                 reconnect_time_wait=_RECONNECT_S,
                 max_reconnect_attempts=-1,
                 ping_interval=_PING_S,
+                max_outstanding_pings=2,
                 pending_size=_PENDING_BYTES,
                 drain_timeout=_FLUSH_S,
                 allow_reconnect=True,

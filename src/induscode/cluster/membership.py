@@ -238,6 +238,21 @@ class Membership:
         own = [self.info] if self._lease.revision is not None else []
         return sorted([*own, *(info for info, _ in self._nodes.values())], key=lambda info: (info.node, info.instance))
 
+    async def list_silent(self) -> Sequence[str]:
+        """Name the nodes that have a lease and did not report themselves: cut off, stopped, or just gone.
+
+        Raises:
+            ClusterFault: The broker does not answer.
+        """
+        known = {info.lease for info in self.list_nodes()}
+        entries = [await self._leases.get(key) for key in await self._leases.list_keys() if key not in known]
+        values = [_read(entry.value) for entry in entries if entry is not None]
+        return sorted(str(value["node"]) for value in values if "node" in value)
+
+    async def list_offline(self) -> Sequence[str]:
+        """Name the brokers that should keep the leases and are away; raises as `list_silent`."""
+        return await self._leases.list_offline()
+
     def find_holder(self, lease: str) -> NodeInfo | None:
         """Find the live node that holds a lease."""
         return next((info for info in self.list_nodes() if info.lease == lease), None)

@@ -162,8 +162,10 @@ class ClusterNode:
                 await session.connection.close()
                 await self._close_remote(session)
         except ClusterFault as fault:
-            detail = FaultDetail(server=config.id, reason="upstream")
-            raise ProtocolFault("transport", f"server {config.id!r}: {fault}", fault, detail=detail) from fault
+            detail, why = FaultDetail(server=config.id, reason="upstream"), str(fault)
+            if fault.state in _STATES:
+                why = f"it cannot be reached: the brokers of the cluster {_STATES[fault.state].partition(':')[0]}"
+            raise ProtocolFault("transport", f"server {config.id!r}: {why}", fault, detail=detail) from fault
 
     async def _find_owner(self, target: ServerTarget, server: str, silent: Placement | None) -> Placement:
         """Find the owner of a server, or become it, or have the node become it that is to own it.
@@ -366,6 +368,7 @@ class ClusterNode:
         elif state == "ready" and self._is_told:
             self._is_told = False
             self.on_note("the brokers of the cluster answer again")
+            self._retry_faulted()  # a broker that was merely stopped has kept the connection
 
     def _retry_faulted(self) -> None:
         """Open the sessions with servers again that wait for the next try: a node or the broker is back."""

@@ -158,13 +158,19 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
     async def work(broker: Broker) -> int:
         async with _observe(broker) as membership:
             nodes = membership.list_nodes()
+            offline, silent = await membership.list_offline(), await membership.list_silent()
             if as_json:
                 rows: list[JsonObject] = [node.to_json() for node in nodes]
-                write_json({"broker": broker.state, "lease_s": membership.times.ttl_s, "nodes": [*rows]})
+                shown: JsonObject = {"broker": broker.state, "offline": [*offline], "silent": [*silent]}
+                write_json({**shown, "lease_s": membership.times.ttl_s, "nodes": [*rows]})
                 return 0
-            print_line(f"brokers: {broker.state}; a lease lasts {membership.times.ttl_s:g} s")
-            if not nodes:
+            away = f"; away: {', '.join(offline)}" if offline else ""
+            print_line(f"brokers: {broker.state}{away}; a lease lasts {membership.times.ttl_s:g} s")
+            for node in silent:
+                print_line(f"node {node!r} has a lease, and does not report itself: cut off, stopped, or just gone")
+            if not nodes and not silent:
                 print_line("no node is there: start one with indus serve --http --cluster URL")
+            if not nodes:
                 return 0
             columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")
             rows_shown = [
