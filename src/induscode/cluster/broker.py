@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -300,8 +301,11 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
     except ImportError as exc:
         raise ClusterFault("missing", MISSING_EXTRA) from exc
     brokers: list[Broker] = []
+    refusals: deque[Exception] = deque(maxlen=1)
+    logging.getLogger("asyncio").addFilter(_is_wanted)
 
     async def report_error(exc: Exception) -> None:
+        refusals.append(exc)
         _log.debug("the broker's client: %s", describe_error(exc))
         if isinstance(exc, nats.errors.SlowConsumerError):
             for broker in brokers:
@@ -336,7 +340,8 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
             )
     except (TimeoutError, nats.errors.Error, OSError) as exc:
         where = ", ".join(_hide_password(url) for url in settings.brokers)
-        raise ClusterFault("away", f"no broker answers at {where}: {describe_error(exc)}") from exc
+        why = _explain_refusal([exc, *refusals][-1])
+        raise ClusterFault("away", f"no broker can be used at {where}: {why}") from exc
     broker = Broker(client, settings)
     brokers.append(broker)
     try:
@@ -347,6 +352,24 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         with suppress(Exception):  # it is closed either way
             async with asyncio.timeout(_FLUSH_S):
                 await client.close()
+
+
+def _is_wanted(entry: logging.LogRecord) -> bool:
+    """Drop a warning that the client causes with each connection by TLS, and that means nothing."""
+    return "eof_received() has no effect" not in str(entry.msg)
+
+
+def _explain_refusal(exc: Exception) -> str:
+    """Say why a broker could not be connected to, with what to do."""
+    import ssl  # noqa: PLC0415 — only for this error
+
+    text = describe_error(exc)
+    if "authorization" in text.lower() or "authentication" in text.lower():
+        return "it refuses this user or password; the address has them: nats://USER:PASSWORD@HOST"
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        reason = f"its TLS certificate is not trusted ({exc.verify_message})"
+        return f"{reason}; SSL_CERT_FILE names a file with the certificate of its authority"
+    return text
 
 
 def _hide_password(url: str) -> str:

@@ -249,6 +249,21 @@ class Membership:
         values = [_read(entry.value) for entry in entries if entry is not None]
         return sorted(str(value["node"]) for value in values if "node" in value)
 
+    async def wait_for_name(self) -> None:
+        """Wait until no other lease has the name of this node: that of a lost machine ends by itself.
+
+        Raises:
+            ClusterFault: A node of this name is there, or the broker does not answer.
+        """
+        name, give_up_at = self.info.node, self._clock() + self.times.ttl_s
+        while True:
+            is_there = any(info.node == name for info in self.list_nodes())
+            if not is_there and name not in await self.list_silent():
+                return
+            if is_there or self._clock() > give_up_at:
+                raise ClusterFault("ready", f"there is a node named {name!r} already: choose another --node")
+            await self.ask_nodes()
+
     async def list_offline(self) -> Sequence[str]:
         """Name the brokers that should keep the leases and are away; raises as `list_silent`."""
         return await self._leases.list_offline()
@@ -289,8 +304,7 @@ async def open_membership(
     try:
         await membership.ask_nodes()
         if not observer:
-            if any(info.node == settings.node for info in membership.list_nodes()):
-                raise ClusterFault("ready", f"there is a node named {settings.node!r} already: choose another --node")
+            await membership.wait_for_name()
             await membership.join()
         yield membership
     finally:
