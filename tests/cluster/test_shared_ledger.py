@@ -295,4 +295,4 @@ async def test_tenants_with_accounts_of_their_own_see_nothing_of_each_other(tmp_
                 await table.put(table.build_key("server", "a"), {"name": "a"})
                 assert (await open_table(other.broker, theirs.notes.append)).list("server") == {}
     finally:
-        process.stop()
+        process.close()

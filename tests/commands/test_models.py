@@ -91,7 +91,11 @@ def test_a_fetched_model_is_listed_and_removed(
     assert row["state"] == "the engine is missing (pip install 'indus-deck[local]')"
     monkeypatch.setattr(server, "find_spec", find_something)
     digests = [QWEN_CODER.sha256, "another"]
-    monkeypatch.setattr("induscode.local_model.weights._hash_file", lambda _path: digests.pop(0))
+
+    def read_digest(_path: object) -> str:
+        return digests.pop(0)
+
+    monkeypatch.setattr("induscode.local_model.weights._hash_file", read_digest)
     assert run(["models", "fetch", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"][0]["state"] == "ready"
     assert fetched == [QWEN_CODER.name], "a second fetch finds the file"

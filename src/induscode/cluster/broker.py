@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -102,21 +102,26 @@ class Bucket:
 
         return await self._broker.run(f"the entry {key} could not be read", get())
 
-    async def list_keys(self) -> Sequence[str]:
-        """List the keys of all entries.
+    async def read_all(self) -> Mapping[str, BucketEntry]:
+        """Read all entries, by key, in one stream of messages.
 
         Raises:
             ClusterFault: The broker did not answer.
         """
-        from nats.js.errors import NoKeysError  # noqa: PLC0415 — only with a cluster
 
-        async def list_keys() -> Sequence[str]:
+        async def read_all() -> Mapping[str, BucketEntry]:
+            found: dict[str, BucketEntry] = {}
+            watcher = await self._values.watchall(ignore_deletes=True)  # pyright: ignore[reportUnknownMemberType] — untyped options
             try:
-                return await self._values.keys()  # pyright: ignore[reportUnknownMemberType] — untyped options
-            except NoKeysError:
-                return ()
+                async for entry in watcher:
+                    if entry is None:  # what follows are changes
+                        break
+                    found[entry.key] = BucketEntry(entry.value or b"", entry.revision or 0)
+            finally:
+                await watcher.stop()
+            return found
 
-        return await self._broker.run("the entries could not be listed", list_keys())
+        return await self._broker.run("the entries could not be listed", read_all())
 
     async def read_ttl(self) -> float:
         """Read how many seconds an entry lives; raises as `get`."""

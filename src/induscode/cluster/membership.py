@@ -245,8 +245,8 @@ class Membership:
             ClusterFault: The broker does not answer.
         """
         known = {info.lease for info in self.list_nodes()}
-        entries = [await self._leases.get(key) for key in await self._leases.list_keys() if key not in known]
-        values = [_read(entry.value) for entry in entries if entry is not None]
+        entries = await self._leases.read_all()
+        values = [_read(entry.value) for lease, entry in entries.items() if lease not in known]
         return sorted(str(value["node"]) for value in values if "node" in value)
 
     async def wait_for_name(self) -> None:

@@ -448,9 +448,11 @@ class ClusterNode:
                     _log.debug("server %s was removed meanwhile: %s", served.placement.server, fault)
 
     async def _move(self, served: ServedServer) -> None:
-        if not await served.finish_calls(_DRAIN_S):
-            self.on_note(f"server {served.placement.server!r} is moved while calls run: their outcome is unknown")
-        served.end("is moved to another node", "moved")
+        if await served.finish_calls(_DRAIN_S):
+            served.end("is moved to another node", "moved")
+            return
+        self.on_note(f"server {served.placement.server!r} is moved while calls run: their outcome is unknown")
+        served.end("is moved to another node")
 
     # -- the life of the node ---------------------------------------------------------------
 

@@ -132,8 +132,8 @@ class Placements:
 
     async def list_all(self) -> Sequence[Placement]:
         """List all placements by server; raises as `find`."""
-        found = [await self.find(key) for key in await self._entries.list_keys()]
-        return sorted((one for one in found if one is not None), key=lambda one: (one.server, one.key))
+        found = [_parse_placement(key, entry) for key, entry in (await self._entries.read_all()).items()]
+        return sorted(found, key=lambda one: (one.server, one.key))
 
 
 def _parse_placement(key: str, entry: BucketEntry) -> Placement:

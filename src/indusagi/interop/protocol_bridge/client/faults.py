@@ -51,7 +51,9 @@ def to_protocol_fault(
         return exc
     kind, known = _classify(exc, config, site)
     detail = replace(known, server=config.id)
-    if site is FaultSite.CALL and (isinstance(exc, ConnectionClosedError) or detail.reason == "closed"):
+    is_cut = isinstance(exc, ConnectionClosedError) or detail.reason == "closed"
+    # The owner of a server that is moved has answered every call that ran: this one has not.
+    if site is FaultSite.CALL and is_cut and detail.reason != "moved":
         detail = replace(detail, reason="outcome_unknown")
     if process is not None:
         stderr = detail.stderr or tuple(process.read_stderr())
