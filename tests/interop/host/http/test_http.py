@@ -293,6 +293,26 @@ async def test_a_session_belongs_to_its_token() -> None:
         assert (await http.post(ping)).status_code == 400
 
 
+async def test_a_call_that_is_cut_off_by_the_end_of_its_session_gets_no_response() -> None:
+    """Clients of the Python SDK 1 fail if a response arrives between their DELETE and its answer."""
+    responses: list[httpx2.Response] = []
+    async with serving() as http:
+        session = await http.session()
+
+        async def call() -> None:
+            frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "hang"}}
+            responses.append(await http.post(frame, mcp_session_id=session))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await until(lambda: http.bench.seen["hang"] == 1)
+            ended = await http.client.delete("/mcp", headers={**KNOWN, "mcp-session-id": session})
+            assert ended.status_code == 200
+    (response,) = responses
+    assert (response.status_code, response.text) == (200, "")
+    assert response.headers["content-type"] == "text/event-stream"
+
+
 async def test_r52_sessions_are_limited_and_a_failed_handshake_counts_not() -> None:
     async with serving(spare_s=60.0) as http:
         bad: dict[str, Any] = {**INITIALIZE, "params": {}}

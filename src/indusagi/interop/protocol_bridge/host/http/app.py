@@ -79,6 +79,8 @@ class HttpSession:
     """Requests that are being answered."""
     stream: HttpResponse | None = None
     """The response to the client's GET, open for messages that belong to no request."""
+    is_ended_by_client: bool = False
+    """Whether its client has sent DELETE: a response to a request that is cancelled by it has no reader."""
 
     @property
     def idle(self) -> bool:
@@ -415,7 +417,10 @@ class HostApp:
         request.when_finished(finish)
         headers = [(_SESSION.encode(), session.id.encode())]
         json_only = not request.accepts(EVENTS)
-        self._send(request, session.client, message, partial(HttpResponse, headers=headers, json_only=json_only))
+        new_response = partial(
+            HttpResponse, headers=headers, json_only=json_only, is_abandoned=lambda: session.is_ended_by_client
+        )
+        self._send(request, session.client, message, new_response)
 
     def _send(
         self,
@@ -457,6 +462,7 @@ class HostApp:
         session.stream = session.client.notification_channel = response
 
     async def _delete_session(self, request: HttpRequest, session: HttpSession) -> None:
+        session.is_ended_by_client = True
         await self.sessions.drop(session, "its client ended it")
         request.respond(200)
 
