@@ -108,6 +108,9 @@ class ToolFinder:
     def find(self, queries: Sequence[str], server: str | None = None, limit: int = FOUND) -> SearchReport:
         """Find tools, and say what was left out and why.
 
+        Models fill in an optional server by a guess. Where a tool of another server fits a query better than each of
+        the named server, the answer begins with it and says so.
+
         Raises:
             UnknownServerError: No tool belongs to this server.
         """
@@ -119,8 +122,13 @@ class ToolFinder:
         hits = index.search(queries, server=server, kinds=("tool",), limit=_EVERY).hits
         denied = self._source.find_denied([hit.item.qualified_name for hit in hits])
         items = [hit.item for hit in hits if hit.item.qualified_name not in denied]
-        shown, left_out = items[:limit], max(0, len(items) - limit)
+        better = [] if server is None else self._find_better(index, queries, server)[: max(1, limit - 1)]
+        own = items[: max(1, limit - len(better))]
+        shown, left_out = [*better, *own], len(items) - len(own)
         lines = [format_signature(item, _SIGNATURE_CHARS) for item in shown]
+        if better:
+            lines.insert(len(better), f"Of {server}, which was asked for:" if own else f"Nothing of {server} matches.")
+            lines.insert(0, "Better matches, of other servers:")
         if not shown:
             lines.append(f"Nothing matches among {format_count(len(self.tools), 'tool')}.")
             lines += [f"Servers: {', '.join(servers[:_MOST_SERVERS])}"] if servers else []
@@ -128,6 +136,19 @@ class ToolFinder:
             lines.append(f"{left_out:,} more match: name a server, or raise limit.")
         text = "\n".join([*lines, *self._describe_disabled(queries, server)])
         return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
+
+    def _find_better(self, index: ToolIndex, queries: Sequence[str], server: str) -> list[SearchItem]:
+        """Find the best tool for each query that fits better than every tool of this server."""
+        better: dict[str, SearchItem] = {}
+        for query in queries:
+            hits = index.search([query], kinds=("tool",), limit=_EVERY).hits
+            own_score = next((hit.score for hit in hits if hit.item.server == server), 0.0)
+            names = [hit.item.qualified_name for hit in hits if hit.score > own_score]
+            denied = self._source.find_denied(names)
+            best = next((hit.item for hit in hits[: len(names)] if hit.item.qualified_name not in denied), None)
+            if best is not None:
+                better.setdefault(best.qualified_name, best)
+        return [*better.values()][:_MOST_NAMED]
 
     def _build_item(self, tool: ToolDescriptor) -> SearchItem:
         ref = self._source.find_ref(tool.name)

@@ -95,6 +95,22 @@ async def test_an_exact_or_normalised_name_comes_first_and_several_queries_take_
     assert {line.partition("__")[0] for line in only.splitlines()[:20]} == {"music"}
 
 
+async def test_a_better_match_of_another_server_comes_first_and_is_named_as_such(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    guessed = await ask(box, "find_tools", queries=["delete a song"], server="tracker")
+    lines = guessed.splitlines()
+    assert lines[0] == "Better matches, of other servers:"
+    assert lines[1].startswith("music__delete_song(")
+    assert lines[2] == "Of tracker, which was asked for:"
+    assert {line.partition("__")[0] for line in lines[3:7]} == {"tracker"}
+    assert estimate_tokens(guessed) <= 300
+    none = await ask(box, "find_tools", queries=["song"], server="tracker")
+    assert "\nNothing of tracker matches." in none
+    right = await ask(box, "find_tools", queries=["delete a song", "create a playlist"], server="music")
+    assert right.startswith("music__delete_song(")
+    assert "other servers" not in right
+
+
 async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) -> None:
     box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
     answer = await ask(box, "call_tool", name="calender__create_evnt")
