@@ -129,7 +129,8 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
 
 async def test_finding_d7_a_command_that_is_over_leaves_no_receipt(tmp_path: Path) -> None:
     async with context_in(tmp_path) as ctx:
-        done = await ctx.shell.exec(f"ls {receipts_dir()}")
+        # The receipt names the process, so it is written after the start.
+        done = await ctx.shell.exec(f"until ls {receipts_dir()} 2>/dev/null | grep .; do :; done")
         assert len(done.output.split()) == 1
         assert os.listdir(receipts_dir()) == []
 
