@@ -20,9 +20,10 @@ from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import UnknownServerError
 from induscode.search.index import FOUND
 from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
+from induscode.search.words import normalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.tool import DefinedTool
@@ -153,14 +154,28 @@ def _define_cards(find: RunTool, describe: RunTool, refuse: RunTool) -> Sequence
     )
 
 
-def resolve_call(call: ToolCall, has_tool: Callable[[str], bool]) -> ToolCall:
-    """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged."""
+def resolve_call(call: ToolCall, has_tool: Callable[[str], bool], names: Iterable[str]) -> ToolCall:
+    """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged.
+
+    Small models misspell names: one that differs from a single tool in case, `-` and `_` alone means that tool.
+
+    Args:
+        call: The call.
+        has_tool: Tells whether a tool has this very name.
+        names: The names of all tools.
+    """
     given = call.input
     if call.name != CALL_TOOL or not is_json_object(given):
         return call
     name = given.get("name")
-    if not isinstance(name, str) or name == CALL_TOOL or not has_tool(name):
+    if not isinstance(name, str) or name == CALL_TOOL:
         return call
+    if not has_tool(name):
+        wanted = normalize_name(name)
+        same = [other for other in names if normalize_name(other) == wanted] if wanted else []
+        if len(same) != 1:
+            return call
+        name = same[0]
     return ToolCall(call.id, name, _read_arguments(given.get("arguments")))
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.search.index import ToolIndex
+    from induscode.search.index import ItemHit, ToolIndex
     from induscode.search.items import SearchItem
 
 _SIGNATURE_CHARS: Final = 200
@@ -34,6 +34,8 @@ _MOST_NAMED: Final = 3
 _LONGEST_COMMAND: Final = 160
 _MOST_SERVERS: Final = 30
 _EVERY: Final = 1_000_000
+_GOOD_SHARE: Final = 0.6
+"""Share of the best score from which on the tools of a named server are good enough."""
 
 
 class ToolSource(Protocol):
@@ -108,8 +110,8 @@ class ToolFinder:
     def find(self, queries: Sequence[str], server: str | None = None, limit: int = FOUND) -> SearchReport:
         """Find tools, and say what was left out and why.
 
-        Models fill in an optional server by a guess. Where a tool of another server fits a query better than each of
-        the named server, the answer begins with it and says so.
+        Models fill in an optional server by a guess. If a tool of another server fits a query far better than each of
+        the named server, the tools of all servers are searched, and the answer says so.
 
         Raises:
             UnknownServerError: No tool belongs to this server.
@@ -119,16 +121,11 @@ class ToolFinder:
         if server is not None and server not in servers:
             known = ", ".join(servers[:_MOST_SERVERS])
             raise UnknownServerError(f"There is no server {server!r} with tools; there are: {known}")
-        hits = index.search(queries, server=server, kinds=("tool",), limit=_EVERY).hits
-        denied = self._source.find_denied([hit.item.qualified_name for hit in hits])
-        items = [hit.item for hit in hits if hit.item.qualified_name not in denied]
-        better = [] if server is None else self._find_better(index, queries, server)[: max(1, limit - 1)]
-        own = items[: max(1, limit - len(better))]
-        shown, left_out = [*better, *own], len(items) - len(own)
-        lines = [format_signature(item, _SIGNATURE_CHARS) for item in shown]
-        if better:
-            lines.insert(len(better), f"Of {server}, which was asked for:" if own else f"Nothing of {server} matches.")
-            lines.insert(0, "Better matches, of other servers:")
+        is_elsewhere = server is not None and any(self._fits_elsewhere(index, query, server) for query in queries)
+        lines = [f"{server} has no tool that fits as well as these, of all servers:"] if is_elsewhere else []
+        hits = self._search(index, queries, None if is_elsewhere else server)
+        shown, left_out = [hit.item for hit in hits[:limit]], max(0, len(hits) - limit)
+        lines += [format_signature(item, _SIGNATURE_CHARS) for item in shown]
         if not shown:
             lines.append(f"Nothing matches among {format_count(len(self.tools), 'tool')}.")
             lines += [f"Servers: {', '.join(servers[:_MOST_SERVERS])}"] if servers else []
@@ -137,18 +134,17 @@ class ToolFinder:
         text = "\n".join([*lines, *self._describe_disabled(queries, server)])
         return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
 
-    def _find_better(self, index: ToolIndex, queries: Sequence[str], server: str) -> list[SearchItem]:
-        """Find the best tool for each query that fits better than every tool of this server."""
-        better: dict[str, SearchItem] = {}
-        for query in queries:
-            hits = index.search([query], kinds=("tool",), limit=_EVERY).hits
-            own_score = next((hit.score for hit in hits if hit.item.server == server), 0.0)
-            names = [hit.item.qualified_name for hit in hits if hit.score > own_score]
-            denied = self._source.find_denied(names)
-            best = next((hit.item for hit in hits[: len(names)] if hit.item.qualified_name not in denied), None)
-            if best is not None:
-                better.setdefault(best.qualified_name, best)
-        return [*better.values()][:_MOST_NAMED]
+    def _search(self, index: ToolIndex, queries: Sequence[str], server: str | None = None) -> Sequence[ItemHit]:
+        """Search for tools that the caller may call; every match is a hit."""
+        hits = index.search(queries, server=server, kinds=("tool",), limit=_EVERY).hits
+        denied = self._source.find_denied([hit.item.qualified_name for hit in hits])
+        return [hit for hit in hits if hit.item.qualified_name not in denied]
+
+    def _fits_elsewhere(self, index: ToolIndex, query: str, server: str) -> bool:
+        """Tell whether a tool of another server fits a query far better than each of this one."""
+        hits = self._search(index, [query])
+        own = max((hit.score for hit in hits if hit.item.server == server), default=0.0)
+        return bool(hits) and own < _GOOD_SHARE * hits[0].score
 
     def _build_item(self, tool: ToolDescriptor) -> SearchItem:
         ref = self._source.find_ref(tool.name)

@@ -106,7 +106,7 @@ def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[st
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:
     """Return the call that a call of `call_tool` stands for, where cards are hidden."""
-    return resolve_call(call, box.runner.cards.__contains__) if box.hidden else call
+    return resolve_call(call, box.runner.cards.__contains__, box.runner.cards) if box.hidden else call
 
 
 def list_shown_names(deck: ToolDeck) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,20 +96,31 @@ async def test_an_exact_or_normalised_name_comes_first_and_several_queries_take_
     assert {line.partition("__")[0] for line in only.splitlines()[:20]} == {"music"}
 
 
-async def test_a_better_match_of_another_server_comes_first_and_is_named_as_such(index: ToolIndex) -> None:
+async def test_a_guessed_server_without_a_good_match_is_not_the_only_one_that_is_searched(index: ToolIndex) -> None:
     box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
-    guessed = await ask(box, "find_tools", queries=["delete a song"], server="tracker")
-    lines = guessed.splitlines()
-    assert lines[0] == "Better matches, of other servers:"
-    assert lines[1].startswith("music__delete_song(")
-    assert lines[2] == "Of tracker, which was asked for:"
-    assert {line.partition("__")[0] for line in lines[3:7]} == {"tracker"}
-    assert estimate_tokens(guessed) <= 300
-    none = await ask(box, "find_tools", queries=["song"], server="tracker")
-    assert "\nNothing of tracker matches." in none
+    guessed = (await ask(box, "find_tools", queries=["delete a song"], server="tracker")).splitlines()
+    assert guessed[0] == "tracker has no tool that fits as well as these, of all servers:"
+    assert guessed[1].startswith("music__delete_song(")
+    assert (await ask(box, "find_tools", queries=["song"], server="tracker")).startswith("tracker has no tool")
     right = await ask(box, "find_tools", queries=["delete a song", "create a playlist"], server="music")
-    assert right.startswith("music__delete_song(")
-    assert "other servers" not in right
+    assert {line.partition("__")[0] for line in right.splitlines()[:5]} == {"music"}
+
+
+async def test_a_denied_tool_is_not_found_by_a_guessed_server(index: ToolIndex) -> None:
+    tools = SearchableTools(denied={"music__delete_song"})
+    box = SearchBox(tools, SearchOptions(), lambda: index)
+    assert "music__delete_song(" not in await ask(box, "find_tools", queries=["delete song"], server="tracker")
+
+
+async def test_call_tool_accepts_a_name_that_differs_from_one_tool_in_case_and_separators(index: ToolIndex) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    for name in ("calendar_create_event", "Calendar-CreateEvent", "calendar.create_event"):
+        await ask(box, "call_tool", name=name, arguments={"event_id": "7"})
+    assert [call.name for call in inner.called] == [EVENT] * 3
+    inner.tools.append(replace(inner.tools[0], name="calendar_create__event"))
+    ambiguous = SearchBox(inner, SearchOptions(), ToolIndex)
+    assert "There is no tool named" in await ask(ambiguous, "call_tool", name="calendar_create_event")
 
 
 async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) -> None:

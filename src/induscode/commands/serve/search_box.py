@@ -88,7 +88,7 @@ class SearchBox:
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
         """Return the call that `call_tool` stands for."""
-        return resolve_call(call, lambda name: name in SEARCH_CARDS or self.answers_unlisted(name))
+        return resolve_call(call, lambda name: name in SEARCH_CARDS or self.answers_unlisted(name), self.finder.tools)
 
     def is_listing(self, name: str) -> bool:
         """Tell whether a tool only lists other tools."""
