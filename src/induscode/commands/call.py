@@ -320,6 +320,10 @@ class _Call:
             name, *names = (text.removeprefix(f"{self.ad_hoc}__") for text in (self.tool, *tools))
             raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
         message = f"there is no tool {self.tool!r}"
+        server, colon, rest = self.tool.partition(":")
+        if colon and any(server == row.id for row in plan.rows):
+            kind, mark = ("resource", "@") if "://" in rest else ("prompt", "/")
+            raise click.UsageError(f"{message}; the {kind} is called by: indus call {mark}{self.tool}", self._context)
         if reasons and self._likely:
             print_status(f"{message}: {'; '.join(reasons)}")
             return FAULT
