@@ -13,6 +13,7 @@ import click
 from anyio import to_thread
 
 from indusagi.core.json import is_json_object
+from indusagi.core.text import format_count
 from induscode.commands.support.cluster import broker_option, find_key_file, key_option, read_settings, run_with_broker
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, print_table, write_json
@@ -238,12 +239,14 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
                 return _FAILED
             answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
             value = json.loads(answer)
-            count = value.get("owned") if is_json_object(value) else None
+            owned = value.get("owned") if is_json_object(value) else None
+            count = owned if isinstance(owned, int) else 0
             left = await _wait_drained(membership, found.instance)
         if as_json:
             write_json({"node": node, "servers": count, "left": left})
         else:
-            print_line(f"{node}: drained of {count} servers" if not left else f"{node}: {left} servers are still there")
+            moved, stay = format_count(count, "server"), format_count(left, "server")
+            print_line(f"{node}: drained of {moved}" if not left else f"{node}: still runs {stay}")
         return _FAILED if left else 0
 
     return run_with_broker(read_settings(context, brokers), work)

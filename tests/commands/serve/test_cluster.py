@@ -31,10 +31,10 @@ Json = dict[str, Any]
 
 
 @contextmanager
-def node(broker: str, name: str, cwd: Path, *flags: str) -> Generator[tuple[Gateway, str]]:
+def node(broker: str, name: str, cwd: Path, *flags: str, **variables: str) -> Generator[tuple[Gateway, str]]:
     """Run a node, and give where it listens."""
     words = ("--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--cluster", broker, "--node", name, *flags)
-    with serving(*words, cwd=cwd) as gateway:
+    with serving(*words, cwd=cwd, **variables) as gateway:
         wait_for(lambda: "native tools" in gateway.said())
         found = re.search(r"serving at (\S+)", gateway.said())
         assert found is not None
@@ -59,10 +59,10 @@ def call(url: str, tool: str, arguments: Json | None = None, **params: Any) -> J
     return post(url, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": given}, headers)
 
 
-def post(url: str, frame: Json, headers: dict[str, str]) -> Json:
+def post(url: str, frame: Json, headers: dict[str, str], status: int = 200) -> Json:
     accept = {"accept": "application/json, text/event-stream", **headers}
     response = httpx2.post(url, json=frame, headers=accept, timeout=LIMIT_S)
-    assert response.status_code == 200, response.text
+    assert response.status_code == status, response.text
     return json.loads(response.text.strip().rpartition("data: ")[2])
 
 
