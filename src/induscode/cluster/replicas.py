@@ -20,7 +20,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.placement import rank_nodes
+from induscode.cluster.placement import build_replica_key, rank_nodes
 from induscode.cluster.spread import SpreadTransport
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ReplicaSet:
     @property
     def keys(self) -> Sequence[str]:
         """The keys of their placements; the first is that of the server."""
-        return [self._target.key, *(f"{self._target.key}-{number}" for number in range(1, self._count))]
+        return [build_replica_key(self._target.key, number) for number in range(1, self._count + 1)]
 
     def list_chosen(self) -> Sequence[NodeInfo]:
         """List the nodes that are to have a replica."""

@@ -178,7 +178,7 @@ class PeerSession:
                     try:
                         await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
                     except ConnectionClosedError:
-                        raise RpcError(_FAILED, "the server has ended") from None
+                        raise await self._wait_ended() from None
                     return {"resultType": "complete"}
                 return await self._forward(session, request)
         finally:
@@ -200,15 +200,18 @@ class PeerSession:
                 return await self._server.share_subscription(self, request.method, params)
             return await session.call(request.method, params, report)
         except ConnectionClosedError:
-            # The end of the channel says it: the outcome is unknown there as it is here.
-            await self._server.ended.wait()
-            raise RpcError(_FAILED, "the server has ended") from None
+            raise await self._wait_ended() from None
         except RequestTimeoutError as exc:
             raise RpcError(_FAILED, describe_error(exc)) from exc
         except InvalidResponseError as exc:
             raise RpcError(INTERNAL_ERROR, describe_error(exc)) from exc
         finally:
             current_trace.reset(trace)
+
+    async def _wait_ended(self) -> RpcError:
+        """Wait for the end of the channel, which says it: the outcome is unknown there as it is here."""
+        await self._server.ended.wait()
+        return RpcError(_FAILED, "the server has ended")
 
     def _find_caller(self, request: HostRequest) -> PeerCaller | None:
         fields = request.meta.get(CALLER)
