@@ -56,6 +56,8 @@ UNLIMITED_MS, LONGEST_MS = 7 * 86_400_000, 30 * 86_400_000
 _GRACE_MS = 60_000
 """Beyond the life of a task: the server may keep it longer, and says best itself that it is gone."""
 _ID_BYTES = 24
+_SAME_S = 0.01
+"""Times of creation that differ by less are equal: a server may round them."""
 _OWN_CHARS = 1_024
 
 
@@ -415,8 +417,11 @@ def _build_unknown() -> RpcError:
 def _is_same(held: HeldTask, task: JsonObject) -> bool:
     """Return whether a task of the server is the one that is held, by the time of its creation."""
     created = _read_time(task.get("createdAt"))
+    if not held.created or created is None:
+        return True
     # Servers may write fractions of a second in one place and leave them out in another.
-    return not held.created or created is None or abs(created - held.created) < 1
+    is_exact = held.created % 1 and created % 1
+    return abs(created - held.created) < (_SAME_S if is_exact else 1)
 
 
 def _digest(owner: bytes) -> str:
