@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
-from tests.support.cluster import open_members
+from tests.support.cluster import TaskCaller, open_members
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
 
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
-from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.cluster import Member
 
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 LEASE_S = 10.0
@@ -107,22 +106,6 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
 
             await until(is_moved)
         assert not call.result().is_error
-
-
-class TaskCaller:
-    """A client that knows tasks; a `Caller`."""
-
-    def __init__(self) -> None:
-        self.client = self.log_level = self.exchange = None
-        self.capabilities: JsonObject = {}
-        self.hops = 0
-        self.tasks = TaskExchange()
-
-    def notify(self, method: str, params: JsonObject) -> None:
-        raise AssertionError(method)
-
-    async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        raise AssertionError(method)
 
 
 async def call_as_task(member: Member) -> tuple[JsonValue, bool]:

@@ -337,7 +337,7 @@ class ClusterNode:
     async def _receive_call(self, served: ServedServer, message: Msg) -> None:
         is_taken = served.receive(message.reply, lambda channel: channel.receive(message))
         if not is_taken and message.reply:
-            await refuse_channel(self.broker, message.reply)
+            await refuse_channel(self.broker, message.reply, served.end_reason)
 
     def _check_lease(self, served: ServedServer) -> None:
         if not self.membership.holds(served.placement.lease):

@@ -244,6 +244,8 @@ class ServedServer:
         self.ready = asyncio.Event()
         """Set when the server is up, or has failed to come up."""
         self.ended = asyncio.Event()
+        self.end_reason: FaultReason = "closed"
+        """Why messages are refused that come after the end."""
         self._start: asyncio.Timeout | None = None
         """Ends the start of the server; None: it has started, or not yet begun to."""
         self._cut: str | None = None
@@ -389,6 +391,9 @@ class ServedServer:
     async def close(self, end: TransportEnd) -> None:
         """End every channel with the reason for which the server has ended."""
         self.session = None
+        if end.detail.reason == "moved":
+            # A message may come before the channels have told their end: its refusal must not say less.
+            self.end_reason = "moved"
         self.ready.set()
         self.ended.set()
         peers, self._peers = [*self._peers.values()], {}

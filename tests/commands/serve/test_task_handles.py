@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
@@ -16,7 +17,7 @@ from induscode.cluster.key import ClusterKey
 from induscode.cluster.placement import ServerTarget, find_target
 from induscode.cluster.task_handles import TaskHandles
 from induscode.commands.serve.content import GatewayContent
-from induscode.commands.serve.tasks import GatewayTasks
+from induscode.commands.serve.tasks import LONGEST_MS, GatewayTasks
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -99,6 +100,14 @@ async def test_changed_handles_and_handles_of_other_clusters_are_unknown() -> No
         assert await refuse(new_tasks(server, "i2"), "tasks/get", wrong) == GONE
     assert await refuse(new_tasks(server, "i2", OTHER_KEY), "tasks/get", handle) == GONE
     assert server.asked == []
+
+
+async def test_a_handle_ends_when_no_task_can_last_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    handle = await create(new_tasks(server, "i1"), server)
+    other, later = new_tasks(server, "i2"), now_ms() + LONGEST_MS + 1
+    monkeypatch.setattr("induscode.commands.serve.tasks.now_ms", lambda: later)
+    assert await refuse(other, "tasks/get", handle) == GONE
 
 
 async def test_a_server_of_the_same_name_with_another_row_is_not_asked() -> None:
