@@ -1,13 +1,15 @@
 """Three nodes of a cluster behind one port: `python -m outside.conformance.nodes PORT FLAG…`.
 
 A broker, three `indus serve --http --cluster` with the given flags, and a balancer without stickiness: each request
-goes to the next node, over a connection of its own.
+goes to the next node, over a connection of its own. Each node has a copy of the state directory, as on a machine of its
+own: what they share, they share by the broker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.broker import broker_process
 
+from indusagi.core.app_dirs import state_dir
 from outside.remote import LOOPBACK, listening
 
 if TYPE_CHECKING:
@@ -91,13 +94,16 @@ async def serve(port: int, flags: Sequence[str]) -> None:
         stack.callback(server.close)
         async with asyncio.TaskGroup() as tasks:  # each in a task of its own: they end at the same time
             for name in _NODES:
+                home = folder / "homes" / name
+                await asyncio.to_thread(shutil.copytree, state_dir(), home / "indus")
                 address = f"{LOOPBACK}:{{port}}"
                 words = ("serve", "--http", address, *flags, *hosts, "--cluster", broker.url, "--node", name)
-                tasks.create_task(_run_node((*_INDUS, *words), folder / f"{name}.log", balancer, ended))
+                tasks.create_task(_run_node((*_INDUS, *words), home, balancer, ended))
 
 
-async def _run_node(command: Sequence[str], log: Path, balancer: Balancer, ended: asyncio.Event) -> None:
-    async with listening(command, log=log, within_s=_INIT_S) as port:
+async def _run_node(command: Sequence[str], home: Path, balancer: Balancer, ended: asyncio.Event) -> None:
+    log = home / "log.txt"
+    async with listening(command, log=log, env={"XDG_STATE_HOME": str(home)}, within_s=_INIT_S) as port:
         balancer.add(port)
         await ended.wait()
     print(await asyncio.to_thread(log.read_text, "utf-8"), file=sys.stderr)

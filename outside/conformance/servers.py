@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _HEAD = ("subject", "revision", "scenario", "passed", "failed", "result")
-_WIDTHS = (12, 10, 45, 6, 6, 11)
+_WIDTHS = (18, 10, 45, 6, 6, 11)
 _PREPARE_S = 120
 _NOT_OFFERED = "not offered"
 _REST = "all scenarios without a number"

@@ -115,6 +115,11 @@ class Subject:
         return self.left_out.get(scenario)
 
 
+def _run_nodes(gateway: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that runs three nodes with the flags of a gateway."""
+    return (sys.executable, "-m", "outside.conformance.nodes", "{port}", *gateway[gateway.index("--no-token") :])
+
+
 def subjects(scratch: Path) -> list[Subject]:
     """Name them all; what they need is written into an empty folder."""
     config = scratch / "servers.json"
@@ -126,6 +131,7 @@ def subjects(scratch: Path) -> list[Subject]:
     task_config.write_text(json.dumps({"mcpServers": {"tasks": tasks}}), "utf-8")
     indus = (python, "-m", "induscode", "serve", "--http", "127.0.0.1:{port}", "--no-token")
     gateway = (*indus, "--profile", "none", "--names", "plain", "--mcp", str(config))
+    task_gateway = (*indus, "--profile", "none", "--names", "plain", "--tasks", "refuse", "--mcp", str(task_config))
     relay = (*indus, "--transparent", "conformance", "--mcp", str(config))
     return [
         Subject("direct", (python, "-m", "outside.conformance.server", "--http", "{port}")),
@@ -145,17 +151,13 @@ def subjects(scratch: Path) -> list[Subject]:
         ),
         Subject(
             "three nodes",
-            (python, "-m", "outside.conformance.nodes", "{port}", *gateway[gateway.index("--no-token") :]),
+            _run_nodes(gateway),
             left_out=_RELAY_LEFT_OUT,
             prepare=(python, "-m", "induscode", "resources", "list", "--mcp", str(config)),
             sessions=_SESSIONS,
         ),
         Subject("tasks, direct", (*task_server, "--http", "{port}"), left_out=_TASKS_LEFT_OUT, has_tasks=True),
-        Subject(
-            "tasks, gateway",
-            (*indus, "--profile", "none", "--names", "plain", "--tasks", "refuse", "--mcp", str(task_config)),
-            left_out=_TASKS_LEFT_OUT,
-            has_tasks=True,
-        ),
+        Subject("tasks, gateway", task_gateway, left_out=_TASKS_LEFT_OUT, has_tasks=True),
+        Subject("tasks, three nodes", _run_nodes(task_gateway), left_out=_TASKS_LEFT_OUT, has_tasks=True),
         Subject("deck", (*indus, "--no-mcp"), may_fail=_DECK_MAY_FAIL, only=_GENERAL, sessions=_SESSIONS),
     ]

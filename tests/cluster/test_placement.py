@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.servers import honest
 
 from induscode.cluster.contract import NodeInfo
-from induscode.cluster.placement import ServerTarget, find_target, rank_nodes
+from induscode.cluster.placement import ServerTarget, build_replica_key, find_replica, find_target, rank_nodes
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
 KEYS = [f"key-{number}" for number in range(300)]
@@ -60,3 +60,10 @@ def test_equal_rows_are_one_server_and_offers_belong_to_their_node() -> None:
     named = replace(honest(id="ada-db"), command="cluster:ada/honest", args=())
     assert find_target(honest(), laptop) == find_target(named, two)
     assert find_target(named, two).only_node == "ada"
+
+
+def test_replicas_are_numbered_by_the_keys_of_their_placements() -> None:
+    keys = [build_replica_key("k" * 32, number) for number in (1, 2, 3)]
+    assert (keys[0], len({*keys})) == ("k" * 32, 3)
+    assert [find_replica(key) for key in keys] == [1, 2, 3]
+    assert find_replica("k-x") == 1

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
-from tests.support.cluster import open_members
-from tests.support.servers import honest
+from tests.support.cluster import TaskCaller, open_members
+from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
 
+from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from tests.support.cluster import Member
+
+    from indusagi.core.json import JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 LEASE_S = 10.0
@@ -103,3 +106,25 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
 
             await until(is_moved)
         assert not call.result().is_error
+
+
+async def call_as_task(member: Member) -> tuple[JsonValue, bool]:
+    """Return the content of a result, and whether a handle came instead of it."""
+    caller = TaskCaller()
+    token = current_caller.set(caller)
+    try:
+        result = await member.endpoint().invoke("slow_compute", {"seconds": 0.2, "label": "x"})
+    finally:
+        current_caller.reset(token)
+    return [*result.content], caller.tasks.created is not None
+
+
+async def test_server_gives_handles_of_tasks_unless_it_has_replicas(broker: BrokerProcess) -> None:
+    server = replace(honest(), args=(str(SERVERS / "tasks.py"), "--era", "modern"))
+    results: dict[int, JsonValue] = {1: [], 2: [{"type": "text", "text": "computed x"}]}
+    for replicas, content in results.items():
+        settings = await new_cluster(broker, LEASE_S)
+        nodes = [name_node(settings, name) for name in ("one", "two")]
+        async with open_members(nodes, [replace(server, replicas=replicas)]) as members:
+            for member in members:
+                assert await call_as_task(member) == (content, replicas == 1)

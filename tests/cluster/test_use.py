@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.broker import BrokerProcess, broker_process, new_cluster
-from tests.support.cluster import open_pair
+from tests.support.cluster import TaskCaller, open_pair
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
 
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
-from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, StdioServerConfig
+from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, FaultReason, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import MountedTool
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from induscode.cluster.contract import Placement
+from induscode.cluster.served import ServedServer
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 IDLE_S = 0.2
+LONG_LEASE_S = 10.0
+"""For tests that do not wait for its end: a busy machine may renew the short one too late."""
 NOTE = "note:///today"
 
 
@@ -63,7 +68,7 @@ async def test_server_that_is_not_called_stops_until_its_next_call(broker: Broke
 
 
 async def test_drained_node_finishes_its_calls_and_new_ones_wait_for_the_next_owner(broker: BrokerProcess) -> None:
-    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+    async with open_pair(await new_cluster(broker, LONG_LEASE_S), honest()) as (owner, other):
         tools = [tool for tool in await owner.endpoint().list_tools() if tool.ref.name in {"slow", "pid"}]
         began = asyncio.Event()
 
@@ -88,6 +93,15 @@ async def test_drained_node_finishes_its_calls_and_new_ones_wait_for_the_next_ow
         assert other.owns
         assert not owner.owns
         assert results[2].content == results[3].content
+
+
+async def test_message_that_comes_after_the_end_is_refused_for_the_same_reason() -> None:
+    reasons: dict[FaultReason, str] = {"moved": "moved", "exited": "closed"}
+    for reason, expected in reasons.items():
+        served = ServedServer(Placement("k", "s", "n", "lease", 1), lambda _, __: pytest.fail("a channel was opened"))
+        await served.close(TransportEnd("has ended", FaultDetail(reason=reason)))
+        assert not served.receive("reply", lambda _: None)
+        assert served.end_reason == expected
 
 
 def library(*flags: str) -> StdioServerConfig:
@@ -120,3 +134,28 @@ async def test_node_that_watches_a_resource_no_longer_leaves_it_to_the_others(br
         assert (one.phase, two.phase) == (EndpointPhase.READY, EndpointPhase.READY)
         await two.unwatch_resource(NOTE)
         await until(lambda: not owner.owns)
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_changes_of_a_task_reach_the_other_node(broker: BrokerProcess, era: str) -> None:
+    ended: list[JsonValue] = []
+
+    def receive(method: str, params: JsonObject) -> None:
+        if method.startswith("notifications/tasks") and params["status"] == "completed":
+            ended.append(params["taskId"])
+
+    server = replace(honest(id="tasks"), args=(str(SERVERS / "tasks.py"), "--era", era))
+    settings = await new_cluster(broker, LONG_LEASE_S)
+    async with open_pair(settings, server, Handlers(on_notification=receive)) as (_, other):
+        caller = TaskCaller({"ttl": 60_000} if era == "legacy" else None)
+        token = current_caller.set(caller)
+        try:
+            await other.endpoint("tasks").list_tools()
+            await other.endpoint("tasks").invoke("slow_compute", {"seconds": 0.5, "label": "x"})
+        finally:
+            current_caller.reset(token)
+        assert caller.tasks.created is not None
+        task_id = caller.tasks.created["taskId"]
+        await other.endpoint("tasks").watch_task(str(task_id))
+        # One at the owner, one at the node that follows it.
+        await until(lambda: ended == [task_id, task_id])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.support.broker import name_node
 
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import BridgeConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.cluster.lease import read_lease_clock
@@ -18,6 +19,7 @@ from induscode.cluster.node import ClusterNode, open_node
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
@@ -43,6 +45,24 @@ class Member:
         endpoint = self.fleet.endpoint(server)
         assert endpoint is not None
         return endpoint
+
+
+class TaskCaller:
+    """A client that knows tasks; a `Caller`."""
+
+    def __init__(self, core: JsonObject | None = None) -> None:
+        self.client = self.log_level = self.exchange = None
+        self.capabilities: JsonObject = {}
+        self.hops = 0
+        self.tasks = TaskExchange(core)
+
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Fail: a test with notifications has handlers for them."""
+        raise AssertionError(method)
+
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        """Fail: nothing is asked."""
+        raise AssertionError(method)
 
 
 @asynccontextmanager

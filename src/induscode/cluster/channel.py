@@ -206,9 +206,9 @@ class Channel(QueuedTransport):
         await self._pump.join()
 
 
-async def refuse_channel(broker: Broker, peer: str) -> None:
-    """Tell the other end of a channel that was not opened here that nothing listens any more."""
-    text = compact_json({"message": "is not there any more", "reason": "closed", "unheard": True}).encode()
+async def refuse_channel(broker: Broker, peer: str, reason: FaultReason = "closed") -> None:
+    """Tell the other end of a channel that was not opened here, or has ended, that nothing listens any more."""
+    text = compact_json({"message": "is not there any more", "reason": reason, "unheard": True}).encode()
     with suppress(ClusterFault):  # it waits for its deadline
         await broker.publish(peer, _HEAD.pack(_END, 0) + text)
 

@@ -104,6 +104,8 @@ class ClusterNode:
         """Called with a sentence when the brokers or the lease have changed."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when the connection to the brokers is there again."""
+        self.on_task_end: Callable[[str], None] = lambda _: None
+        """Called with the handle of a task of a server that another node has seen to have ended."""
         membership.on_lost = self._fence
         membership.on_joined = lambda _: self._retry_faulted()
         broker.on_state = self._report_state
@@ -138,7 +140,7 @@ class ClusterNode:
             async with open_client_session(config, handlers, injected, watch) as session:
                 yield session
             return
-        target = self._find_target(config)
+        target = self.find_target(config)
         try:
             if config.replicas > 1 and target.only_node is None:
                 async with ReplicatedServer(self, target, config, handlers).open(watch) as session:
@@ -207,7 +209,8 @@ class ClusterNode:
                 (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
             await asyncio.sleep(_PAUSE_S)
 
-    def _find_target(self, config: StdioServerConfig) -> ServerTarget:
+    def find_target(self, config: StdioServerConfig) -> ServerTarget:
+        """Find out where a server of this node may run."""
         return find_target(config, self.info, self.broker.settings.affinity.get(config.id))
 
     def _explain_homeless(self, target: ServerTarget) -> str:
@@ -334,7 +337,7 @@ class ClusterNode:
     async def _receive_call(self, served: ServedServer, message: Msg) -> None:
         is_taken = served.receive(message.reply, lambda channel: channel.receive(message))
         if not is_taken and message.reply:
-            await refuse_channel(self.broker, message.reply)
+            await refuse_channel(self.broker, message.reply, served.end_reason)
 
     def _check_lease(self, served: ServedServer) -> None:
         if not self.membership.holds(served.placement.lease):
@@ -395,7 +398,9 @@ class ClusterNode:
         request: JsonObject = value if is_json_object(value) else {}
         operation, key = request.get("op"), request.get("key")
         answer = b"no"
-        if operation == "ping" or (operation == "own" and isinstance(key, str) and self._accept(key)):
+        if operation == "task" and isinstance(key, str):
+            self.on_task_end(key)
+        elif operation == "ping" or (operation == "own" and isinstance(key, str) and self._accept(key)):
             answer = b"yes"
         elif operation == "drain" and self._tasks is not None:
             if not self.info.draining:
@@ -415,7 +420,7 @@ class ClusterNode:
             config = endpoint.config
             if not isinstance(config, StdioServerConfig):
                 continue
-            target = self._find_target(config)
+            target = self.find_target(config)
             if target.key == key and self.info.may_own(target.only_node):
                 self._wanted[key] = asyncio.get_running_loop().time()
                 tasks.create_task(self._start_server(fleet.wake, config.id))

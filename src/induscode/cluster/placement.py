@@ -40,6 +40,17 @@ def build_server_key(config: StdioServerConfig) -> str:
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:_KEY_CHARS]
 
 
+def build_replica_key(key: str, number: int) -> str:
+    """Return the key of the placement of a replica, from 1 on; that of the first one is the key of the server."""
+    return f"{key}-{number - 1}" if number > 1 else key
+
+
+def find_replica(key: str) -> int:
+    """Return which replica of its server the key of a placement means, from 1 on."""
+    number = key.partition("-")[2]
+    return int(number) + 1 if number.isdecimal() else 1
+
+
 @record
 class ServerTarget:
     """What of a server decides where it may run."""

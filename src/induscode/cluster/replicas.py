@@ -20,15 +20,15 @@ from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.placement import rank_nodes
+from induscode.cluster.placement import build_replica_key, rank_nodes
 from induscode.cluster.spread import SpreadTransport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from indusagi.core.json import JsonValue
-    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.client.handlers import Caller, Handlers
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
     from induscode.cluster.broker import Broker
@@ -62,7 +62,7 @@ class ReplicaSet:
     @property
     def keys(self) -> Sequence[str]:
         """The keys of their placements; the first is that of the server."""
-        return [self._target.key, *(f"{self._target.key}-{number}" for number in range(1, self._count))]
+        return [build_replica_key(self._target.key, number) for number in range(1, self._count + 1)]
 
     def list_chosen(self) -> Sequence[NodeInfo]:
         """List the nodes that are to have a replica."""
@@ -151,7 +151,7 @@ class ReplicatedServer:
         host, follower = BackgroundTask(f"replica of {name}"), BackgroundTask(f"replicas of {name}")
         host.start(self._host(watch))
         session = ClientSession(self._spread, self._config.limits, self._handlers, CLIENT_INFO)
-        session.describe_caller = self._node.tokens.describe
+        session.describe_caller = self._describe_caller
         try:
             await self._reach_first(session)
             await session.connect()
@@ -163,6 +163,10 @@ class ReplicatedServer:
                 task.cancel()
                 await task.join()
             await self._spread.close()
+
+    def _describe_caller(self, caller: Caller) -> JsonObject:
+        """Describe a caller as one that knows no tasks: later requests about a task could reach another replica."""
+        return {**self._node.tokens.describe(caller), "tasks": None}
 
     async def _reach_first(self, session: ClientSession) -> None:
         """Wait until one replica is there, and have the chosen nodes start theirs."""

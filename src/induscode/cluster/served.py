@@ -29,6 +29,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     current_caller,
 )
 from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS
+from indusagi.interop.protocol_bridge.client.tasks import TASK_STATUSES, TaskExchange
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, RequestDispatcher
@@ -46,7 +47,7 @@ from indusagi.runtime.calls import current_trace, read_trace
 from induscode.cluster.contract import ClusterFault
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult
@@ -57,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 _FAILED = -32000
 _SUBSCRIBE_S = 60.0
-_NEWS = ("list_changed", "resources/updated")
+_NEWS = ("list_changed", "resources/updated", *TASK_STATUSES)
 """Ends of the methods of notifications that are for every node."""
 _LIMITS = HostLimits(calls=1_024, waiting=4_096)
 """Of one node: its clients have limits of their own, and the server has one for all."""
@@ -83,6 +84,7 @@ class CallerTokens:
             "capabilities": caller.capabilities,
             "logLevel": caller.log_level,
             "exchange": caller.exchange is not None,
+            "tasks": None if caller.tasks is None else {"core": caller.tasks.core},
         }
 
 
@@ -102,7 +104,7 @@ class PeerCaller:
         self.hops = max(0, hops - 1) if isinstance(hops, int) else 0
         self.log_level = level if isinstance(level, str) else None
         self.exchange = InputExchange(request.params) if fields.get("exchange") is True else None
-        self.tasks = None  # the node that runs the server waits for results
+        self.tasks = _read_tasks(request, fields.get("tasks"))
         self._request = request
 
     def notify(self, method: str, params: JsonObject) -> None:
@@ -116,6 +118,16 @@ class PeerCaller:
             return await self._request.send_request(method, params, within_s=ANSWER_S)
         except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
             raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
+
+
+def _read_tasks(request: HostRequest, fields: JsonValue) -> TaskExchange | None:
+    """Read what a client of another node that knows tasks contributes; None: it waits for the result here."""
+    if not is_json_object(fields):
+        return None
+    core, task_id = fields.get("core"), request.params.get("taskId")
+    # The other node knows the task by the server's own id, and gives it the id that the client knows.
+    shown_id = task_id if isinstance(task_id, str) else ""
+    return TaskExchange(core if is_json_object(core) else None, shown_id=shown_id)
 
 
 class PeerSession:
@@ -163,7 +175,10 @@ class PeerSession:
                     def acknowledge(reported: JsonObject) -> None:
                         request.notify(ACKNOWLEDGED, {**meta, "notifications": reported})
 
-                    await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
+                    try:
+                        await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
+                    except ConnectionClosedError:
+                        raise await self._wait_ended() from None
                     return {"resultType": "complete"}
                 return await self._forward(session, request)
         finally:
@@ -185,15 +200,18 @@ class PeerSession:
                 return await self._server.share_subscription(self, request.method, params)
             return await session.call(request.method, params, report)
         except ConnectionClosedError:
-            # The end of the channel says it: the outcome is unknown there as it is here.
-            await self._server.ended.wait()
-            raise RpcError(_FAILED, "the server has ended") from None
+            raise await self._wait_ended() from None
         except RequestTimeoutError as exc:
             raise RpcError(_FAILED, describe_error(exc)) from exc
         except InvalidResponseError as exc:
             raise RpcError(INTERNAL_ERROR, describe_error(exc)) from exc
         finally:
             current_trace.reset(trace)
+
+    async def _wait_ended(self) -> RpcError:
+        """Wait for the end of the channel, which says it: the outcome is unknown there as it is here."""
+        await self._server.ended.wait()
+        return RpcError(_FAILED, "the server has ended")
 
     def _find_caller(self, request: HostRequest) -> PeerCaller | None:
         fields = request.meta.get(CALLER)
@@ -226,6 +244,8 @@ class ServedServer:
         self.ready = asyncio.Event()
         """Set when the server is up, or has failed to come up."""
         self.ended = asyncio.Event()
+        self.end_reason: FaultReason = "closed"
+        """Why messages are refused that come after the end."""
         self._start: asyncio.Timeout | None = None
         """Ends the start of the server; None: it has started, or not yet begun to."""
         self._cut: str | None = None
@@ -327,14 +347,13 @@ class ServedServer:
         receive = handlers.on_notification
 
         def notify(method: str, params: JsonObject) -> None:
-            caller = current_caller.get()
-            if isinstance(caller, PeerCaller):
+            caller, is_for_all = current_caller.get(), method.endswith(_NEWS)
+            if isinstance(caller, PeerCaller) and not is_for_all:
                 caller.notify(method, params)
-                if not method.endswith(_NEWS):
-                    return
+                return
             if receive is not None:
                 receive(method, params)
-            if method.endswith(_NEWS):
+            if is_for_all:
                 self._broadcast(method, params)
 
         return replace(handlers, on_notification=notify)
@@ -372,6 +391,9 @@ class ServedServer:
     async def close(self, end: TransportEnd) -> None:
         """End every channel with the reason for which the server has ended."""
         self.session = None
+        if end.detail.reason == "moved":
+            # A message may come before the channels have told their end: its refusal must not say less.
+            self.end_reason = "moved"
         self.ready.set()
         self.ended.set()
         peers, self._peers = [*self._peers.values()], {}

@@ -13,6 +13,7 @@ import click
 from anyio import to_thread
 
 from indusagi.core.json import is_json_object
+from indusagi.core.text import format_count
 from induscode.commands.support.cluster import broker_option, find_key_file, key_option, read_settings, run_with_broker
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, print_table, write_json
@@ -189,7 +190,7 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
 @click.pass_context
 def placements(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
-    from induscode.cluster.placement import Placements  # noqa: PLC0415 — not for the help
+    from induscode.cluster.placement import Placements, find_replica  # noqa: PLC0415 — not for the help
 
     async def work(broker: Broker) -> int:
         async with _observe(broker) as membership:
@@ -199,20 +200,23 @@ def placements(context: click.Context, *, brokers: str | None, as_json: bool) ->
             for one in found:
                 is_live = membership.find_holder(one.lease) is not None
                 row: JsonObject = {"server": one.server, "node": one.node, "epoch": one.epoch, "live": is_live}
-                rows.append({**row, "key": one.key})
+                rows.append({**row, "key": one.key, "replica": find_replica(one.key)})
+        several = {one.server for one in found if find_replica(one.key) != 1}
         if as_json:
             write_json({"placements": [*rows]})
         elif not rows:
             print_line("no server runs")
         else:
             states = {True: "", False: "its node is gone"}
-            print_table(
-                ("SERVER", "NODE", "EPOCH", "KEY", ""),
-                [
-                    (*(row[key] for key in ("server", "node", "epoch", "key")), states[bool(row["live"])])
-                    for row in rows
-                ],
-            )
+            shown = [
+                (
+                    f"{row['server']} (replica {row['replica']})" if row["server"] in several else row["server"],
+                    *(row[key] for key in ("node", "epoch", "key")),
+                    states[bool(row["live"])],
+                )
+                for row in rows
+            ]
+            print_table(("SERVER", "NODE", "EPOCH", "KEY", ""), shown)
         return 0
 
     return run_with_broker(read_settings(context, brokers), work)
@@ -226,7 +230,8 @@ def placements(context: click.Context, *, brokers: str | None, as_json: bool) ->
 def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bool) -> int:
     """Move the servers of NODE to other nodes, each when its calls have ended, and place none there any more.
 
-    It serves clients until it is stopped. Exit code 1 if there is no such node, or a server stays.
+    It serves clients until it is stopped, and may run servers when it is started again. Exit code 1 if there is no such
+    node, or a server stays.
     """
 
     async def work(broker: Broker) -> int:
@@ -236,14 +241,19 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
                 known = ", ".join(info.node for info in membership.list_nodes()) or "none"
                 print_status(f"there is no node {node!r}; there are: {known}")
                 return _FAILED
+            others = [info for info in membership.list_nodes() if info.instance != found.instance]
+            if found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
+                print_status(f"no other node may run servers now: those of {node!r} end")
             answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
             value = json.loads(answer)
-            count = value.get("owned") if is_json_object(value) else None
+            owned = value.get("owned") if is_json_object(value) else None
+            count = owned if isinstance(owned, int) else 0
             left = await _wait_drained(membership, found.instance)
         if as_json:
             write_json({"node": node, "servers": count, "left": left})
         else:
-            print_line(f"{node}: drained of {count} servers" if not left else f"{node}: {left} servers are still there")
+            moved, stay = format_count(count, "server"), format_count(left, "server")
+            print_line(f"{node}: drained of {moved}" if not left else f"{node}: still runs {stay}")
         return _FAILED if left else 0
 
     return run_with_broker(read_settings(context, brokers), work)

@@ -31,10 +31,10 @@ Json = dict[str, Any]
 
 
 @contextmanager
-def node(broker: str, name: str, cwd: Path, *flags: str) -> Generator[tuple[Gateway, str]]:
+def node(broker: str, name: str, cwd: Path, *flags: str, **variables: str) -> Generator[tuple[Gateway, str]]:
     """Run a node, and give where it listens."""
     words = ("--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--cluster", broker, "--node", name, *flags)
-    with serving(*words, cwd=cwd) as gateway:
+    with serving(*words, cwd=cwd, **variables) as gateway:
         wait_for(lambda: "native tools" in gateway.said())
         found = re.search(r"serving at (\S+)", gateway.said())
         assert found is not None
@@ -59,10 +59,10 @@ def call(url: str, tool: str, arguments: Json | None = None, **params: Any) -> J
     return post(url, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": given}, headers)
 
 
-def post(url: str, frame: Json, headers: dict[str, str]) -> Json:
+def post(url: str, frame: Json, headers: dict[str, str], status: int = 200) -> Json:
     accept = {"accept": "application/json, text/event-stream", **headers}
     response = httpx2.post(url, json=frame, headers=accept, timeout=LIMIT_S)
-    assert response.status_code == 200, response.text
+    assert response.status_code == status, response.text
     return json.loads(response.text.strip().rpartition("data: ")[2])
 
 
@@ -185,3 +185,36 @@ def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.Captu
                 ada.process.wait(LIMIT_S)
                 wait_for(lambda: read_process(url) is None)
                 wait_for(lambda: "'ada', which offers it, is not in the cluster" in gateway.said())
+
+
+def test_replicas_are_numbered_and_the_last_node_says_that_its_servers_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"one": {**row(), "stateless": True, "replicas": 2}, "two": {**row(), "replicas": 2}}
+    configured(user_file(), rows)
+
+    def read_placements(broker: str) -> str:
+        capsys.readouterr()
+        assert run(["cluster", "placements", "--cluster", broker]) == 0
+        return capsys.readouterr().out
+
+    with broker_process(tmp_path / "broker") as broker:
+        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
+        with node(broker.url, "a", tmp_path) as (first, url), node(broker.url, "b", tmp_path) as (second, _):
+            assert "'two' of" in first.said()
+            assert 'its replicas were left out: only a server with "stateless": true has several' in first.said()
+            wait_for(lambda: "one (replica 2)" in read_placements(broker.url))
+            assert "two (replica" not in read_placements(broker.url)
+            nodes = {first.pid, second.pid}
+            wait_for(lambda: {(read_process(url) or {}).get("parent") for _ in range(4)} == nodes)
+            second.process.kill()
+            second.process.wait()
+            wait_for(lambda: read_process(url) is not None)
+            # Each node has one replica at most: the other one is missing, which can be seen.
+            wait_for(lambda: "its node is gone" in read_placements(broker.url))
+            wait_for(lambda: call(url, "two__pid")["result"].get("structuredContent") is not None)
+            assert run(["cluster", "drain", "a", "--cluster", broker.url]) == 0
+            shown = capsys.readouterr()
+            assert "no other node may run servers now: those of 'a' end" in shown.err
+            assert "a: drained of 2 servers" in shown.out
+            assert "does not tell when" not in first.said()

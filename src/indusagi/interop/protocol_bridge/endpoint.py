@@ -412,6 +412,8 @@ class ServerEndpointImpl:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LISTEN_PAUSE_S)
                 self._note_change(self._items)
+        except ConnectionClosedError:
+            return  # the status has the fault
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
             text = f"it does not tell when its lists change: {describe_error(exc)}"
             self._notes = (*self._notes, Note(f"server {self._config.id!r}", text))

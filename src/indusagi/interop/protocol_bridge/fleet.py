@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
@@ -57,6 +57,8 @@ from indusagi.interop.protocol_bridge.lease import ServerLeases
 from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LOG_LINES = 200
 _MOVE_S = 60.0
@@ -487,6 +489,19 @@ async def _close_all(supervisors: Sequence[_ServerSupervisor]) -> None:
             tasks.create_task(supervisor.close())
 
 
+async def send_past_move(send: Callable[[], Awaitable[T]]) -> T:
+    """Send a request; one that was refused because its server moves to another node is sent again, within a minute."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + _MOVE_S
+    while True:
+        try:
+            return await send()
+        except ProtocolFault as fault:
+            if fault.detail.reason != "moved" or loop.time() > give_up_at:
+                raise
+        await asyncio.sleep(_MOVE_PAUSE_S)
+
+
 class MountedTool:
     """A remote tool that can be called like any other.
 
@@ -528,9 +543,9 @@ class MountedTool:
 
     async def _invoke(self, arguments: JsonObject, ctx: ToolContext) -> RemoteCallResult | ToolResult:
         """Call the tool once; a call that was refused because its server moves to another node is sent again."""
-        ref, fleet, loop = self.remote.ref, self._fleet, asyncio.get_running_loop()
-        give_up_at = loop.time() + _MOVE_S
-        while True:
+        ref, fleet = self.remote.ref, self._fleet
+
+        async def send() -> RemoteCallResult | ToolResult:
             endpoint = fleet.endpoint(ref.server)
             if endpoint is not None and endpoint.known_tools is None:
                 # The one place that starts a sleeping server for a call, or waits while it starts.
@@ -541,12 +556,9 @@ class MountedTool:
             if self._check is not None and (refusal := self._check(ref)) is not None:
                 return refusal
             sent = arguments if self._spelling is None else self._spelling.restore(arguments)
-            try:
-                return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
-            except ProtocolFault as fault:
-                if fault.detail.reason != "moved" or loop.time() > give_up_at:
-                    raise
-            await asyncio.sleep(_MOVE_PAUSE_S)
+            return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+
+        return await send_past_move(send)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Call the tool on its server, which is started first if it is asleep; a failure is an error result."""

@@ -41,7 +41,7 @@ from indusagi.interop.protocol_bridge.uris import (
 from induscode.deck.mcp.content import ContentRefused, ServerContent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Coroutine, Iterable
 
     from anyio.abc import TaskGroup
 
@@ -103,11 +103,18 @@ class GatewayContent:
         self._bridge, self._content, self._is_ourselves = bridge, content, is_ourselves
         self.refresh()
 
-    def follow(self, tasks: TaskGroup) -> None:
-        """Run requests to servers that belong to no request of a client in `tasks`."""
+    def follow(self, tasks: TaskGroup | None) -> None:
+        """Run requests to servers that belong to no request of a client in `tasks`; None: run none any more."""
         self._tasks = tasks
+        if tasks is None:
+            return
         for client in self._clients:
             self.change_client(client, _ROOTS_CHANGED)
+
+    def start_soon(self, run: Callable[..., Coroutine[object, object, object]], *arguments: object) -> None:
+        """Run a request that belongs to no request of a client, while the gateway follows its servers."""
+        if self._tasks is not None:
+            self._tasks.start_soon(run, *arguments)
 
     def handle_event(self, event: FleetEvent) -> None:
         """Give a server that has come up again what the clients have set."""

@@ -437,6 +437,7 @@ class Gateway:
                 await anyio.sleep_forever()
             finally:
                 unsubscribe()
+                self.content.follow(None)
 
     async def _start_known(self) -> None:
         """Start the known servers after the first `tools/list`, which is answered without them."""

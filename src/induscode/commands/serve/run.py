@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ToolBox
     from induscode.calls.metrics import CallMetrics
+    from induscode.cluster.task_handles import TaskHandles
     from induscode.commands.serve.options import PageMode, ServeOptions
     from induscode.commands.serve.process import SignalState
     from induscode.deck.mcp.boot import ServerPlan
@@ -195,7 +196,9 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
     # Without servers (`--no-mcp`) there are tools only.
     offered = content if plan.rows or context.watch is not None else None
-    tasks = GatewayTasks(content, _open_task_map(), lambda note: print_status(str(note)))
+    handles = _open_handles(options, context)
+    task_map = _open_task_map() if handles is None else None
+    tasks = GatewayTasks(content, task_map, lambda note: print_status(str(note)), handles)
     choose_view = None
     if views:
         tokens = read_view_tokens(views, os.environ)
@@ -257,6 +260,16 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     if failures:
         raise failures[0]
     return next((code for code in codes if code), 0) or signals.code
+
+
+def _open_handles(options: ServeOptions, context: GatewayContext) -> TaskHandles | None:
+    """Return what seals the handles of tasks for all nodes; None outside of a cluster."""
+    key = None if options.cluster is None else options.cluster.key
+    if context.node is None or key is None:
+        return None
+    from induscode.cluster.task_handles import TaskHandles  # noqa: PLC0415 — only with --cluster
+
+    return TaskHandles(context.node, key)
 
 
 def _open_task_map() -> TaskMap | None:

@@ -4,11 +4,16 @@ The id is random. It stands for a server and the server's own id, is usable by t
 token or its principal) alone, and outlives the gateway (`TaskMap`). Requests about a task go to its server, and a
 notification goes to the clients that follow the task. Clients that know no tasks never see one: the endpoint waits for
 the result. The record of the call is written when the task is seen to have ended, with its own duration.
+
+In a cluster the id is sealed instead of stored, so that every node can open it (`TaskHandles`). A server that counts
+from one again may have given its own id to another task: the time of creation tells them apart, and is compared before
+anything is done to a task.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import sqlite3
 from dataclasses import dataclass, field, replace
@@ -26,6 +31,7 @@ from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, is_task, read_task, read_task_support
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_result, to_tool_result
+from indusagi.interop.protocol_bridge.fleet import send_past_move
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.interop.protocol_bridge.uris import convert_blocks, convert_result
 from indusagi.runtime.contract import ToolOutcome, ToolResult
@@ -39,7 +45,10 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.tasks import TaskListener
     from indusagi.runtime.calls import CallCompletion
     from indusagi.runtime.contract import ProgressSink
+    from induscode.cluster.task_handles import SealedTask, TaskHandles
     from induscode.commands.serve.content import GatewayContent
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 UNLIMITED_MS, LONGEST_MS = 7 * 86_400_000, 30 * 86_400_000
@@ -47,6 +56,8 @@ UNLIMITED_MS, LONGEST_MS = 7 * 86_400_000, 30 * 86_400_000
 _GRACE_MS = 60_000
 """Beyond the life of a task: the server may keep it longer, and says best itself that it is gone."""
 _ID_BYTES = 24
+_SAME_S = 0.01
+"""Times of creation that differ by less are equal: a server may round them."""
 _OWN_CHARS = 1_024
 
 
@@ -59,6 +70,14 @@ class HeldTask:
     listeners: list[TaskListener] = field(default_factory=list["TaskListener"])
     spellings: dict[str, ArgumentSpelling] = field(default_factory=dict[str, ArgumentSpelling])
     """The server's own spelling of the answers to its questions, by key."""
+    created: float = 0.0
+    """When the server created it, by its own clock; 0: unknown."""
+    sealed: SealedTask | None = None
+    """What its handle says, in a cluster."""
+    is_reported: bool = False
+    """Whether the node that made it was told of its end."""
+    told: JsonObject | None = None
+    """What the clients that follow it were told last."""
 
 
 class GatewayTasks:
@@ -68,22 +87,30 @@ class GatewayTasks:
         content: Knows the servers and converts their URIs.
         task_map: Remembers tasks; None: for the life of this process.
         on_note: Receives that tasks cannot be remembered.
+        handles: Seals the ids in a cluster, which needs no map then.
     """
 
     def __init__(
-        self, content: GatewayContent, task_map: TaskMap | None = None, on_note: Callable[[Note], None] = lambda _: None
+        self,
+        content: GatewayContent,
+        task_map: TaskMap | None = None,
+        on_note: Callable[[Note], None] = lambda _: None,
+        handles: TaskHandles | None = None,
     ) -> None:
         self.holds_back: Callable[[], bool] = lambda: False
         """Tells whether every result has to pass through here: interceptors of addons see no task."""
         self._content = content
         self._map = task_map
         self._on_note = on_note
+        self._handles = handles
         self._held: dict[str, HeldTask] = {}
         self._by_own: dict[tuple[str, str], HeldTask] = {}
         content.on_task_status = self.receive
 
     async def open(self) -> None:
-        """Read the tasks that clients hold from earlier runs."""
+        """Read the tasks that clients hold from earlier runs; in a cluster, look at those whose end others report."""
+        if self._handles is not None:
+            self._handles.follow(self._look_later)
         for row in await self._use_map(lambda known: known.read_all(now_ms())) or ():
             self._hold(HeldTask(row))
 
@@ -124,19 +151,45 @@ class GatewayTasks:
         if len(own) > _OWN_CHARS:
             raise RpcError(INVALID_PARAMS, f"server {exchange.server!r} has a task id of {len(own):,} characters")
         row = TaskRow(secrets.token_urlsafe(_ID_BYTES), exchange.server, own, _digest(owner), _find_end(task))
+        held = HeldTask(row, created=_read_time(task.get("createdAt")) or 0.0)
+        if self._handles is not None:
+            await self._seal(held, self._handles)
         earlier = self._by_own.get((row.server, own))
-        if earlier is not None and earlier.row.owner == row.owner:
-            row = replace(row, id=earlier.row.id)
+        if earlier is not None and earlier.row.owner == row.owner and earlier.sealed is None:
+            held.row = replace(row, id=earlier.row.id)
         if earlier is not None:  # the server has started again, and counts from one: the old task is gone
             self._forget(earlier)
-        held = HeldTask(row, exchange.completion, [] if listener is None else [listener])
+        held.completion, held.listeners = exchange.completion, [] if listener is None else [listener]
+        row = held.row
         self._hold(held)
         await self._use_map(lambda known: known.write(row))
         return self._show(held, task)
 
+    async def _seal(self, held: HeldTask, handles: TaskHandles) -> None:
+        """Give a new task a handle that every node can open."""
+        # Its life may change, of which other nodes do not learn: the server says when it is gone.
+        row, expires_ms = held.row, now_ms() + LONGEST_MS
+
+        async def seal(endpoint: ServerEndpointImpl) -> JsonObject:
+            sealed = held.sealed = handles.build(endpoint.config, row.own, row.owner, held.created, expires_ms)
+            held.row = replace(row, id=handles.seal(sealed), expires_ms=expires_ms)
+            return {}
+
+        await self._reach(held, seal)
+
+    def _unseal(self, task_id: str) -> HeldTask | None:
+        sealed = None if self._handles is None else self._handles.unseal(task_id)
+        if sealed is None:
+            return None
+        row = TaskRow(task_id, sealed.server, sealed.own, sealed.owner, sealed.expires_ms)
+        return HeldTask(row, created=sealed.created, sealed=sealed)
+
     def _hold(self, held: HeldTask) -> None:
         self._held[held.row.id] = held
-        self._by_own[held.row.server, held.row.own] = held
+        key = (held.row.server, held.row.own)
+        known = self._by_own.get(key)
+        if known is None or known.created <= held.created:  # a sealed handle may be older than the present task
+            self._by_own[key] = held
         if len(self._held) <= MOST_TASKS:
             return
         now = now_ms()
@@ -159,18 +212,19 @@ class GatewayTasks:
         Raises:
             RpcError: There is none.
         """
-        held = self._held.get(task_id)
+        held = self._held.get(task_id) or self._unseal(task_id)
         if held is None and (row := await self._use_map(lambda known: known.find(task_id))) is not None:
             held = HeldTask(row)
-            self._hold(held)
         is_owner = held is not None and secrets.compare_digest(held.row.owner, _digest(owner))
         if held is None or not is_owner or held.row.expires_ms <= now_ms():
-            raise RpcError(INVALID_PARAMS, "there is no such task: it has expired, or belongs to another client")
+            raise _build_unknown()
+        if task_id not in self._held:
+            self._hold(held)
         return held
 
     def find_server(self, task_id: JsonValue) -> str | None:
-        """Find the server of a task that this process knows."""
-        held = self._held.get(task_id) if isinstance(task_id, str) else None
+        """Find the server of a task that this process knows, or whose handle it can open."""
+        held = self._held.get(task_id) or self._unseal(task_id) if isinstance(task_id, str) else None
         return None if held is None else held.row.server
 
     # -- requests ---------------------------------------------------------------------------
@@ -184,6 +238,8 @@ class GatewayTasks:
             RpcError: This owner has no such task, or the server refused.
         """
         held = await self._find(str(params.get("taskId")), owner)
+        if method != "tasks/get":
+            await self._verify(held)
         sent: JsonObject = {**params, "taskId": held.row.own}
         if method == "tasks/update":
             sent["inputResponses"] = _restore_answers(held, params.get("inputResponses"))
@@ -199,16 +255,49 @@ class GatewayTasks:
             return {}
         if method == "tasks/cancel" and not is_task(result):
             # The client need not look again: we look once, so that the record of the call has its end.
-            seen = await self._reach(held, lambda endpoint: endpoint.request("tasks/get", {"taskId": held.row.own}))
-            shown = await self._observe(held, read_task(seen))
+            shown = await self._look(held)
             self._finish(held, ToolResult.error("The client cancelled the task.", code="cancelled"))
             return shown
         return await self._observe(held, read_task(result))
 
+    async def _look(self, held: HeldTask) -> JsonObject:
+        """Ask the server about a task, and return it as its client sees it."""
+        seen = await self._reach(held, lambda endpoint: endpoint.request("tasks/get", {"taskId": held.row.own}))
+        return await self._observe(held, read_task(seen))
+
+    async def _verify(self, held: HeldTask) -> None:
+        """Check that the server's own id still means the task of a sealed handle: no map says so.
+
+        Raises:
+            RpcError: It is another task, or the server has none.
+        """
+        if held.sealed is not None:
+            await self._look(held)
+
+    def _look_later(self, task_id: str) -> None:
+        """Look at a task of this node after another one has seen its end: the record of its call is here."""
+        held = self._held.get(task_id)
+        if held is not None and held.completion is not None:
+            self._content.start_soon(self._look_once, held)
+
+    async def _look_once(self, held: HeldTask) -> None:
+        try:
+            await self._look(held)
+        except RpcError as exc:
+            _log.debug("the end of a task was not seen: %s", exc)
+
     async def _reach(self, held: HeldTask, use: Callable[[ServerEndpointImpl], Awaitable[JsonObject]]) -> JsonObject:
         server = held.row.server
+
+        async def send() -> JsonObject:
+            endpoint = await self._content.wake(server)
+            if self._handles is not None and held.sealed is not None:
+                if self._handles.identify_server(endpoint.config) != held.sealed.server_key:
+                    raise _build_unknown()  # a server of this name that is another one
+            return await use(endpoint)
+
         try:
-            return await use(await self._content.wake(server))
+            return await send_past_move(send)
         except ProtocolFault as fault:
             error = self._content.convert_fault(fault, server)
             if error.code == INVALID_PARAMS and held.completion is not None:
@@ -216,12 +305,23 @@ class GatewayTasks:
             raise error from fault
 
     async def _observe(self, held: HeldTask, task: JsonObject) -> JsonObject:
-        """Take note of the state of a task, and return it as its client sees it."""
+        """Take note of the state of a task, and return it as its client sees it.
+
+        Raises:
+            RpcError: The server has given the id to another task.
+        """
+        if not _is_same(held, task):
+            self._forget(held)
+            raise _build_unknown()
         end = _find_end(task)
-        if abs(end - held.row.expires_ms) > _GRACE_MS:  # the life of a task may change
+        if held.sealed is None and abs(end - held.row.expires_ms) > _GRACE_MS:  # the life of a task may change
             row = held.row = replace(held.row, expires_ms=end)
             await self._use_map(lambda known: known.write(row))
         self._note_end(held, task)
+        if self._handles is not None and held.sealed is not None and task.get("status") in TERMINAL:
+            if not held.is_reported and held.sealed.instance != self._handles.instance:
+                held.is_reported = True
+                await self._handles.report_end(held.row.id, held.sealed.instance)
         return self._show(held, task)
 
     def _note_end(self, held: HeldTask, task: JsonObject) -> None:
@@ -270,6 +370,7 @@ class GatewayTasks:
             RpcError: This owner has no such task, or its server cannot be reached.
         """
         held = await self._find(task_id, owner)
+        await self._verify(held)
         held.listeners.append(listener)
         endpoints: list[ServerEndpointImpl] = []
 
@@ -298,11 +399,29 @@ class GatewayTasks:
         if held is None or not is_task(params):
             return
         task = read_task(params)
-        if held.listeners:
-            shown = self._show(held, task)
+        if not _is_same(held, task):
+            return
+        shown = self._show(held, task) if held.listeners else None
+        # A server reports a change once for each node that follows the task, and every node learns of each.
+        if shown is not None and shown != held.told:
+            held.told = shown
             for listener in [*held.listeners]:
                 listener(shown)
         self._note_end(held, task)
+
+
+def _build_unknown() -> RpcError:
+    return RpcError(INVALID_PARAMS, "there is no such task: it has expired, or belongs to another client")
+
+
+def _is_same(held: HeldTask, task: JsonObject) -> bool:
+    """Return whether a task of the server is the one that is held, by the time of its creation."""
+    created = _read_time(task.get("createdAt"))
+    if not held.created or created is None:
+        return True
+    # Servers may write fractions of a second in one place and leave them out in another.
+    is_exact = held.created % 1 and created % 1
+    return abs(created - held.created) < (_SAME_S if is_exact else 1)
 
 
 def _digest(owner: bytes) -> str:

@@ -18,6 +18,7 @@ from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.items import read_content
 from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, find_mismatch
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
+from indusagi.interop.protocol_bridge.fleet import send_past_move
 from indusagi.runtime.calls import UNLISTED
 from indusagi.runtime.contract import (
     JsonContentBlock,
@@ -261,18 +262,20 @@ class ServerContent:
         results: list[JsonObject] = []
         faults: list[ProtocolFault] = []
 
+        async def send() -> JsonObject:
+            endpoint = await self.wake(server)
+            return await endpoint.request(method, params, on_progress=on_progress)
+
         async def run(_: JsonValue, ctx: ToolContext) -> ToolResult:
             try:
-                endpoint = await self.wake(server)
-                results.append(await endpoint.request(method, params, on_progress=on_progress))
+                results.append(await send_past_move(send))
             except ProtocolFault as fault:
                 faults.append(fault)
                 return ToolResult.error(str(fault), code=fault.kind)
             return ToolResult((TextContentBlock(f"{method}: done"),))
 
         if self._wrap is None or self._context is None:
-            endpoint = await self.wake(server)
-            return await endpoint.request(method, params, on_progress=on_progress)
+            return await send_past_move(send)
         descriptor = ToolDescriptor(name, f"{method} of server {server!r}", {"type": "object"})
         card = BridgeCapability.from_definition(descriptor, RemoteToolRef(server, name), {}, run)
         outcome = await self._wrap(card).run(arguments, replace(self._context, budget=UNLIMITED))

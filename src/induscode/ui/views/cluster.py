@@ -19,6 +19,8 @@ async def show_cluster(page: PageRequest) -> PageView:
     node = page.source.node
     if node is None:
         raise PageError("This gateway belongs to no cluster: indus serve --http --cluster URL starts a node of one.")
+    from induscode.cluster.placement import find_replica  # noqa: PLC0415 — only in a cluster
+
     membership = node.membership
     nodes = [
         (
@@ -30,14 +32,16 @@ async def show_cluster(page: PageRequest) -> PageView:
         )
         for one in membership.list_nodes()
     ]
+    owners = await node.placements.list_all()
+    several = {one.server for one in owners if find_replica(one.key) != 1}
     placements = [
         (
-            one.server,
+            f"{one.server} (replica {find_replica(one.key)})" if one.server in several else one.server,
             one.node,
             f"{one.epoch}",
             show_state("ready") if membership.find_holder(one.lease) else [show_state("fault"), " its node is gone"],
         )
-        for one in await node.placements.list_all()
+        for one in owners
     ]
     content = live(
         "cluster",
