@@ -44,16 +44,20 @@ class ListedTool:
     """Its name at its server."""
     missing: str | None = None
     """Why a session does not show it to a model: the backend that it lacks."""
-    tokens: int = field(init=False)
-    """Estimated tokens of its definition, at four bytes each."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", estimate_definition(self.descriptor))
+    _tokens: list[int] = field(init=False, default_factory=list[int], compare=False, repr=False)
+    """The estimate, once it was asked for."""
 
     @property
     def name(self) -> str:
         """The name a model calls it by."""
         return self.descriptor.name
+
+    @property
+    def tokens(self) -> int:
+        """Estimated tokens of its definition, at four bytes each."""
+        if not self._tokens:
+            self._tokens.append(estimate_definition(self.descriptor))
+        return self._tokens[0]
 
     def as_json(self) -> JsonObject:
         """Build the JSON row."""
