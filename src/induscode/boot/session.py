@@ -14,7 +14,8 @@ from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
-from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
+from induscode.boot.plans import canon_tool_name, select_tools
+from induscode.boot.runners import attach_servers, load_mcp_capabilities
 from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
 from induscode.code_mode.contract import RUN_CODE
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import SaasGatewayPort
-    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckRunner, DeckToolBox
 
