@@ -14,6 +14,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
+from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
 from induscode.boot.plans import plan_servers
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
 from induscode.deck.mcp.config.trust import TrustStore

@@ -105,7 +105,7 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     Raises:
         click.UsageError: `--tools` names an unknown tool.
     """
-    from induscode.boot.session import build_connector_gateway, web_settings  # noqa: PLC0415 — imports the deck
+    from induscode.boot.live_connectors import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
     from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — imports the cards
     from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
     from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — for runs with servers
