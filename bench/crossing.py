@@ -28,8 +28,9 @@ from indusagi.interop.protocol_bridge.host import ProviderHost, create_provider_
 from indusagi.interop.protocol_bridge.rpc.transport import linked_pair
 from induscode.commands.serve.content import GatewayContent
 from induscode.commands.serve.tasks import GatewayTasks
-from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
 
 if TYPE_CHECKING:

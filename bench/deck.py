@@ -20,9 +20,10 @@ from bench.row import CannotMeasure, Row
 from bench.samples import SEARCH_SCHEMA
 from indusagi.interop.protocol_bridge import BridgeConfig, EndpointPhase, StdioServerConfig, mount_protocol_bridge
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import open_store
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mcp import Client, StdioServerParameters
 
 from indusagi.capabilities.local import make_local_context
-from induscode.deck.mcp.boot import ServerPlan, boot_bridge
+from induscode.deck.mcp.boot import boot_bridge
 from induscode.deck.mcp.drift import is_same_definition
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import open_store
 from outside.visit import Visit, nothing_left, stdio
 

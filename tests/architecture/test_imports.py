@@ -74,3 +74,17 @@ asyncio.run(tool.run({}, make_local_context("/")))
 assert found == [False], found
 """
     assert "jsonschema" in loaded_by(code)
+
+
+def test_a_list_of_tools_loads_neither_what_they_do_nor_what_starts_servers() -> None:
+    code = """
+import sys
+import induscode.commands.support.catalog, induscode.deck.mcp.known
+from induscode.deck.catalog import capability_cards
+from induscode.deck.contract import DeckContext
+assert len([card.build(DeckContext("/")) for card in capability_cards()]) > 12
+unwanted = ("indusagi.capabilities.tools.runs", "indusagi.interop.protocol_bridge.fleet")
+loaded = [name for name in sys.modules if name.startswith(unwanted)]
+assert not loaded, loaded
+"""
+    assert loaded_by(code) & HEAVY == set()

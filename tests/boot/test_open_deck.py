@@ -15,7 +15,7 @@ from indusagi.adapters.openai import to_openai
 from indusagi.capabilities import ToolSpec, define_tool
 from indusagi.runtime import ToolCall
 from induscode import open_deck, open_deck_sync
-from induscode.boot.runners import ConfigPathError
+from induscode.boot.plans import ConfigPathError
 from induscode.deck.contract import UnknownCapability
 from induscode.session.permissions import InvalidRuleError
 

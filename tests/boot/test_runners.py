@@ -11,7 +11,8 @@ from tests.support.servers import HONEST_TOOLS, diary, honest
 from tests.support.waiting import until
 
 from indusagi.runtime import ToolCall
-from induscode.boot.runners import ConfigPathError, canon_tool_name, load_mcp_capabilities, plan_servers, select_tools
+from induscode.boot.plans import ConfigPathError, canon_tool_name, plan_servers, select_tools
+from induscode.boot.runners import load_mcp_capabilities
 from induscode.boot.session import open_session
 from induscode.deck import DeckContext, Profile
 from induscode.deck.contract import UnknownCapability

@@ -276,3 +276,16 @@ def _interrupted(text: str) -> None:
 
 def test_the_root_of_this_clone_is_found() -> None:
     assert (ROOT / "pyproject.toml").exists()
+
+
+def test_the_first_garbage_collection_is_late_and_the_next_ones_are_as_usual() -> None:
+    code = """
+import gc
+from induscode.cli import defer_collection
+usual = gc.get_threshold()
+defer_collection()
+assert gc.get_threshold()[0] > 10 * usual[0], gc.get_threshold()
+gc.collect()
+assert (gc.get_threshold(), gc.callbacks) == (usual, []), gc.get_threshold()
+"""
+    subprocess.run([command("python"), "-c", code], timeout=20, check=True, env=unmeasured())

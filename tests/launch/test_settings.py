@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from induscode import program
-from induscode.boot.session import web_settings
+from induscode.boot.live_connectors import web_settings
 from induscode.launch.flags import flag_specs
 from induscode.launch.invocation import build_invocation
 from induscode.launch.settings import (

@@ -142,7 +142,7 @@ def test_a_full_disk_is_reported_before_anything_is_downloaded(index: Index, mon
     def measure(_: str) -> object:
         return usage
 
-    monkeypatch.setattr(weights.shutil, "disk_usage", measure)
+    monkeypatch.setattr(shutil, "disk_usage", measure)
     with pytest.raises(WeightsError, match=r"has 0\.0 GB left, and 0\.1 GB are needed: make room"):
         fetch(index)
     assert index.fetched == []

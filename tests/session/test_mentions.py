@@ -13,8 +13,9 @@ from tests.support.servers import SERVERS
 from indusagi.interop import StdioServerConfig
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.content import CONTENT_KINDS
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
 from induscode.interactive.slash import SlashError
 from induscode.interactive.slash.prompts import list_prompt_commands

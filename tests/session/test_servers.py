@@ -10,7 +10,8 @@ import pytest
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.config_watch import ConsentedRows
-from induscode.boot.runners import StartAnnouncer, plan_servers
+from induscode.boot.plans import plan_servers
+from induscode.boot.runners import StartAnnouncer
 from induscode.launch.invocation import Invocation
 from induscode.session.servers import ServerPhases
 from induscode.terminal import print_status, redirected_status_lines

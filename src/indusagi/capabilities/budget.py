@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 STANDARD_BYTES = 50 * 1024
 STANDARD_LINES = 2_000
+DEFAULT_PAGES = 10
+"""Pages of a PDF that a call gets, unless told otherwise."""
+MAX_PAGES = 20
+"""Pages of a PDF in one call."""
 _HEAD_SHARE = 5
 """Of both ends, the head gets one part in this many: the end of an output says more."""
 _PIECE = 1024 * 1024

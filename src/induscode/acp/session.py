@@ -23,7 +23,7 @@ from induscode.acp.history import replay_messages
 from induscode.acp.modes import SessionModes
 from induscode.acp.params import invalid
 from induscode.acp.updates import SessionUpdates, UpdateChannel
-from induscode.boot.runners import ConfigPathError
+from induscode.boot.plans import ConfigPathError
 from induscode.session.conversation import open_conversation
 from induscode.session.mentions import attach_resources
 from induscode.session.models import NoModelError

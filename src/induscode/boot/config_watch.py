@@ -19,8 +19,8 @@ from induscode.deck.mcp.config.trust import TrustStore
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import Scope, ServerRow
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
 
 _UNCHANGED = "the servers stay as they were"

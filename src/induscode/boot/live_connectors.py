@@ -9,13 +9,22 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.ports import WebSettings
+from induscode.launch.settings import (
+    SEARCH_SEARXNG_URL,
+    WEB_ALLOW_PRIVATE,
+    WEB_MAX_BYTES,
+    WEB_PORTS,
+    WEB_TIMEOUT_S,
+    Settings,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.ports import WebSettings
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.gateway import ConnectorGateway
-    from induscode.deck.contract import ActionTarget
+    from induscode.deck.contract import ActionTarget, SaasGatewayPort
 
 SAAS_CARD = "saas-action"
 
@@ -94,3 +103,21 @@ class LiveConnectors:
             self._gateway = ConnectorGateway(self._store, self._web, os.environ)
             self._opened.append(self._gateway)
         return self._gateway
+
+
+def web_settings(settings: Settings) -> WebSettings:
+    """Build the settings of the web tools."""
+    return WebSettings(
+        allow_private=settings.get(WEB_ALLOW_PRIVATE),
+        ports=settings.get(WEB_PORTS),
+        hard_bytes=settings.get(WEB_MAX_BYTES),
+        default_bytes=min(WebSettings().default_bytes, settings.get(WEB_MAX_BYTES)),
+        total_s=settings.get(WEB_TIMEOUT_S),
+        searxng_url=settings.get(SEARCH_SEARXNG_URL),
+    )
+
+
+def build_connector_gateway(web: WebSettings | None) -> SaasGatewayPort | None:
+    """Build the gateway to the connectors of this user; None if there are none. It blocks."""
+    connectors = LiveConnectors(web or WebSettings())
+    return connectors if connectors.are_present else None

@@ -1,191 +1,31 @@
-"""The deck of a run: the native cards that were asked for, and the tools of the servers.
+"""The servers of a run, attached: one fleet and one ledger, whatever the files.
 
-A session, a call, a list and a gateway all get their deck here. On a terminal, slow starts of servers are announced.
+A session, a call, a list and a gateway all attach theirs here. On a terminal, slow starts of servers are announced.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from indusagi.capabilities.arguments import find_similar_name
-from indusagi.core.faults import Note
-from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef, SlowStart
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
-from induscode.deck.contract import BridgeFault, UnknownCapability
-from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan, boot_bridge
-from induscode.deck.mcp.config import (
-    DiscoveredConfig,
-    UnusableFileError,
-    discover_mcp_config,
-    parse_given_rows,
-    read_named_rows,
-    read_rows,
-    resolve_rows,
-)
-from induscode.deck.mcp.config.rows import ServerRow
-from induscode.deck.mcp.config.trust import Consent, TrustStore
-from induscode.deck.mcp.lock import LOCK_NAME, read_lock
+from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
+from induscode.boot.plans import plan_servers
+from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
+from induscode.deck.mcp.config.trust import TrustStore
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import LedgerStore
-from induscode.deck.provision import ToolDeck
 from induscode.launch.invocation import Invocation
 from induscode.terminal import print_status
 
-_PROJECT_FILES = (".indusvx/mcp.json", ".mcp.json")
 _NOT_SOON_S = 3_600.0
 START_ONCE = BootOptions(lazy=(), supervision=Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S))
 """Starts every server once: a command that only looks shows the first failure."""
-
-
-class ConfigPathError(ValueError):
-    """A file or directory after `--mcp` that is absent or of which nothing can be used."""
-
-
-def canon_tool_name(name: str) -> str:
-    """Give the spelling under which names are compared: `web_fetch`, `WebFetch`, `web-fetch`."""
-    return name.lower().replace("_", "").replace("-", "")
-
-
-def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
-    """Keep the cards of these names; all of them if there are none.
-
-    Raises:
-        UnknownCapability: There is no card of a name.
-    """
-    if not names:
-        return deck
-    known = {canon_tool_name(card.name): card.name for card in deck.tools()}
-    for name in names:
-        if canon_tool_name(name) not in known:
-            raise UnknownCapability(name, find_similar_name(name, known.values()))
-    wanted = {canon_tool_name(name) for name in names}
-    return deck.retain(lambda card: canon_tool_name(card.name) in wanted)
-
-
-def plan_servers(
-    invocation: Invocation, trust: TrustStore | None = None, switched_on: Collection[str] = ()
-) -> ServerPlan:
-    """Plan the servers of a run, without starting any. Those in `switched_on` may be switched off in their files.
-
-    Raises:
-        ConfigPathError: A path of `--mcp` does not exist.
-    """
-    if invocation.no_tools or invocation.no_mcp:
-        return ServerPlan()
-    found = _read_config(invocation, switched_on)
-    store = trust or TrustStore()
-    # Naming a file is consent to it as it is; the user's own files need none, nor do servers of the user's editor.
-    consent: dict[str, Consent] = {
-        row.id: store.consent(row) if row.origin.scope == "project" else "trusted" for row in found.rows
-    }
-    trusted = [row for row in found.rows if consent[row.id] == "trusted"]
-    # Rows without consent are not expanded: a variable may be a secret.
-    configs, missing = resolve_rows(trusted, os.environ)
-    refused: list[Note] = []
-    for row in found.rows:
-        if row not in trusted:
-            changed = consent[row.id] == "changed"
-            reason = "it has changed since you consented to it" if changed else "it needs your consent"
-            owner = f"server {row.id!r} of {row.origin}"
-            refused.append(Note(owner, f"not started: {reason}", f"indus mcp trust {row.id}"))
-    locked, unread = _read_locked_definitions(invocation.cwd, found.rows)
-    notes = (*found.notes, *missing, *refused, *unread)
-    return ServerPlan(found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows))
-
-
-def _read_locked_definitions(
-    cwd: str, rows: Sequence[ServerRow]
-) -> tuple[Mapping[RemoteToolRef, JsonObject], Sequence[Note]]:
-    """Read the definitions of the project's lock file, without the user's own servers."""
-    servers = {row.id for row in rows if row.origin.scope != "user"}
-    path = os.path.join(cwd, LOCK_NAME)
-    if not servers or not os.path.lexists(path):
-        return {}, ()
-    try:
-        definitions = read_lock(path)
-    except BridgeFault as exc:
-        message = f"not compared with the tools there are: {exc}"
-        return {}, (Note(path, message, "write it anew: indus mcp lock"),)
-    return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ()
-
-
-def check_named_configs(invocation: Invocation) -> None:
-    """Check the paths of `--mcp` before anything else is done.
-
-    Raises:
-        ConfigPathError: A path does not exist, or has no usable server.
-    """
-    if invocation.mcp:
-        _read_config(invocation)
-
-
-def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
-    """Read the servers of the files, and the given ones, which come before others of the same name."""
-    found = DiscoveredConfig() if invocation.no_config else _read_files(invocation, switched_on)
-    if invocation.cluster_config:
-        found = _add_cluster_rows(found, invocation.cluster_config)
-    if not invocation.given_servers:
-        return found
-    rows, notes = parse_given_rows(invocation.given_servers, invocation.given_by)
-    names = {row.id for row in rows}
-    replaced = [row for row in found.rows if row.id in names]
-    left_out = [
-        Note(f"server {row.id!r} of {row.origin}", f"left out: {invocation.given_by} has a server of this name")
-        for row in replaced
-    ]
-    others = (row for row in found.rows if row.id not in names)
-    return DiscoveredConfig((*others, *rows), (*found.notes, *notes, *left_out), found.files)
-
-
-def _add_cluster_rows(found: DiscoveredConfig, path: str) -> DiscoveredConfig:
-    """Add the servers of the cluster; whoever has put them there with its key has consented to them."""
-    if not os.path.lexists(path):
-        return found
-    rows, notes = read_rows(path, "user")
-    names = {row.id: row for row in found.rows}
-    left_out = [
-        Note(f"server {row.id!r} of the cluster", f"left out: {names[row.id].origin.file} has a server of this name")
-        for row in rows
-        if row.id in names and names[row.id].config != row.config
-    ]
-    others = [row for row in rows if row.id not in names]
-    return DiscoveredConfig((*found.rows, *others), (*found.notes, *notes, *left_out), (*found.files, path))
-
-
-def _read_files(invocation: Invocation, switched_on: Collection[str]) -> DiscoveredConfig:
-    if not invocation.mcp:
-        return discover_mcp_config(invocation.cwd, switched_on=switched_on)
-    parts: list[DiscoveredConfig] = []
-    for given in invocation.mcp:
-        path = os.path.join(invocation.cwd, os.path.expanduser(given))
-        if os.path.isdir(path):
-            parts.append(discover_mcp_config(path, switched_on=switched_on))
-            if not parts[-1].files:
-                looked = " and ".join(os.path.join(given, name) for name in _PROJECT_FILES)
-                raise ConfigPathError(f"--mcp {given}: no servers are configured there ({looked})")
-        elif os.path.lexists(path):
-            try:
-                parts.append(read_named_rows(path, switched_on=switched_on))
-            except UnusableFileError as exc:
-                raise ConfigPathError(f"--mcp {exc}") from exc
-        else:
-            raise ConfigPathError(f"--mcp {given}: there is no such file or directory")
-    rows: dict[str, ServerRow] = {}
-    notes = [note for part in parts for note in part.notes]
-    for row in (row for part in parts for row in part.rows):
-        if row.id in rows and rows[row.id].config != row.config:
-            message = f"left out: {rows[row.id].origin.file} has a server of this name"
-            notes.append(Note(f"server {row.id!r} of {row.origin}", message, "give one another name"))
-            continue
-        rows.setdefault(row.id, row)
-    files = tuple(file for part in parts for file in part.files)
-    return DiscoveredConfig(tuple(rows.values()), tuple(notes), files)
 
 
 async def load_mcp_capabilities(

@@ -13,8 +13,9 @@ from anyio import to_thread
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
 from induscode.addons.loader import AddonSet, load_addons
-from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
-from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
+from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors, web_settings
+from induscode.boot.plans import canon_tool_name, select_tools
+from induscode.boot.runners import attach_servers, load_mcp_capabilities
 from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
 from induscode.code_mode.contract import RUN_CODE
@@ -24,16 +25,7 @@ from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckF
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import ToolDeck, base_context, provision_deck
 from induscode.launch.invocation import Invocation
-from induscode.launch.settings import (
-    ADDONS_REQUIRED,
-    CODE_ENABLED,
-    SEARCH_SEARXNG_URL,
-    WEB_ALLOW_PRIVATE,
-    WEB_MAX_BYTES,
-    WEB_PORTS,
-    WEB_TIMEOUT_S,
-    Settings,
-)
+from induscode.launch.settings import ADDONS_REQUIRED, CODE_ENABLED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -41,8 +33,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.deck.contract import SaasGatewayPort
-    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckRunner, DeckToolBox
 
@@ -259,24 +251,6 @@ class SessionToolBox:
     async def aclose(self) -> None:
         """Close the servers, the ledger and the addons; safe to call twice."""
         await self._stack.aclose()
-
-
-def web_settings(settings: Settings) -> WebSettings:
-    """Build the settings of the web tools."""
-    return WebSettings(
-        allow_private=settings.get(WEB_ALLOW_PRIVATE),
-        ports=settings.get(WEB_PORTS),
-        hard_bytes=settings.get(WEB_MAX_BYTES),
-        default_bytes=min(WebSettings().default_bytes, settings.get(WEB_MAX_BYTES)),
-        total_s=settings.get(WEB_TIMEOUT_S),
-        searxng_url=settings.get(SEARCH_SEARXNG_URL),
-    )
-
-
-def build_connector_gateway(web: WebSettings | None) -> SaasGatewayPort | None:
-    """Build the gateway to the connectors of this user; None if there are none. It blocks."""
-    connectors = LiveConnectors(web or WebSettings())
-    return connectors if connectors.are_present else None
 
 
 def _find_left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
     from induscode.session.line_dialog import LineDialog
@@ -231,7 +231,8 @@ class _Call:
         from induscode.boot.session import open_session  # noqa: PLC0415 — imports the deck
         from induscode.calls.record import CallOrigin  # noqa: PLC0415 — imports the deck
         from induscode.deck.contract import Profile  # noqa: PLC0415 — imports the deck
-        from induscode.deck.mcp.boot import BootOptions, ServerPlan  # noqa: PLC0415 — imports the deck
+        from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the deck
+        from induscode.deck.mcp.plan import ServerPlan  # noqa: PLC0415 — imports the deck
 
         options = None
         if self.dialog is not None:

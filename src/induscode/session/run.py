@@ -22,7 +22,7 @@ from anyio import to_thread
 
 from indusagi.core.cancel import ending_signals
 from indusagi.core.faults import CoreError
-from induscode.boot.runners import ConfigPathError
+from induscode.boot.plans import ConfigPathError
 from induscode.deck.contract import BackendFault, UnknownCapability
 from induscode.session.contract import ExitCode, RequestBudget, RunResult, signal_code
 from induscode.session.conversation import open_conversation

@@ -16,15 +16,17 @@ from indusagi.core.faults import CoreError
 from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.boot.config_watch import ConsentedRows, find_broken_files, find_broken_rows
-from induscode.boot.runners import ConfigPathError, explain_slow_start, plan_servers
+from induscode.boot.plans import ConfigPathError, plan_servers
+from induscode.boot.runners import explain_slow_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.boot.config_watch import ConfigFiles
-    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
 
 RELOAD = "look at it: /mcp reload"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from induscode.boot.session import Session
     from induscode.cluster.node import ClusterNode
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.provision import ToolDeck
     from induscode.session.permissions.confirm import PermissionRequest
     from induscode.ui.access import PageUser

@@ -265,7 +265,7 @@ async def _write_fails(session: Session, job: str) -> bool:
 
 
 async def test_write_to_a_job_that_does_not_read_times_out(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indusagi.capabilities.tools.process._WRITE_S", 0.2)
+    monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_S", 0.2)
     job = await session.start(STAY)
     outcome = await session.call("write", id=job, input="x" * 1_000_000)
     assert outcome.output == "job-1 does not read its input"

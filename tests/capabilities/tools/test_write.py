@@ -20,7 +20,7 @@ from tests.support.tools import box_of, call, context
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.files.edits import plan
 from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES
-from indusagi.capabilities.tools import write as write_module
+from indusagi.capabilities.tools.runs import change
 from indusagi.capabilities.tools.write import write_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
@@ -252,7 +252,7 @@ async def test_a_file_that_grows_while_it_is_read_is_too_large(
         return replace(stat_now, size=1)
 
     monkeypatch.setattr(ctx.fs, "stat", small)
-    monkeypatch.setattr(write_module, "MAX_FILE_BYTES", 3)
+    monkeypatch.setattr(change, "MAX_FILE_BYTES", 3)
     assert code(await write(ctx, "a", "x")) == "too_large"
 
 
@@ -285,8 +285,8 @@ async def test_a_long_patch_is_cut_at_the_end_of_a_line(ctx: ToolContext) -> Non
 
 
 async def test_a_lock_held_too_long_is_reported(ctx: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = write_module.file_lock
-    monkeypatch.setattr(write_module, "file_lock", partial(really, wait_s=0.05))
+    really = change.file_lock
+    monkeypatch.setattr(change, "file_lock", partial(really, wait_s=0.05))
     outcomes: list[ToolOutcome] = []
 
     async def other() -> None:
@@ -314,6 +314,7 @@ def test_r55_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: P
 import anyio
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.tools.runs import change
 from indusagi.capabilities.tools.write import write_tool
 
 async def main():

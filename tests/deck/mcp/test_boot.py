@@ -16,9 +16,11 @@ from tests.support.waiting import until
 from indusagi.capabilities.local import make_local_context
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef
 from induscode.deck.mcp.attach import bridge_tool_names
-from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge, find_started_before
+from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.config.rows import Origin, ServerRow
+from induscode.deck.mcp.known import find_started_before
 from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 from induscode.deck.mcp.store.journal import Journal

@@ -11,10 +11,11 @@ from tests.support.servers import SERVERS
 
 from indusagi.interop import StdioServerConfig
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, UnlistedPrompt, find_text
 from induscode.deck.mcp.drift import DriftGrade, compare_definitions, grade_drift
 from induscode.deck.mcp.lock import lock_text, read_lock
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 

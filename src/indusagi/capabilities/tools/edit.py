@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.edits.replace import Replacement
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
-from indusagi.capabilities.tools.write import change_file
-from indusagi.core.json import JsonLike, JsonObject
-from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.paths import PATH_ALIASES
+from indusagi.core.json import JsonLike
+from indusagi.runtime.contract import JsonSchema
 
 MAX_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {
@@ -68,7 +64,7 @@ def edit_tool() -> DefinedTool:
             "edit",
             _DESCRIPTION,
             _PARAMETERS,
-            _run,
+            load_run("tools.runs.change", "run_edit"),
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
             prepare=coerce_to(
@@ -79,32 +75,3 @@ def edit_tool() -> DefinedTool:
             terse=True,
         )
     )
-
-
-async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    several, items, problem = arguments.get("edits"), list[JsonObject](), None
-    single = [name for name in _TEXTS if name in arguments]
-    # Some models fill in every parameter of a tool.
-    if isinstance(several, list) and (several or not single):
-        items = cast("list[JsonObject]", several)
-        # The same change in both forms is one change.
-        is_same = len(items) == 1 and all(
-            (items[0].get(name) or None) == (arguments.get(name) or None) for name in _TEXTS
-        )
-        if any(arguments.get(name) for name in single) and not is_same:
-            problem = "give either edits, or oldText and newText"
-        elif not items:
-            problem = "edits is empty: give one at least"
-    elif "oldText" in arguments and "newText" in arguments:
-        items = [arguments]
-    else:
-        problem = "give oldText and newText, or edits"
-    edits = [
-        Replacement(cast("str", item["oldText"]), cast("str", item["newText"]), item.get("replaceAll") is True)
-        for item in items
-    ]
-    if problem is None and any(edit.old == edit.new for edit in edits):
-        problem = "oldText and newText are the same"
-    if problem is not None:
-        return ToolResult.error(f"edit was not run: {problem}", code="invalid_arguments")
-    return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)

@@ -7,13 +7,13 @@ the new list no longer contains.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 
 MOST_ITEMS = 200
@@ -43,7 +43,7 @@ _ITEMS: JsonSchema = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChecklistItem:
     """One item of the checklist."""
 

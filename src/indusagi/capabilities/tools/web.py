@@ -1,21 +1,13 @@
-"""The tools `webfetch`, a web page as text in parts, and `websearch`, whose first provider with results answers.
-
-The implementation is imported on first use, outside the event loop.
-"""
+"""The tools `webfetch`, a web page as text in parts, and `websearch`, whose first provider with results answers."""
 
 from __future__ import annotations
 
-from functools import partial
-from importlib import import_module
 from typing import Final
 
-from anyio import to_thread
-
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.core.json import JsonObject
-from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.capabilities.tools.loading import load_run
+from indusagi.runtime.contract import JsonSchema
 
 _FETCH_SCHEMA: JsonSchema = {
     "type": "object",
@@ -50,7 +42,7 @@ def webfetch_tool() -> DefinedTool:
             "webfetch",
             _FETCH_DESCRIPTION,
             _FETCH_SCHEMA,
-            partial(_run, "fetch", "fetch"),
+            load_run("web.fetch", "fetch"),
             title="Fetch URL",
             read_only=True,
             annotations={"openWorldHint": True},
@@ -95,7 +87,7 @@ def websearch_tool() -> DefinedTool:
             "websearch",
             _SEARCH_DESCRIPTION,
             _SEARCH_SCHEMA,
-            partial(_run, "results", "search"),
+            load_run("web.results", "search"),
             title="Web search",
             read_only=True,
             annotations={"openWorldHint": True},
@@ -103,8 +95,3 @@ def websearch_tool() -> DefinedTool:
             terse=True,
         )
     )
-
-
-async def _run(module: str, function: str, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    home = await to_thread.run_sync(import_module, f"indusagi.capabilities.web.{module}")
-    return await getattr(home, function)(arguments, ctx)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
+from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.images import fit_image
-from indusagi.capabilities.files.media.pdf import MAX_PAGES, read_pdf_pages
+from indusagi.capabilities.files.media.pdf import read_pdf_pages
 from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import decode_text

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.pins import StorePins
@@ -121,7 +121,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
         from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
 
         from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
-        from induscode.deck.mcp.boot import find_started_before  # noqa: PLC0415 — brings the bridge
+        from induscode.deck.mcp.known import find_started_before  # noqa: PLC0415 — brings the bridge
         from induscode.deck.mcp.store.pins import read_pins  # noqa: PLC0415 — brings the ledger
 
         # A server that never came up before has the longer limit of a first start.

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
 
 _KEYS = ("name", "transport", "phase", "tools", "scope", "message")

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import Drift
+    from induscode.deck.mcp.plan import ServerPlan
 
 _DECLINED = 1
 _DIFFERENT = 1

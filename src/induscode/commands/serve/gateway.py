@@ -21,7 +21,7 @@ from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
-from induscode.boot.runners import ConfigPathError, plan_servers
+from induscode.boot.plans import ConfigPathError, plan_servers
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.code_mode.contract import RUN_CODE
@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from induscode.commands.serve.sign_in import GatewaySignIns
     from induscode.commands.support.permissions import CardChecks
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge, BootOptions
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.provision import DeckToolBox
 
 FIRST_S = 5.0

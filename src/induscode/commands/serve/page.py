@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from induscode.commands.serve.gateway import Gateway
     from induscode.commands.support.permissions import Wrap
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.provision import ToolDeck
     from induscode.search.items import SearchItem, SearchKind
     from induscode.session.permissions.confirm import Approver, PermissionRequest

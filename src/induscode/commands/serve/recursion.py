@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.session import ServerFacts
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.plan import ServerPlan
 
 ANCESTRY = "INDUS_SERVED_BY"
 _MOST_HOPS = 8

@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.config_watch import ConsentedRows, list_config_files
-from induscode.boot.runners import plan_servers
+from induscode.boot.plans import plan_servers
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.commands.serve.content import GatewayContent
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from induscode.cluster.task_handles import TaskHandles
     from induscode.commands.serve.options import PageMode, ServeOptions
     from induscode.commands.serve.process import SignalState
-    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
     from induscode.ui.site import PageSite
 

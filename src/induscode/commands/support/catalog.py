@@ -11,7 +11,7 @@ from anyio import to_thread
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from induscode.boot.runners import attach_servers, select_tools
+from induscode.boot.plans import select_tools
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
 from induscode.search.options import estimate_definition
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import ItemKind
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
     from induscode.search.items import SearchItem, SearchKind
@@ -44,16 +44,20 @@ class ListedTool:
     """Its name at its server."""
     missing: str | None = None
     """Why a session does not show it to a model: the backend that it lacks."""
-    tokens: int = field(init=False)
-    """Estimated tokens of its definition, at four bytes each."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", estimate_definition(self.descriptor))
+    _tokens: list[int] = field(init=False, default_factory=list[int], compare=False, repr=False)
+    """The estimate, once it was asked for."""
 
     @property
     def name(self) -> str:
         """The name a model calls it by."""
         return self.descriptor.name
+
+    @property
+    def tokens(self) -> int:
+        """Estimated tokens of its definition, at four bytes each."""
+        if not self._tokens:
+            self._tokens.append(estimate_definition(self.descriptor))
+        return self._tokens[0]
 
     def as_json(self) -> JsonObject:
         """Build the JSON row."""
@@ -80,6 +84,8 @@ class ToolListing:
     notes: Sequence[Note] = ()
     disabled: Sequence[DisabledTool] = ()
     """Tools that may not be called until their changed definitions are approved."""
+    content: Sequence[RemoteTool] = ()
+    """What the ledger knows beside tools, of the kinds that were asked for."""
 
     @property
     def news(self) -> Sequence[Note]:
@@ -99,7 +105,7 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     Raises:
         click.UsageError: `--tools` names an unknown tool.
     """
-    from induscode.boot.session import build_connector_gateway, web_settings  # noqa: PLC0415 — imports the deck
+    from induscode.boot.live_connectors import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
     from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — imports the cards
     from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
     from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — for runs with servers
@@ -122,8 +128,10 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     ]
 
 
-async def list_tools(invocation: Invocation, *, check: bool) -> ToolListing:
-    """List every tool. Servers that the ledger knows are not started; with `check` the others are, to list theirs.
+async def list_tools(invocation: Invocation, *, check: bool, kinds: Sequence[ItemKind] = ()) -> ToolListing:
+    """List every tool, and what servers offer of other kinds.
+
+    Servers that the ledger knows are not started; with `check` the others are, to list theirs.
 
     Raises:
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
@@ -133,13 +141,14 @@ async def list_tools(invocation: Invocation, *, check: bool) -> ToolListing:
     listing = ToolListing(native, plan, notes=plan.notes)
     if plan.rows:
         async with opened_store(report_notes=False) as store:
-            remote = await _list_remote_tools(plan, store, check=check)
+            remote = await _list_remote_tools(plan, store, kinds, check=check)
         listing = ToolListing(
             [*native, *(tool for tool in remote.tools if tool.name not in {card.name for card in native})],
             plan,
             remote.states,
             (*plan.notes, *remote.notes, *(tool.note for tool in remote.disabled), *store.notes),
             remote.disabled,
+            remote.content,
         )
     return listing if invocation.no_tools or invocation.no_addons else await _add_addon_tools(invocation, listing)
 
@@ -162,9 +171,11 @@ async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> Tool
     return replace(listing, tools=[*listing.tools, *added], states=states, notes=notes)
 
 
-async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: bool) -> ToolListing:
+async def _list_remote_tools(
+    plan: ServerPlan, store: LedgerStore, kinds: Sequence[ItemKind], *, check: bool
+) -> ToolListing:
     from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
-    from induscode.deck.mcp.boot import read_known_tools  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.known import read_known_items, read_known_tools  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
     known, notes = await read_known_tools(store, plan.configs.values())
@@ -172,6 +183,8 @@ async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: boo
     states = dict.fromkeys(known, "known")
     faults: list[Note] = []
     if unseen and check:
+        from induscode.boot.runners import attach_servers  # noqa: PLC0415 — for servers that are started
+
         mcp = await attach_servers(plan.narrow(unseen), store)
         try:
             for server, status in mcp.status().items():
@@ -198,7 +211,11 @@ async def _list_remote_tools(plan: ServerPlan, store: LedgerStore, *, check: boo
         listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
     remembered = await read_disabled_tools(store, plan.configs.values())
     disabled = [tool for server in plan.configs for tool in remembered.get(server, ())]
-    return ToolListing(listed, plan, states, (*notes, *faults), disabled)
+    content: list[RemoteTool] = []
+    for kind in kinds:
+        for items in (await read_known_items(store, plan.configs.values(), kind)).values():
+            content += items
+    return ToolListing(listed, plan, states, (*notes, *faults), disabled, content)
 
 
 async def list_search_items(
@@ -210,11 +227,11 @@ async def list_search_items(
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
     """
     from indusagi.interop.protocol_bridge.contract import LISTED_KINDS  # noqa: PLC0415 — imports the bridge
-    from induscode.deck.mcp.boot import read_known_items  # noqa: PLC0415 — for runs with servers
-    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
     from induscode.search.items import build_content_item, build_tool_item  # noqa: PLC0415 — for searches alone
 
-    listing = await list_tools(invocation, check=check)
+    # A template is looked for with the resources.
+    wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
+    listing = await list_tools(invocation, check=check, kinds=wanted)
     denied = await to_thread.run_sync(_find_denied, listing.tools, invocation.cwd)
     if denied:
         reason = "a rule denies it" if len(denied) == 1 else "rules deny them"
@@ -225,22 +242,12 @@ async def list_search_items(
         for tool in listing.tools
         if tool.name not in denied
     ]
-    # A template is looked for with the resources.
-    wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
-    if wanted and listing.plan.rows:
-        async with opened_store(report_notes=False) as store:
-            configs = listing.plan.configs.values()
-            disabled = {tool.ref for tools in (await read_disabled_tools(store, configs)).values() for tool in tools}
-            for kind in wanted:
-                for server, known in (await read_known_items(store, configs, kind)).items():
-                    mark = "/" if kind == "prompt" else "@"
-                    items += [
-                        build_content_item(
-                            cast("SearchKind", kind), server, f"{mark}{server}:{item.ref.name}", item.raw
-                        )
-                        for item in known
-                        if item.ref not in disabled
-                    ]
+    disabled = {tool.ref for tool in listing.disabled}
+    for item in listing.content:
+        if item.ref not in disabled:
+            kind, server = cast("SearchKind", item.ref.kind), item.ref.server
+            mark = "/" if kind == "prompt" else "@"
+            items.append(build_content_item(kind, server, f"{mark}{server}:{item.ref.name}", item.raw))
     return listing, items
 
 

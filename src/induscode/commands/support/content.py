@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.deck.mcp.plan import ServerPlan
 
 MARKS = {"@": "resource", "/": "prompt"}
 """What a name begins with that is not a tool's."""

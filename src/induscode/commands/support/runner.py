@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import ProtocolFault
-    from induscode.deck.mcp.boot import ServerPlan
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.launch.invocation import Invocation
 
@@ -38,11 +38,14 @@ def run_with_signals(work: Callable[[CancelToken], Awaitable[int]]) -> int:
 
 async def _run(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     from indusagi.core.cancel import ending_signals  # noqa: PLC0415 — for commands with servers
-    from induscode.session.contract import signal_code  # noqa: PLC0415 — for commands with servers
 
     async with ending_signals() as token:
         code = await work(token)
-    return code if token.reason is None else signal_code(token.reason)
+    if token.reason is None:
+        return code
+    from induscode.session.contract import signal_code  # noqa: PLC0415 — after a signal alone
+
+    return signal_code(token.reason)
 
 
 @contextmanager
@@ -52,7 +55,7 @@ def usage_errors() -> Generator[None]:
     Raises:
         click.UsageError: A path or a name does not exist.
     """
-    from induscode.boot.runners import ConfigPathError  # noqa: PLC0415 — for commands with servers
+    from induscode.boot.plans import ConfigPathError  # noqa: PLC0415 — for commands with servers
     from induscode.deck.contract import BackendFault, UnknownCapability  # noqa: PLC0415 — for commands with servers
 
     try:
@@ -68,7 +71,7 @@ def load_plan(invocation: Invocation) -> ServerPlan:
     Raises:
         click.UsageError: A path of `--mcp` does not exist.
     """
-    from induscode.boot.runners import plan_servers  # noqa: PLC0415 — for commands with servers
+    from induscode.boot.plans import plan_servers  # noqa: PLC0415 — for commands with servers
 
     with usage_errors():
         return plan_servers(invocation)

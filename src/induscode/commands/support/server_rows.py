@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import Scope, ServerRow
+    from induscode.deck.mcp.plan import ServerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -126,8 +126,8 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     import hashlib  # noqa: PLC0415 — for a server on the command line
     import shlex  # noqa: PLC0415 — for `--stdio`
 
-    from induscode.deck.mcp.boot import ServerPlan  # noqa: PLC0415 — imports the bridge
     from induscode.deck.mcp.config import resolve_rows  # noqa: PLC0415 — for a server that is started
+    from induscode.deck.mcp.plan import ServerPlan  # noqa: PLC0415 — imports the bridge
 
     if (line is None) == (url is None):
         raise click.UsageError("Give either --stdio COMMAND or --url URL; -H goes with --url", context)

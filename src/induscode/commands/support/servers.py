@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import Scope, ServerRow
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
 
 STATE_REMEDIES = {

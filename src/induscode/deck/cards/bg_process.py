@@ -64,7 +64,7 @@ def _build(_: DeckContext) -> Capability:
     daemons = DaemonTable()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        from indusagi.capabilities.tools.process import run_action  # noqa: PLC0415 — loaded when the card is used
+        from indusagi.capabilities.tools.runs.process import run_action  # noqa: PLC0415 — loaded when the card is used
 
         return await run_action(daemons.of(ctx), arguments, ctx)
 

@@ -10,94 +10,40 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-from anyio import to_thread
+from dataclasses import field
+from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
-from indusagi.interop.protocol_bridge.client.items import read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
-from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, read_tools
+from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.enrolment import Enrolment
+from induscode.deck.mcp.known import find_started_before, read_known_items, read_known_tools
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import StorePins, load_pins, read_definitions, read_disabled_tools
+from induscode.deck.mcp.store.pins import StorePins, load_pins, read_disabled_tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.faults import Note
-    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.connect import OpenSession
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.start.policy import Supervision
     from indusagi.interop.protocol_bridge.contract import FleetStatus, ItemKind, RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
     from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.deck.mcp.config.rows import ServerRow
-    from induscode.deck.mcp.config.trust import Consent
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import LedgerStore
 
-RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
-"""Can be started; without consent, or changed since; or with a variable that has no value."""
 STANDARD_ERROR = "stderr"
 """The journal's subject for what a server wrote to standard error before it failed."""
 _STDERR_CHARACTERS = 1_900
-
-
-@record
-class ServerPlan:
-    """The servers of a run, before any of them is started."""
-
-    rows: Sequence[ServerRow] = ()
-    configs: Mapping[str, ServerConfig] = field(default_factory=dict[str, "ServerConfig"])
-    """Trusted servers by id, with the values of their variables; a row without its values is absent."""
-    consent: Mapping[str, Consent] = field(default_factory=dict[str, "Consent"])
-    notes: Sequence[Note] = ()
-    locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict["RemoteToolRef", "JsonObject"])
-    """The definitions of the project's lock file: a tool seen for the first time must match it."""
-    configured: Sequence[str] = ()
-    """The ids of all configured servers in order, also of those left out of the plan: names of tools depend on it."""
-
-    @classmethod
-    def from_configs(cls, configs: Iterable[ServerConfig]) -> ServerPlan:
-        """Plan these servers, all of them trusted."""
-        return cls(configs={config.id: config for config in configs})
-
-    @property
-    def untrusted(self) -> Sequence[ServerRow]:
-        """The rows without consent to what they are now."""
-        return tuple(row for row in self.rows if self.consent.get(row.id) != "trusted")
-
-    @property
-    def lazy(self) -> Collection[str]:
-        """The ids of servers whose rows say that a first call starts them."""
-        return [row.id for row in self.rows if row.start == "lazy"]
-
-    def state_of(self, row: ServerRow) -> RowState:
-        """Tell whether a row can be started, and if not, why."""
-        consent = self.consent.get(row.id, "unknown")
-        if consent != "trusted":
-            return "changed" if consent == "changed" else "untrusted"
-        return "startable" if row.id in self.configs else "unresolved"
-
-    def narrow(self, servers: Collection[str]) -> ServerPlan:
-        """Return the plan of these servers only, without the notes about others."""
-        others = tuple(f"server {row.id!r} of " for row in self.rows if row.id not in servers)
-        return replace(
-            self,
-            rows=tuple(row for row in self.rows if row.id in servers),
-            configs={server: config for server, config in self.configs.items() if server in servers},
-            notes=tuple(note for note in self.notes if not note.owner.startswith(others)),
-        )
 
 
 @record(kw_only=True)
@@ -436,46 +382,3 @@ async def boot_bridge(
     bridge = BootedBridge(store, plan, options, ledger=ledger, journal=journal)
     await bridge.boot()
     return bridge
-
-
-async def read_known_tools(
-    store: LedgerStore, servers: Iterable[ServerConfig]
-) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
-    """Read the tools of servers seen before from the store, in the form a listing gives them."""
-    configs = {config.id: config for config in servers}
-    known: dict[str, Sequence[RemoteTool]] = {}
-    notes: list[Note] = []
-    for server, rows in (await read_definitions(store, configs.values())).items():
-        # In a thread: hundreds of schemas take a while to be prepared for a model.
-        known[server], remarks = await to_thread.run_sync(read_tools, [*rows], configs[server])
-        notes.extend(remarks)
-    return known, notes
-
-
-async def read_known_items(
-    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind
-) -> Mapping[str, Sequence[RemoteTool]]:
-    """Read the items of a kind of servers seen before from the store, in the form a listing gives them."""
-    configs = {config.id: config for config in servers}
-    known: dict[str, Sequence[RemoteTool]] = {}
-    for server, rows in (await read_definitions(store, configs.values(), kind)).items():
-        if kind == "instructions":
-            text = rows[0].get("instructions") if rows else None
-            known[server] = read_instructions(text if isinstance(text, str) else None, configs[server])
-        else:
-            known[server], _ = read_items(kind, [*rows], configs[server])
-    return known
-
-
-async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:
-    """Find the servers that came up with their present configuration and have not timed out since.
-
-    A server whose start timed out may have to download its program again: it is left out.
-    """
-    up: dict[object, int] = {}
-    for op in ("list", "ready"):
-        for row in await store.latest(op):
-            identity = row.facts.get("identity")
-            up[identity] = max(row.position, up.get(identity, 0))
-    late = {row.facts.get("identity"): row.position for row in await store.latest("fault")}
-    return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]

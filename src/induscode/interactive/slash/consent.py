@@ -20,8 +20,8 @@ from induscode.terminal import escape_controls, escape_unprintable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.plan import ServerPlan
     from induscode.interactive.slash import SlashHost
     from induscode.session.servers import SessionServers
 

@@ -20,7 +20,7 @@ from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
-from induscode.boot.runners import canon_tool_name
+from induscode.boot.plans import canon_tool_name
 from induscode.deck.contract import DelegateReport, only_reads
 from induscode.session.agents.task import find_objective
 from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage

@@ -20,9 +20,10 @@ from tests.support.waiting import until
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp import enrolment as enrolment_module
-from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.enrolment import LONGEST_LOG
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, EnrollRequest, content_key_of
+from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.history import read_ledger_log
 

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES
 from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEFAULT_PAGES = 10
-MAX_PAGES = 20
-"""Pages in one call."""
 MAX_CHARACTERS = 500_000
 """Of all pages together."""
 DEADLINE_S = 30.0

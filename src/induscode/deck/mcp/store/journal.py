@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import NotJson, compact_json
+from indusagi.core.time import iso_utc
 from indusagi.runtime.calls import current_client
 from induscode.deck.mcp.config.trust import server_identity
-from induscode.deck.mcp.enrolment import iso_now
 from induscode.deck.mcp.redaction import Redaction
 from induscode.deck.mcp.store.events import (
     Batch,
@@ -61,7 +61,7 @@ class Journal:
         servers: Iterable[ServerConfig] = (),
         *,
         run: str | None = None,
-        now: Callable[[], str] = iso_now,
+        now: Callable[[], str] = iso_utc,
         node: str = "",
     ) -> None:
         """Begin a run; that of a `node` of a cluster is published to the others."""

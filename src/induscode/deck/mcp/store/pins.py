@@ -177,7 +177,8 @@ async def read_definitions(
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
-        for row in await store.latest("pin")
+        # Where nothing is listed no pin is of use, and reading them all takes longer than the rest of a command.
+        for row in (await store.latest("pin") if any(listings.values()) else ())
         if (server := _find_server(row, identities)) is not None and row.facts.get("kind", "tool") == kind
     }
     documents = await store.documents(pins.values())

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from dataclasses import field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import read_small_file, replace_private_file
 from indusagi.core.json import is_json_object
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import Batch
 
 PIN = "pin"
+# Built once: `json.dumps` builds an encoder per call, which takes as long as encoding a line.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _LARGEST_BYTES = 256 * 1024 * 1024
 _SPARE_LINES = 200
 """Lines beyond two per pin that the file may have before it is compacted."""
@@ -144,5 +146,5 @@ def _parse_line(line: bytes) -> Pin | None:
 
 
 def _checksum(content: object) -> str:
-    text = json.dumps(cast("JsonValue", content), separators=(",", ":"))
+    text = _ENCODER.encode(content)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
