@@ -33,7 +33,8 @@ from indusagi.capabilities.files.paths import locks
 from indusagi.capabilities.files.text import lines
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.local.fs import LocalFs
-from indusagi.capabilities.tools.read import contents, read_tool
+from indusagi.capabilities.tools.read import read_tool
+from indusagi.capabilities.tools.runs.read import contents
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolOutcome
 

@@ -6,13 +6,17 @@ command that exceeds its time limit or is cancelled is ended with its process tr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
+from indusagi.capabilities.tools.limits import DEFAULT_TIMEOUT_MS, LONGEST_TIMEOUT_MS
 from indusagi.runtime.contract import JsonSchema
 
-DEFAULT_TIMEOUT_MS = 120_000
-LONGEST_TIMEOUT_MS = 600_000
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
+
 _DESCRIPTION = (
     "Run a command with bash; answers with stdout and stderr. Standard input is empty, there "
     "is no terminal. The working directory carries over while it stays in the workspace; "
@@ -48,6 +52,12 @@ _ALIASES = {
 }
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.bash import run  # noqa: PLC0415 — imported by the first call
+
+    return run
+
+
 def bash_tool() -> DefinedTool:
     """Make the tool."""
     return define_tool(
@@ -55,7 +65,7 @@ def bash_tool() -> DefinedTool:
             "bash",
             _DESCRIPTION,
             _SCHEMA,
-            load_run("tools.runs.bash"),
+            run_lazily(_load_run),
             title="Run a command",
             prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,

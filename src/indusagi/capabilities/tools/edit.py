@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonLike
 from indusagi.runtime.contract import JsonSchema
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
 
 MAX_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {
@@ -57,6 +62,12 @@ _DESCRIPTION = (
 )
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.change import run_edit  # noqa: PLC0415 — imported by the first call
+
+    return run_edit
+
+
 def edit_tool() -> DefinedTool:
     """Build the tool `edit`."""
     return define_tool(
@@ -64,7 +75,7 @@ def edit_tool() -> DefinedTool:
             "edit",
             _DESCRIPTION,
             _PARAMETERS,
-            load_run("tools.runs.change", "run_edit"),
+            run_lazily(_load_run),
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
             prepare=coerce_to(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import JsonSchema
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
 
 _KINDS = {
     "any": None,
@@ -43,6 +48,12 @@ _DESCRIPTION = (
 )
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.find import run  # noqa: PLC0415 — imported by the first call
+
+    return run
+
+
 def find_tool() -> DefinedTool:
     """Make the tool."""
     prepare = coerce_to(_SCHEMA, _ALIASES)
@@ -60,7 +71,7 @@ def find_tool() -> DefinedTool:
         "find",
         _DESCRIPTION,
         _SCHEMA,
-        load_run("tools.runs.find"),
+        run_lazily(_load_run),
         title="Find files",
         read_only=True,
         prepare=translate_kind,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import JsonSchema
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
 
 ALIASES = {
     **PATH_ALIASES,
@@ -78,6 +83,12 @@ def rename_arguments(arguments: JsonValue) -> JsonValue:
     return renamed if flags is None else {**renamed, "flags": flags}
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.grep import run  # noqa: PLC0415 — imported by the first call
+
+    return run
+
+
 def grep_tool() -> DefinedTool:
     """Make the tool."""
     prepare = coerce_to(_SCHEMA, ALIASES)
@@ -85,7 +96,7 @@ def grep_tool() -> DefinedTool:
         "grep",
         _DESCRIPTION,
         _SCHEMA,
-        load_run("tools.runs.grep"),
+        run_lazily(_load_run),
         title="Search in files",
         read_only=True,
         prepare=lambda arguments: rename_arguments(prepare(arguments)),

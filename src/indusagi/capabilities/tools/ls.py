@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
+from indusagi.capabilities.tools.limits import MOST_ENTRIES
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
 
-MOST_ENTRIES = 1_000
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
+
 _DEEPEST = 3
 _ALIASES = {
     **PATH_ALIASES,
@@ -41,6 +46,12 @@ _DESCRIPTION = (
 )
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.ls import run  # noqa: PLC0415 — imported by the first call
+
+    return run
+
+
 def ls_tool() -> DefinedTool:
     """Make the tool that lists directories."""
     return define_tool(
@@ -48,7 +59,7 @@ def ls_tool() -> DefinedTool:
             "ls",
             _DESCRIPTION,
             _PARAMETERS,
-            load_run("tools.runs.ls"),
+            run_lazily(_load_run),
             title="List directory",
             read_only=True,
             prepare=coerce_to(_PARAMETERS, _ALIASES),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
+from indusagi.capabilities.tools.limits import LONGEST_WAIT_MS
 from indusagi.runtime.contract import JsonSchema
 
-LONGEST_WAIT_MS = 30_000
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
+
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
 _DESCRIPTION = (
     "Jobs in the background: servers, watchers, long builds. `start` {command} gives an id; "
@@ -50,6 +55,12 @@ _ALIASES = {
 }
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.process import run  # noqa: PLC0415 — imported by the first call
+
+    return run
+
+
 def process_tool() -> DefinedTool:
     """Make the tool."""
     return define_tool(
@@ -57,7 +68,7 @@ def process_tool() -> DefinedTool:
             "process",
             _DESCRIPTION,
             _SCHEMA,
-            load_run("tools.runs.process"),
+            run_lazily(_load_run),
             title="Background processes",
             prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,

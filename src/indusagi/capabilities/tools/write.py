@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
 
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -25,6 +30,12 @@ _DESCRIPTION = (
 )
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.change import run_write  # noqa: PLC0415 — imported by the first call
+
+    return run_write
+
+
 def write_tool() -> DefinedTool:
     """Build the tool `write`."""
     return define_tool(
@@ -32,7 +43,7 @@ def write_tool() -> DefinedTool:
             "write",
             _DESCRIPTION,
             _PARAMETERS,
-            load_run("tools.runs.change", "run_write"),
+            run_lazily(_load_run),
             title="Write a file",
             annotations={"destructiveHint": True, "idempotentHint": True},
             prepare=coerce_to(_PARAMETERS, _ALIASES),

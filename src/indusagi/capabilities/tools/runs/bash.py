@@ -21,7 +21,7 @@ from indusagi.capabilities.jobs.output import RenderedOutput, hidden_note, rende
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
 from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
-from indusagi.capabilities.tools.bash import DEFAULT_TIMEOUT_MS
+from indusagi.capabilities.tools.limits import DEFAULT_TIMEOUT_MS
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.paths import is_within

@@ -18,7 +18,7 @@ from indusagi.capabilities.search.request import TooManyAlternatives
 from indusagi.capabilities.search.target import describe_secrets, find_secrets_below
 from indusagi.capabilities.search.walk import DirHandle
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.capabilities.tools.read.directory import report_missing_path
+from indusagi.capabilities.tools.runs.read.directory import report_missing_path
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import ToolResult

@@ -23,7 +23,7 @@ from indusagi.capabilities.search.search import Ripgrep, RipgrepMissing, SearchR
 from indusagi.capabilities.search.target import SearchTarget, find_secrets_below, open_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.capabilities.tools.read.directory import report_missing_path
+from indusagi.capabilities.tools.runs.read.directory import report_missing_path
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.files.media.pdf import PdfPages
     from indusagi.capabilities.files.text.codec import TextForm
     from indusagi.capabilities.files.text.lines import LineRange, TextScan
-    from indusagi.capabilities.tools.read.contents import LoadedFile
+    from indusagi.capabilities.tools.runs.read.contents import LoadedFile
     from indusagi.core.json import JsonValue
 
 _NUMBER_WIDTH = 6

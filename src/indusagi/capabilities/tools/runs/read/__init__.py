@@ -13,7 +13,7 @@ from indusagi.capabilities.files.text.lines import LineRange, TextScan
 from indusagi.capabilities.files.text.sniff import format_hex
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.capabilities.tools.read.contents import (
+from indusagi.capabilities.tools.runs.read.contents import (
     MAX_DOCUMENT_BYTES,
     BinaryFile,
     FileContents,
@@ -22,8 +22,8 @@ from indusagi.capabilities.tools.read.contents import (
     is_notebook_name,
     read_contents,
 )
-from indusagi.capabilities.tools.read.directory import list_directory, report_missing_path
-from indusagi.capabilities.tools.read.format import format_image, format_notebook, format_pdf, format_text
+from indusagi.capabilities.tools.runs.read.directory import list_directory, report_missing_path
+from indusagi.capabilities.tools.runs.read.format import format_image, format_notebook, format_pdf, format_text
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import ToolResult

@@ -6,8 +6,7 @@ everything else that it loads.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from anyio import to_thread
 
@@ -18,22 +17,16 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolResult
 
-    Run = Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]
+    RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]
 
 
-def load_run(module: str, function: str = "run") -> Run:
-    """Make the function of a tool from the name of its implementation, which is imported in a thread.
-
-    Args:
-        module: The module, below `indusagi.capabilities`.
-        function: The function in it that runs a call.
-    """
-    loaded: list[Run] = []
+def run_lazily(load: Callable[[], RunTool]) -> RunTool:
+    """Make the function of a tool from one that imports it, which the first call runs in a thread."""
+    loaded: list[RunTool] = []
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if not loaded:
-            home = await to_thread.run_sync(import_module, f"indusagi.capabilities.{module}")
-            loaded.append(getattr(home, function))
+            loaded.append(await to_thread.run_sync(load))
         return await loaded[0](arguments, ctx)
 
     return run

@@ -6,12 +6,17 @@ What was shown is recorded with a digest of the whole file, which `edit` and `wr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES, STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.loading import load_run
+from indusagi.capabilities.tools.lazy_run import run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.tools.lazy_run import RunTool
 
 _ALIASES = {**PATH_ALIASES, "line": "offset", "start_line": "offset", "startLine": "offset"}
 _PARAMETERS: JsonSchema = {
@@ -36,6 +41,12 @@ _DESCRIPTION = (
 )
 
 
+def _load_run() -> RunTool:
+    from indusagi.capabilities.tools.runs.read import run  # noqa: PLC0415 — imported by the first call
+
+    return run
+
+
 def read_tool() -> DefinedTool:
     """Build the tool `read`."""
     return define_tool(
@@ -43,7 +54,7 @@ def read_tool() -> DefinedTool:
             "read",
             _DESCRIPTION,
             _PARAMETERS,
-            load_run("tools.runs.read"),
+            run_lazily(_load_run),
             title="Read file",
             read_only=True,
             prepare=coerce_to(_PARAMETERS, _ALIASES),
