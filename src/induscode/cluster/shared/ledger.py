@@ -92,6 +92,8 @@ class LedgerPublisher:
         """Whether the next batch begins the chain, its former id, and the reason."""
         self._attempt = 0
         self._waiting = -1
+        self._is_full = False
+        """Whether the last note was that the stream takes no more rows."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -112,8 +114,10 @@ class LedgerPublisher:
                 await self.publish_all()
                 pause = _RETRY_S
                 wait_s = _LOOK_S
+                self._tell_full(is_full=False)
             except (ClusterFault, LostRaceError) as exc:
                 _log.debug("the ledger is not published: %s", exc)
+                self._tell_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
                 self._is_known = False
                 wait_s, pause = pause, min(2 * pause, _LONGEST_RETRY_S)
                 await self._count()
@@ -122,6 +126,14 @@ class LedgerPublisher:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def _tell_full(self, *, is_full: bool) -> None:
+        if is_full and not self._is_full:
+            remedy = "give the account more storage (max_file), then run indus cluster init again"
+            self._on_note(f"the brokers take no more rows of the ledgers, which wait in the file: {remedy}")
+        elif self._is_full and not is_full:
+            self._on_note("the brokers take rows of the ledgers again")
+        self._is_full = is_full
 
     async def close(self) -> None:
         """Publish what is left, for a moment."""
