@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from nats.js.errors import APIError
+from tests.cluster.test_faults import find_pid
 from tests.cluster.test_shared_ledger import open_ledger
-from tests.support.broker import KEY, LEASE_S, BrokerProcess
+from tests.support.broker import KEY, LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker_proxy import open_proxy
+from tests.support.cluster import open_members
+from tests.support.servers import honest
 from tests.support.stores import batch
 from tests.support.waiting import until
 
@@ -71,7 +77,7 @@ async def test_full_ledgers_leave_room_for_leases(small_account: ClusterSettings
         with pytest.raises(ClusterFault) as caught:
             await ledger.publish()
         assert (caught.value.state, ledger.broker.state) == ("full", "ready")
-        await node.membership.renew()
+        assert await (await node.broker.open_bucket(small_account.leases)).create("another", b"{}")
         # More room, by a second preparation: three quarters of the account.
         prepared = await prepare_cluster(ledger.broker, replicas=1)
         assert (prepared.is_changed, (prepared.ledger_bytes or 0) > 700_000) == (True, True)
@@ -134,3 +140,26 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
     assert health.state == "ready"
     health.take_unread()
     assert health.state == "slow"
+
+
+async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as process:
+        settings = await new_cluster(process, lease_s=10.0)
+        async with AsyncExitStack() as stack:
+            proxy = await stack.enter_async_context(open_proxy([process.port]))
+            named = [replace(name_node(settings, name), brokers=proxy.urls) for name in "ab"]
+            members = await stack.enter_async_context(open_members(named, [honest()]))
+            former = await find_pid(members[0])
+            assert former is not None
+            leases = [member.node.info.lease for member in members]
+            proxy.delay_s = 0.4
+            brokers = [member.node.broker for member in members]
+            await until(lambda: all(broker.state == "slow" for broker in brokers))
+            assert [await find_pid(member) for member in members] == [former, former]
+            proxy.delay_s = SLOW_S + 0.1
+            report = await read_report(brokers[0], members[0].node.membership)
+            assert report.summary.startswith("slow: they answer slowly")
+            assert any("is slow: " in problem for problem in report.list_problems())
+            await proxy.release()
+            await until(lambda: all(broker.state == "ready" for broker in brokers))
+            assert all(member.node.membership.holds(lease) for member, lease in zip(members, leases, strict=True))

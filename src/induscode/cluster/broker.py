@@ -467,6 +467,8 @@ def _explain_refusal(exc: Exception) -> str:
     import ssl  # noqa: PLC0415 — only for this error
 
     text = describe_error(exc)
+    if isinstance(exc, TimeoutError):
+        return "no answer in time: they are away, or far too slow"
     if "authorization" in text.lower() or "authentication" in text.lower():
         return "it refuses this user or password; the address has them: nats://USER:PASSWORD@HOST"
     if isinstance(exc, ssl.SSLCertVerificationError):

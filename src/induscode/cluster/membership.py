@@ -276,10 +276,9 @@ class Membership:
         Raises:
             ClusterFault: The broker does not answer.
         """
-        known = {info.lease for info in self.list_nodes()}
-        entries = await self._leases.read_all()
-        values = [_read(entry.value) for lease, entry in entries.items() if lease not in known]
-        return sorted(str(value["node"]) for value in values if "node" in value)
+        known = {info.node for info in self.list_nodes()}  # a node may have left a lease of an earlier attempt
+        values = [_read(entry.value) for entry in (await self._leases.read_all()).values()]
+        return sorted({str(value["node"]) for value in values if "node" in value} - known)
 
     async def wait_for_name(self) -> None:
         """Wait until no other lease has the name of this node: that of a lost machine ends by itself.
