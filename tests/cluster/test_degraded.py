@@ -127,10 +127,18 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
     health.round_trip_s = 0.0
     health.take_answer(0.0)
     assert health.state == "ready"
-    health.take_full()
+    health.take_failure("full", wrote=True)
     health.take_answer(0.0)
     assert health.state == "full"
+    health.take_lost_race(0.0)
+    assert health.state == "full"
     health.take_answer(0.0, wrote=True)
+    assert health.state == "ready"
+    # Without a majority some reads are answered.
+    assert health.take_silence(wrote=True) == "partitioned"
+    health.take_answer(0.0)
+    assert health.state == "partitioned"
+    health.take_lost_race(0.0)
     assert health.state == "ready"
     health.connect(is_connected=False)
     assert health.state == "away"

@@ -169,6 +169,8 @@ class Broker:
         """Called when the connection is lost: what was sent may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is there again."""
+        self.names: dict[str, str] = {}
+        """The names of brokers by address, as they have greeted."""
         self._asked_at: float | None = None
         """When the round trip began that has not ended."""
         self._streams = client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
@@ -231,25 +233,23 @@ class Broker:
                 result = await keep_cancellation(request)
         except (errors.KeyWrongLastSequenceError, errors.KeyNotFoundError) as exc:
             # Not found: it was there when the creation was refused, and has run out before the client looked again.
-            health.take_answer(loop.time() - began)
+            health.take_lost_race(loop.time() - began)
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
-            health.take_missing()
+            health.take_failure("missing", wrote=writes)
             message = f"{what}: the broker has no such bucket or stream; prepare it once with `indus cluster init`"
             raise ClusterFault("missing", message) from exc
         except nats.errors.NoRespondersError as exc:
             raise UnheardError(f"{what}: nothing listens there") from exc
         except errors.APIError as exc:
             if exc.err_code == _WRONG_LAST:
-                health.take_answer(loop.time() - began)
+                health.take_lost_race(loop.time() - began)
                 raise LostRaceError(what) from exc
-            if exc.err_code not in _NO_STORAGE:
-                health.take_refusal()
-            elif exc.description in _OWN_LIMIT:
+            state: BrokerState = "full" if exc.err_code in _NO_STORAGE else "partitioned"
+            if state == "full" and exc.description in _OWN_LIMIT:
                 health.take_answer(loop.time() - began)
             else:
-                health.take_full()
-            state = "full" if exc.err_code in _NO_STORAGE else "partitioned"
+                health.take_failure(state, wrote=writes)
             raise ClusterFault(state, f"{what}: {exc.description or exc}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # A connection without an answer: the brokers have no majority, or they are slow.
@@ -257,7 +257,7 @@ class Broker:
             self._measure_pulse()
             health.is_connected, health.round_trip_s = self.health.is_connected, self.health.round_trip_s
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
-            raise ClusterFault(health.take_silence(), f"{what}: {why}") from exc
+            raise ClusterFault(health.take_silence(wrote=writes), f"{what}: {why}") from exc
         health.take_answer(loop.time() - began, wrote=writes)
         return result
 

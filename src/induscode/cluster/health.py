@@ -1,9 +1,9 @@
 """How the brokers are, from the outcomes of requests.
 
-Pure: outcomes come in, a `BrokerState` comes out. Storage that was refused stays refused until a write succeeds, since
-a full broker still answers reads. Requests without an answer mean slow brokers if a round trip to the connected one
-takes long, and brokers without a majority otherwise. Answer times are averaged, so that the state does not change with
-every request.
+Pure: outcomes come in, a `BrokerState` comes out. A write that failed counts until one succeeds, since brokers that are
+full, or have no majority, still answer some reads. Requests without an answer mean slow brokers if a round trip to the
+connected one takes long, and brokers without a majority otherwise. Answer times are averaged, so that the state does
+not change with every request.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class BrokerHealth:
         self.is_connected = True
         self.round_trip_s = 0.0
         """To the broker that this process is connected to, without storage."""
-        self._failure: BrokerState | None = None
-        self._is_full = False
+        self._unread: BrokerState | None = None
+        self._unwritten: BrokerState | None = None
+        """Why the last read, and the last write, had no answer."""
         self._average_s = 0.0
 
     @property
@@ -44,35 +45,33 @@ class BrokerHealth:
         """The present state."""
         if not self.is_connected:
             return "away"
-        if self._failure is not None:
-            return self._failure
-        if self._is_full:
-            return "full"
+        if failed := self._unwritten or self._unread:
+            return failed
         return "slow" if max(self._average_s, self.round_trip_s) > SLOW_S else "ready"
 
     def take_answer(self, took_s: float, *, wrote: bool = False) -> None:
-        """Take an answer; `wrote`: storage was used for it."""
-        self.is_connected, self._failure = True, None
+        """Take an answer; `wrote`: it was one to a write."""
+        self.is_connected, self._unread = True, None
         self._average_s += _WEIGHT * (took_s - self._average_s)
         if wrote:
-            self._is_full = False
+            self._unwritten = None
 
-    def take_full(self) -> None:
-        """A write was refused for want of storage."""
-        self._failure, self._is_full = None, True
+    def take_lost_race(self, took_s: float) -> None:
+        """Take a refusal of a write since another writer was first: it says nothing about storage."""
+        self.take_answer(took_s, wrote=self._unwritten != "full")
 
-    def take_refusal(self) -> None:
-        """The brokers could not do what was asked."""
-        self._failure = "partitioned"
+    def take_failure(self, state: BrokerState, *, wrote: bool = False) -> None:
+        """Take a request that the brokers have not done, and why."""
+        if wrote:
+            self._unwritten = state
+        else:
+            self._unread = state
 
-    def take_missing(self) -> None:
-        """A bucket or stream of the cluster is not there."""
-        self._failure = "missing"
-
-    def take_silence(self) -> BrokerState:
-        """A request has no answer in time; returns why."""
-        self._failure = "slow" if self.round_trip_s > SLOW_S else "partitioned"
-        return self.state
+    def take_silence(self, *, wrote: bool = False) -> BrokerState:
+        """Take a request without an answer in time; return why."""
+        state: BrokerState = "slow" if self.round_trip_s > SLOW_S else "partitioned"
+        self.take_failure(state, wrote=wrote)
+        return state if self.is_connected else "away"
 
     def take_unread(self) -> None:
         """Messages came faster than they were read."""
@@ -82,4 +81,4 @@ class BrokerHealth:
         """The connection was lost, or is there again."""
         self.is_connected = is_connected
         if is_connected:
-            self._failure, self._average_s, self.round_trip_s = None, 0.0, 0.0
+            self._unread, self._average_s, self.round_trip_s = None, 0.0, 0.0

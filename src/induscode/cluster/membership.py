@@ -138,6 +138,9 @@ class Membership:
     async def _read_back(self) -> None:
         """Find out whether an own renewal without an answer has changed the entry, or another node."""
         entry = await self._leases.get(self.info.lease)
+        if entry is not None and entry.revision == self._lease.revision:
+            self._tried_at = self._clock()  # brokers without a majority have taken a renewal, and not agreed on it
+            return
         value = {} if entry is None else _read(entry.value)
         beat = value.get("beat")
         sent_at = self._sent.get(beat) if isinstance(beat, int) else None

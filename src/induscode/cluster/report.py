@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -58,9 +58,14 @@ class BrokerView:
 
     def __str__(self) -> str:
         name = " ".join(filter(None, (self.name, f"({self.address})" if self.name and self.address else self.address)))
+        return f"{name} {self.words}"
+
+    @property
+    def words(self) -> str:
+        """How it is, after its name."""
         if self.state == "away":
-            return f"{name} is away: {self.reason}"
-        return f"{name} {'is slow' if self.state == 'slow' else 'answers'}: {1000 * (self.took_s or 0.0):,.0f} ms"
+            return f"is away: {self.reason}"
+        return f"{'is slow' if self.state == 'slow' else 'answers'}: {1000 * (self.took_s or 0.0):,.0f} ms"
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
@@ -86,6 +91,11 @@ class BrokerReport:
     silent: Sequence[str] = ()
     """Nodes that have a lease and do not report themselves."""
     nodes: Sequence[NodeInfo] = field(default_factory=tuple["NodeInfo", ...])
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the brokers do what they are asked, be it slowly."""
+        return self.state in {"ready", "slow"}
 
     @property
     def summary(self) -> str:
@@ -149,8 +159,11 @@ async def read_report(broker: Broker, membership: Membership | None) -> BrokerRe
     missing = "another broker says so"
     found += [BrokerView(address="", name=name, reason=missing) for name in offline.result() or () if name not in known]
     stored, state = storage.result(), broker.state
-    if state == "ready" and stored is not None and stored.limit is not None and stored.used >= _FULL * stored.limit:
-        state = "full"
+    if state in {"ready", "slow"}:
+        if stored is not None and stored.limit is not None and stored.used >= _FULL * stored.limit:
+            state = "full"
+        elif 2 * sum(view.state == "away" for view in found) > len(found):
+            state = "partitioned"  # some reads are answered without a majority
     return BrokerReport(
         state=state,
         brokers=found,
@@ -178,7 +191,9 @@ async def greet_brokers(broker: Broker) -> Sequence[BrokerView]:
     addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in map(urlsplit, broker.list_addresses())})
     async with asyncio.TaskGroup() as tasks:
         greeting = [tasks.create_task(_greet(address)) for address in addresses]
-    return [task.result() for task in greeting]
+    views = [task.result() for task in greeting]
+    broker.names |= {view.address: view.name for view in views if view.name}
+    return [replace(view, name=broker.names.get(view.address, "")) for view in views]
 
 
 async def _greet(address: str) -> BrokerView:
@@ -192,6 +207,8 @@ async def _greet(address: str) -> BrokerView:
             line = await reader.readline()
     except TimeoutError:
         return BrokerView(address=address, reason=f"no answer within {_GREETING_S:g} s")
+    except ConnectionRefusedError:
+        return BrokerView(address=address, reason="nothing listens there")
     except (OSError, ValueError) as exc:
         return BrokerView(address=address, reason=describe_error(exc))
     finally:

@@ -175,7 +175,7 @@ def _describe(node: NodeInfo) -> str:
 def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
     """Show how the brokers are, and which nodes there are; UNPUBLISHED: rows of its ledger that only it has.
 
-    Exit code 1 if the brokers do not answer.
+    Exit code 1 if the brokers do not answer, or have no storage left.
     """
 
     async def work(broker: Broker) -> int:
@@ -184,7 +184,8 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
 
         try:
             async with _observe(broker) as membership:
-                _print_status(await read_report(broker, membership), membership.times.ttl_s, as_json=as_json)
+                report = await read_report(broker, membership)
+                _print_status(report, membership.times.ttl_s, as_json=as_json)
         except ClusterFault as fault:
             report = await read_report(broker, None)
             if as_json:
@@ -194,7 +195,7 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
                     print_line(f"broker {view}")
                 print_status(f"broker {fault.state}: {fault}")
             return _FAILED
-        return 0
+        return 0 if report.is_usable else _FAILED
 
     return run_with_broker(read_settings(context, brokers), work)
 
