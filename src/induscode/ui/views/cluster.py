@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from induscode.ui.contract import PageError, PageView
@@ -11,12 +11,11 @@ from induscode.ui.html import table, tag
 from induscode.ui.parts import live, show_nothing, show_state
 
 if TYPE_CHECKING:
-    from induscode.cluster.contract import BrokerState, Placement
+    from induscode.cluster.contract import Placement
     from induscode.cluster.node import ClusterNode
     from induscode.ui.contract import PageRequest
     from induscode.ui.html import Html
 
-_BROKERS: Mapping[BrokerState, str] = {"ready": "ready", "slow": "slow", "away": "fault"}
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
 
 
@@ -48,7 +47,7 @@ async def show_cluster(page: PageRequest) -> PageView:
         for one in report.nodes
     ]
     brokers = [
-        (view.name or "(name unknown)", view.address, [show_state(_BROKERS[view.state]), f" {view.words}"])
+        (view.name or "(name unknown)", view.address, [show_state(view.state), f" {view.words}"])
         for view in report.brokers
     ]
     content = live(
