@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.js.kv import KeyValue
 
+    from induscode.cluster.key import ClusterKey
+
     OnMessage = Callable[[Msg], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ _UNREAD_MESSAGES = 8_192
 _UNREAD_BYTES = 64 * 1024 * 1024
 PROOF = "proof"
 """The entry with the proof of the key of the cluster."""
+REPLACED = "replaced"
+"""The entry that tells holders of an earlier key that it was replaced."""
 _NO_STORAGE = frozenset({10002, 10023, 10028, 10047, 10077})
 """JetStream error codes for limits of the account, memory, storage, and writes that failed:
 https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
@@ -489,13 +493,26 @@ async def check_key(broker: Broker) -> bool:
         ClusterFault: It has another key, or the broker does not answer.
     """
     key = broker.settings.key
-    entry = await (await broker.open_bucket(broker.settings.keys)).get(PROOF)
+    place = broker.settings.keys
+    bucket = await broker.open_bucket(place)
+    entry = await bucket.get(PROOF)
     if entry is None:
         return False
+    if key is None or is_sealed_with(key, place, entry.value):
+        return True
+    message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
+    replaced = await bucket.get(REPLACED)
+    if replaced is not None and is_sealed_with(key, f"{place}/{REPLACED}", replaced.value):
+        message = (
+            "the key of the cluster was replaced (indus cluster rotate-key): copy the new key file to this machine"
+        )
+    raise ClusterFault("ready", message)
+
+
+def is_sealed_with(key: ClusterKey, place: str, data: bytes) -> bool:
+    """Return whether a value of a place is sealed with a key."""
     try:
-        if key is not None:
-            key.unseal(broker.settings.keys, entry.value)
-    except UnsealedError as exc:
-        message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
-        raise ClusterFault("ready", message) from exc
+        key.unseal(place, data)
+    except UnsealedError:
+        return False
     return True

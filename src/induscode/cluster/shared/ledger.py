@@ -204,7 +204,7 @@ class LedgerPublisher:
 
     def _read_end(self, message: StreamMessage) -> ChainEnd | None:
         try:
-            row = ChainBatch.parse(self._key.unseal(message.subject, message.data)).rows[-1]
+            row = ChainBatch.parse(open_message(self._key, message)).rows[-1]
         except ValueError as exc:
             self._on_note(f"message {message.number:,} of the stream of ledgers is not of this cluster: {exc}")
             return None
@@ -351,7 +351,7 @@ class LedgerAuditor:
         if last is None:
             return
         try:
-            data = self._key.unseal(last.subject, last.data)
+            data = open_message(self._key, last)
             anchor = Anchor.parse(data)
         except (UnsealedError, ValueError):
             return
@@ -360,6 +360,15 @@ class LedgerAuditor:
         async for number, message in self._stream.read_range(anchor.through + 1, last.number - 1):
             take_message(before, self._settings, self._key, number, message)
         self.book, self._next = before, last.number + 1
+
+
+def open_message(key: ClusterKey, message: StreamMessage) -> bytes:
+    """Open a message of the stream of ledgers.
+
+    Raises:
+        UnsealedError: It is not of a node of this cluster.
+    """
+    return key.unseal_message("ledger", message.subject, message.data, message.number)
 
 
 def take_message(
@@ -371,7 +380,7 @@ def take_message(
         return
     chain = settings.find_chain(message.subject)
     try:
-        data = key.unseal(message.subject, message.data)
+        data = open_message(key, message)
     except UnsealedError as exc:
         node = "" if chain is None else f" of chain {chain}"
         book.report(f"a message{node} is not of a node of this cluster: {exc}", number=number)
