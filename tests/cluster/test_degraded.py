@@ -119,7 +119,7 @@ async def test_full_account_is_said_by_all_and_left_when_there_is_room(
 
 
 def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> None:
-    health = BrokerHealth()
+    health = BrokerHealth("leases")
     assert health.take_silence() == "partitioned"
     health.take_answer(0.0)
     health.round_trip_s = 2 * SLOW_S
@@ -127,18 +127,18 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
     health.round_trip_s = 0.0
     health.take_answer(0.0)
     assert health.state == "ready"
-    health.take_failure("full", wrote=True)
+    health.take_failure("full", "leases")
     health.take_answer(0.0)
     assert health.state == "full"
-    health.take_lost_race(0.0)
+    health.take_answer(0.0, "other")
     assert health.state == "full"
-    health.take_answer(0.0, wrote=True)
+    health.take_answer(0.0, "leases")
     assert health.state == "ready"
     # Without a majority some reads are answered.
-    assert health.take_silence(wrote=True) == "partitioned"
+    assert health.take_silence("leases") == "partitioned"
     health.take_answer(0.0)
     assert health.state == "partitioned"
-    health.take_lost_race(0.0)
+    health.take_answer(0.0, "leases")
     assert health.state == "ready"
     health.connect(is_connected=False)
     assert health.state == "away"

@@ -83,7 +83,8 @@ class Storage:
 class Bucket:
     """A bucket of the broker: creations and updates are refused if another writer was first."""
 
-    def __init__(self, broker: Broker, values: KeyValue) -> None:
+    def __init__(self, broker: Broker, values: KeyValue, name: str) -> None:
+        self._name = name
         self._broker = broker
         self._values = values
 
@@ -95,18 +96,20 @@ class Bucket:
             ClusterFault: The broker did not do it, or did not say so in time.
         """
         return await self._broker.run(
-            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=True
+            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self._name
         )
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Replace an entry of this revision, and return the new revision; raises as `create`."""
         return await self._broker.run(
-            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=True
+            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self._name
         )
 
     async def delete(self, key: str, revision: int) -> None:
         """Delete an entry of this revision; raises as `create`."""
-        await self._broker.run(f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=True)
+        await self._broker.run(
+            f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self._name
+        )
 
     async def get(self, key: str) -> BucketEntry | None:
         """Read an entry; `None` if there is none.
@@ -165,7 +168,7 @@ class Broker:
     def __init__(self, client: Client, settings: ClusterSettings) -> None:
         self.client = client
         self.settings = settings
-        self.health = BrokerHealth()
+        self.health = BrokerHealth(settings.leases)
         self._told: BrokerState = "ready"
         self.on_state: Callable[[BrokerState], None] = lambda _: None
         """Called when the state has changed."""
@@ -210,11 +213,11 @@ class Broker:
         return self.client.max_payload
 
     async def run(
-        self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: bool = False, of_node: bool = False
+        self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "", of_node: bool = False
     ) -> _T:
         """Await a request within its deadline, and take note of how the broker does; a node says nothing about that.
 
-        `requests`: how many round trips it is made of. `writes`: it needs storage.
+        `requests`: how many round trips it is made of. `writes`: the bucket or stream that it changes.
 
         Raises:
             LostRaceError: It refused a change of an entry that another writer has changed.
@@ -225,7 +228,7 @@ class Broker:
         finally:
             self.report()
 
-    async def _run(self, what: str, request: Awaitable[_T], within_s: float, *, writes: bool, of_node: bool) -> _T:
+    async def _run(self, what: str, request: Awaitable[_T], within_s: float, *, writes: str, of_node: bool) -> _T:
         import nats.errors  # noqa: PLC0415 — only with a cluster
         from nats.js import errors  # noqa: PLC0415 — only with a cluster
 
@@ -237,23 +240,23 @@ class Broker:
                 result = await keep_cancellation(request)
         except (errors.KeyWrongLastSequenceError, errors.KeyNotFoundError) as exc:
             # Not found: it was there when the creation was refused, and has run out before the client looked again.
-            health.take_lost_race(loop.time() - began)
+            health.take_answer(loop.time() - began)  # a refusal needs no storage: it is no proof that a write works
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
-            health.take_failure("missing", wrote=writes)
+            health.take_failure("missing", writes)
             message = f"{what}: the broker has no such bucket or stream; prepare it once with `indus cluster init`"
             raise ClusterFault("missing", message) from exc
         except nats.errors.NoRespondersError as exc:
             raise UnheardError(f"{what}: nothing listens there") from exc
         except errors.APIError as exc:
             if exc.err_code == _WRONG_LAST:
-                health.take_lost_race(loop.time() - began)
+                health.take_answer(loop.time() - began)
                 raise LostRaceError(what) from exc
             state: BrokerState = "full" if exc.err_code in _NO_STORAGE else "partitioned"
             if state == "full" and exc.description in _OWN_LIMIT:
                 health.take_answer(loop.time() - began)
             else:
-                health.take_failure(state, wrote=writes)
+                health.take_failure(state, writes)
             raise ClusterFault(state, f"{what}: {exc.description or exc}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # A connection without an answer: the brokers have no majority, or they are slow.
@@ -261,8 +264,8 @@ class Broker:
             self._measure_pulse()
             health.is_connected, health.round_trip_s = self.health.is_connected, self.health.round_trip_s
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
-            raise ClusterFault(health.take_silence(wrote=writes), f"{what}: {why}") from exc
-        health.take_answer(loop.time() - began, wrote=writes)
+            raise ClusterFault(health.take_silence(writes), f"{what}: {why}") from exc
+        health.take_answer(loop.time() - began, writes)
         return result
 
     def _measure_pulse(self) -> None:
@@ -306,7 +309,8 @@ class Broker:
         Raises:
             ClusterFault: It is missing, or the broker does not answer.
         """
-        return Bucket(self, await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name)))
+        values = await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name))
+        return Bucket(self, values, name)
 
     async def read_storage(self) -> Storage:
         """Read how much the account stores, and may store.

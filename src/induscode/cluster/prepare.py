@@ -61,7 +61,7 @@ async def prepare_cluster(
                 raise
             config = KeyValueConfig(bucket=name, ttl=ttl, replicas=replicas, storage=StorageType.FILE, history=1)
             making = streams.create_key_value(config)  # pyright: ignore[reportUnknownMemberType] — untyped options
-            await broker.run(f"the bucket {name} could not be made", making, requests=_ROUNDS, writes=True)
+            await broker.run(f"the bucket {name} could not be made", making, requests=_ROUNDS, writes=name)
             made.append(name)
     share = await _read_share(broker, replicas)
     calls_bytes = _CALLS_BYTES if share is None else min(_CALLS_BYTES, share // _SHARE)
@@ -133,5 +133,5 @@ async def _prepare_stream(
         deny_purge=not is_limited,
     )
     making = api.add_stream(config)  # pyright: ignore[reportUnknownMemberType] — untyped options
-    await broker.run(f"the stream {name} could not be made", making, requests=_ROUNDS, writes=True)
+    await broker.run(f"the stream {name} could not be made", making, requests=_ROUNDS, writes=name)
     return config, True

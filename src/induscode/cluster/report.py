@@ -158,12 +158,17 @@ async def read_report(broker: Broker, membership: Membership | None) -> BrokerRe
     known = {view.name for view in found}
     missing = "another broker says so"
     found += [BrokerView(address="", name=name, reason=missing) for name in offline.result() or () if name not in known]
-    stored, state = storage.result(), broker.state
+    stored = storage.result()
+    state: BrokerState = broker.state
     if state in {"ready", "slow"}:
         if stored is not None and stored.limit is not None and stored.used >= _FULL * stored.limit:
             state = "full"
         elif 2 * sum(view.state == "away" for view in found) > len(found):
             state = "partitioned"  # some reads are answered without a majority
+        elif membership is not None:
+            # This process does not write; nodes do.
+            told = [one.brokers for one in membership.list_waiting() if one.brokers != "ready"]
+            state = told[0] if told else state
     return BrokerReport(
         state=state,
         brokers=found,

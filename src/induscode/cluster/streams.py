@@ -64,7 +64,7 @@ class Stream:
         if expected is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
         request = self._api.publish(subject, data, headers=headers)
-        ack = await self._broker.run(f"nothing was written to {self.name}", request, writes=True)
+        ack = await self._broker.run(f"nothing was written to {self.name}", request, writes=self.name)
         return ack.seq, bool(ack.duplicate)
 
     async def read_last(self, subject: str) -> StreamMessage | None:
