@@ -167,8 +167,9 @@ async def read_report(broker: Broker, membership: Membership | None) -> BrokerRe
             state = "partitioned"  # some reads are answered without a majority
         elif membership is not None:
             # This process does not write; nodes do.
-            told = [one.brokers for one in membership.list_waiting() if one.brokers != "ready"]
-            state = told[0] if told else state
+            for one in membership.list_waiting():
+                if one.brokers != "ready":
+                    state = one.brokers
     return BrokerReport(
         state=state,
         brokers=found,
