@@ -10,8 +10,23 @@ BATCH = 4
 """Runs that go on at once; the brokers, and what happens to these, are theirs together."""
 GATEWAYS_EVERY = 10
 """One run of so many has gateways as processes, the others nodes in this process."""
-_LOCAL = ("cut", "cut", "hold", "hold up", "hold down", "sleep", "sleep", "drain", "leave", "join", "kill server")
-_GATEWAYS = ("kill", "kill", "stop", "stop", "end", "cut", "hold")
+_LOCAL = (
+    "cut",
+    "cut",
+    "hold",
+    "hold up",
+    "hold down",
+    "delay",
+    "delay",
+    "sleep",
+    "sleep",
+    "drain",
+    "leave",
+    "join",
+    "kill server",
+)
+_GATEWAYS = ("kill", "kill", "stop", "stop", "end", "cut", "hold", "delay")
+_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _BROKERS = (None, None, None, "kill leader", "kill leader", "kill broker")
 
 
@@ -24,6 +39,11 @@ class PlannedFault:
     member: int | None
     """None: the owner of the server that took effect last."""
     lasting_s: float
+
+    @property
+    def delay_s(self) -> float:
+        """For `delay`: how long everything takes in each direction; from a slow network to one as good as cut."""
+        return _DELAYS_S[int(1_000 * self.at_s) % len(_DELAYS_S)]
 
 
 @dataclass(frozen=True, slots=True)

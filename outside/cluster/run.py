@@ -138,7 +138,8 @@ class ClusterRun:
         await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
         place = await self._find_owner() if fault.member is None else fault.member
         member = self._members[place]
-        self.note(fault.what, member.name, f"{fault.lasting_s:.2f} s")
+        delay = f", {fault.delay_s:g} s each way" if fault.what == "delay" else ""
+        self.note(fault.what, member.name, f"{fault.lasting_s:.2f} s{delay}")
         if fault.what == "join":
             await self._start_member()
         elif fault.what in {"leave", "end"}:
@@ -198,6 +199,8 @@ class ClusterRun:
         proxy = member.proxy
         if fault.what == "cut":
             proxy.cut()
+        elif fault.what == "delay":
+            proxy.delay_s = fault.delay_s
         elif fault.what == "hold up":
             proxy.hold("up")
         elif fault.what == "hold down":

@@ -14,10 +14,11 @@ from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, 
 from tests.support.stores import batch, run_sql, store_file, stored
 from tests.support.waiting import until
 
-from induscode.cluster.broker import Broker, open_broker, prepare_cluster
+from induscode.cluster.broker import Broker, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
+from induscode.cluster.prepare import prepare_cluster
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
 from induscode.cluster.shared.table import open_table
 from induscode.cluster.shared.verify import verify_cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -69,3 +70,20 @@ def test_cluster_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert run(["cluster", "drain", "gone", *where]) == 1
         assert "there is no node 'gone'" in capsys.readouterr().err
         assert run(["cluster", "init", *where, "--replicas", "3"]) == 0
+
+
+@pytest.mark.process
+def test_key_is_replaced_and_the_old_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key, copy = tmp_path / "cluster.key", tmp_path / "old.key"
+    with broker_process(tmp_path / "broker") as broker:
+        where = ["--cluster", broker.url]
+        assert run(["cluster", "init", *where, "--cluster-key", str(key)]) == 0
+        shutil.copy(key, copy)
+        assert run(["cluster", "rotate-key", *where, "--cluster-key", str(key)]) == 0
+        assert "copy" in capsys.readouterr().out
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert run(["cluster", "verify", *where, "--cluster-key", str(key)]) == 0
+        for words in (["verify"], ["rotate-key"], ["config"]):
+            assert run(["cluster", *words, *where, "--cluster-key", str(copy)]) == 1
+        said = capsys.readouterr().err
+        assert said.count("the key of the cluster was replaced (indus cluster rotate-key)") == 3

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from induscode.cluster.broker import open_broker, prepare_cluster
+from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.key import ClusterKey
+from induscode.cluster.prepare import prepare_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

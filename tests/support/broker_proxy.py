@@ -1,4 +1,4 @@
-"""A TCP proxy in front of the brokers of one node: it can cut the connection, or hold back what one side sends."""
+"""A TCP proxy in front of the brokers of one node: it cuts the connection, or holds back or delays what is sent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 
 Direction: TypeAlias = Literal["up", "down"]
 _CHUNK = 65_536
+_CHUNKS_UNDER_WAY = 256
+_LOOK_S = 0.05
 
 
 class BrokerProxy:
@@ -25,6 +27,8 @@ class BrokerProxy:
         self._brokers: list[int] = []
         self._open: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
+        self.delay_s = 0.0
+        """How long everything takes to arrive, in each direction."""
         self._flowing: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
 
     async def listen(self, broker: int) -> None:
@@ -50,7 +54,8 @@ class BrokerProxy:
             self._flowing[direction].clear()
 
     async def release(self) -> None:
-        """Deliver what was held back, and accept connections."""
+        """Deliver what was held back, without a delay, and accept connections."""
+        self.delay_s = 0.0
         for event in self._flowing.values():
             event.set()
         kept, self._kept = self._kept, {}
@@ -105,11 +110,27 @@ class BrokerProxy:
         writer: asyncio.StreamWriter,
         pair: set[asyncio.StreamWriter],
     ) -> None:
-        with suppress(OSError):
-            while data := await reader.read(_CHUNK):
+        loop = asyncio.get_running_loop()
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
+
+        async def deliver() -> None:
+            while True:
+                came_at, data = await under_way.get()
+                while (left := came_at + self.delay_s - loop.time()) > 0:  # noqa: ASYNC110 — time passes, nothing happens
+                    await asyncio.sleep(min(left, _LOOK_S))  # the delay may change meanwhile
+                if not data:
+                    return
                 await self._flowing[direction].wait()
                 writer.write(data)
                 await writer.drain()
+
+        with suppress(OSError, ExceptionGroup):  # an end of either side
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(deliver())
+                data = b"-"
+                while data:
+                    data = await reader.read(_CHUNK)
+                    await under_way.put((loop.time(), data))
         for one in pair:
             one.transport.abort()
 

@@ -1,8 +1,9 @@
 """Connection to the brokers, and the buckets of a cluster in them.
 
-Every request has a short deadline, the client reconnects for as long as it is open, and its buffers are bounded. Each
-outcome updates `state`, which status lines and `indus cluster status` show: a broker that is away, slow, full or
-without a majority is told apart. Only this module and `streams` import `nats`.
+Every request has a short deadline, longer while the broker is slow; the client reconnects for as long as it is open,
+and its buffers are bounded. Each outcome updates `state`, which status lines and `indus cluster status` show: a broker
+that is away, slow, full or without a majority is told apart (`health`). Only this module, `prepare` and `streams`
+import `nats`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.faults import describe_error
 from indusagi.core.records import record
-from induscode.cluster.contract import LEASE_S, BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
+from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
+from induscode.cluster.health import BrokerHealth
 from induscode.cluster.key import UnsealedError
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js.kv import KeyValue
+
+    from induscode.cluster.key import ClusterKey
 
     OnMessage = Callable[[Msg], Awaitable[None]]
 
@@ -31,21 +35,29 @@ _T = TypeVar("_T")
 
 REQUEST_S = 1.0
 """How long one request to the broker may take; a renewal is tried several times within a lease."""
+LONGEST_S = 3.0
+"""How long it may take while round trips to the broker take long."""
+_ROUND_TRIPS = 3
+"""A request may take so many round trips: its broker passes it on to the leader, which asks a third one."""
+_PULSE_S = 1.0
+"""Between two measurements of the round trip."""
 _FLUSH_S = 2
 _RECONNECT_S = 0.25
 _PING_S = 1
 """A broker that does not answer two of these pings is left for another: within half of a lease."""
-_SLOW_S = 1.0
 _PENDING_BYTES = 8 * 1024 * 1024
 """What is kept for a broker that is away; past it, sending fails."""
 _UNREAD_MESSAGES = 8_192
 _UNREAD_BYTES = 64 * 1024 * 1024
-_PROOF = "proof"
-_CALLS_S = 7 * 86_400.0
-"""How long call records are kept."""
-_CALLS_BYTES = 256 * 1024 * 1024
-_NO_STORAGE = frozenset({10023, 10028, 10047, 10054, 10077})
-"""JetStream error codes for storage, memory, message or byte limits: https://docs.nats.io/nats-concepts/jetstream."""
+PROOF = "proof"
+"""The entry with the proof of the key of the cluster."""
+REPLACED = "replaced"
+"""The entry that tells holders of an earlier key that it was replaced."""
+_NO_STORAGE = frozenset({10002, 10023, 10028, 10047, 10077})
+"""JetStream error codes for limits of the account, memory, storage, and writes that failed:
+https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
+_OWN_LIMIT = frozenset({"maximum bytes exceeded", "maximum messages exceeded"})
+"""What a stream says that has reached its own limit; the others go on."""
 _WRONG_LAST = 10071
 """JetStream's error code for another last message than the expected one."""
 MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
@@ -59,10 +71,20 @@ class BucketEntry:
     revision: int
 
 
+@record
+class Storage:
+    """What the account of this process stores at the brokers."""
+
+    used: int
+    limit: int | None
+    """None: the account has none of its own."""
+
+
 class Bucket:
     """A bucket of the broker: creations and updates are refused if another writer was first."""
 
-    def __init__(self, broker: Broker, values: KeyValue) -> None:
+    def __init__(self, broker: Broker, values: KeyValue, name: str) -> None:
+        self._name = name
         self._broker = broker
         self._values = values
 
@@ -73,17 +95,21 @@ class Bucket:
             LostRaceError: There is one.
             ClusterFault: The broker did not do it, or did not say so in time.
         """
-        return await self._broker.run(f"the entry {key} could not be created", self._values.create(key, value))
+        return await self._broker.run(
+            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self._name
+        )
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Replace an entry of this revision, and return the new revision; raises as `create`."""
         return await self._broker.run(
-            f"the entry {key} could not be changed", self._values.update(key, value, revision)
+            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self._name
         )
 
     async def delete(self, key: str, revision: int) -> None:
         """Delete an entry of this revision; raises as `create`."""
-        await self._broker.run(f"the entry {key} could not be deleted", self._values.delete(key, revision))
+        await self._broker.run(
+            f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self._name
+        )
 
     async def get(self, key: str) -> BucketEntry | None:
         """Read an entry; `None` if there is none.
@@ -121,7 +147,7 @@ class Bucket:
                 await watcher.stop()
             return found
 
-        return await self._broker.run("the entries could not be listed", read_all())
+        return await self._broker.run("the entries could not be listed", read_all(), requests=2)
 
     async def read_ttl(self) -> float:
         """Read how many seconds an entry lives; raises as `get`."""
@@ -142,80 +168,140 @@ class Broker:
     def __init__(self, client: Client, settings: ClusterSettings) -> None:
         self.client = client
         self.settings = settings
-        self._state: BrokerState = "ready"
+        self.health = BrokerHealth(settings.leases)
+        self._told: BrokerState = "ready"
         self.on_state: Callable[[BrokerState], None] = lambda _: None
         """Called when the state has changed."""
         self.on_cut: Callable[[], None] = lambda: None
         """Called when the connection is lost: what was sent may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is there again."""
-        self._streams = client.jetstream(timeout=REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
+        self.names: dict[str, str] = {}
+        """The names of brokers by address, as they have greeted."""
+        self._asked_at: float | None = None
+        """When the round trip began that has not ended."""
+        self._streams = client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
 
     @property
     def state(self) -> BrokerState:
-        """The brokers as the last request has found them."""
-        return self._state
+        """The brokers as the last requests have found them."""
+        return self.health.state
 
-    @state.setter
-    def state(self, state: BrokerState) -> None:
-        if state != self._state:
-            self._state = state
-            self.on_state(state)
+    def report(self) -> None:
+        """Call `on_state` if the state has changed."""
+        if self.state != self._told:
+            self._told = self.state
+            self.on_state(self._told)
+
+    @property
+    def request_s(self) -> float:
+        """How long one request may take now."""
+        return min(max(REQUEST_S, _ROUND_TRIPS * self.health.round_trip_s), LONGEST_S)
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection now."""
         return self.client.is_connected
 
+    def list_addresses(self) -> Sequence[str]:
+        """List the brokers that were given, and those that they have named."""
+        return [*dict.fromkeys((*self.settings.brokers, *(uri.geturl() for uri in self.client.servers)))]
+
     @property
     def payload_bytes(self) -> int:
         """The largest message that the broker takes."""
         return self.client.max_payload
 
-    async def run(self, what: str, request: Awaitable[_T], *, of_node: bool = False) -> _T:
+    async def run(
+        self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "", of_node: bool = False
+    ) -> _T:
         """Await a request within its deadline, and take note of how the broker does; a node says nothing about that.
+
+        `requests`: how many round trips it is made of. `writes`: the bucket or stream that it changes.
 
         Raises:
             LostRaceError: It refused a change of an entry that another writer has changed.
             ClusterFault: It did not do what was asked, or did not say so in time.
         """
+        try:
+            return await self._run(what, request, requests * self.request_s, writes=writes, of_node=of_node)
+        finally:
+            self.report()
+
+    async def _run(self, what: str, request: Awaitable[_T], within_s: float, *, writes: str, of_node: bool) -> _T:
         import nats.errors  # noqa: PLC0415 — only with a cluster
         from nats.js import errors  # noqa: PLC0415 — only with a cluster
 
-        def judge(state: BrokerState) -> BrokerState:
-            if not of_node or state == "away":
-                self.state = state
-            return state
-
+        health = BrokerHealth() if of_node else self.health
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(2 * REQUEST_S):
+            async with asyncio.timeout(within_s):
                 result = await keep_cancellation(request)
         except (errors.KeyWrongLastSequenceError, errors.KeyNotFoundError) as exc:
             # Not found: it was there when the creation was refused, and has run out before the client looked again.
-            judge("ready")
+            health.take_answer(loop.time() - began)  # a refusal needs no storage: it is no proof that a write works
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
-            judge("missing")
+            health.take_failure("missing", writes)
             message = f"{what}: the broker has no such bucket or stream; prepare it once with `indus cluster init`"
             raise ClusterFault("missing", message) from exc
         except nats.errors.NoRespondersError as exc:
             raise UnheardError(f"{what}: nothing listens there") from exc
         except errors.APIError as exc:
             if exc.err_code == _WRONG_LAST:
-                judge("ready")
+                health.take_answer(loop.time() - began)
                 raise LostRaceError(what) from exc
-            is_full = exc.err_code in _NO_STORAGE
-            state = judge("full" if is_full else "partitioned")
+            state: BrokerState = "full" if exc.err_code in _NO_STORAGE else "partitioned"
+            if state == "full" and exc.description in _OWN_LIMIT:
+                health.take_answer(loop.time() - began)
+            else:
+                health.take_failure(state, writes)
             raise ClusterFault(state, f"{what}: {exc.description or exc}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
-            # A connection without an answer: the members of the broker have no majority, or it is overloaded.
-            state = judge("partitioned" if self.client.is_connected else "away")
+            # A connection without an answer: the brokers have no majority, or they are slow.
+            self.health.is_connected = self.client.is_connected
+            self._measure_pulse()
+            health.is_connected, health.round_trip_s = self.health.is_connected, self.health.round_trip_s
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
-            raise ClusterFault(state, f"{what}: {why}") from exc
-        judge("slow" if loop.time() - began > _SLOW_S else "ready")
+            raise ClusterFault(health.take_silence(writes), f"{what}: {why}") from exc
+        health.take_answer(loop.time() - began, writes)
         return result
+
+    def _measure_pulse(self) -> None:
+        """Take the round trip that has not ended into account."""
+        if self._asked_at is not None:
+            since_s = asyncio.get_running_loop().time() - self._asked_at
+            self.health.round_trip_s = max(self.health.round_trip_s, since_s)
+
+    async def take_pulse(self) -> None:
+        """Measure the round trip to the connected broker, which says itself that nothing listens to a subject."""
+        import nats.errors  # noqa: PLC0415 — only with a cluster
+
+        began = self._asked_at = asyncio.get_running_loop().time()
+        try:
+            await self._go_round(LONGEST_S)
+            self.health.round_trip_s = asyncio.get_running_loop().time() - began
+        except (TimeoutError, nats.errors.Error, OSError):
+            self._measure_pulse()
+        finally:
+            self._asked_at = None
+        self.report()
+
+    async def _go_round(self, within_s: float) -> None:
+        """Wait until the connected broker has taken everything that was sent so far."""
+        import nats.errors  # noqa: PLC0415 — only with a cluster
+
+        with suppress(nats.errors.NoRespondersError):
+            subject = f"{self.settings.prefix}.pulse.{id(self):x}"
+            await keep_cancellation(self.client.request(subject, timeout=within_s))
+
+    async def keep_pulse(self) -> None:
+        """Measure the round trip all the time; runs until cancelled."""
+        while True:
+            await asyncio.sleep(_PULSE_S)
+            if self.client.is_connected:
+                await self.take_pulse()
 
     async def open_bucket(self, name: str) -> Bucket:
         """Open a bucket that `prepare_cluster` has made.
@@ -223,7 +309,18 @@ class Broker:
         Raises:
             ClusterFault: It is missing, or the broker does not answer.
         """
-        return Bucket(self, await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name)))
+        values = await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name))
+        return Bucket(self, values, name)
+
+    async def read_storage(self) -> Storage:
+        """Read how much the account stores, and may store.
+
+        Raises:
+            ClusterFault: The broker has no JetStream, or does not answer.
+        """
+        info = await self.run("the account could not be read", self._streams.account_info())
+        limit = info.limits.max_storage
+        return Storage(info.storage, limit if limit > 0 else None)
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         """Send a message, at most once; without a receiver, `reply` gets a message with the status 503.
@@ -252,8 +349,10 @@ class Broker:
             subscription = await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType] — untyped options
                 subject, cb=on_message, pending_msgs_limit=_UNREAD_MESSAGES, pending_bytes_limit=_UNREAD_BYTES
             )
-            await keep_cancellation(self.client.flush(_FLUSH_S))
-        except (nats.errors.Error, OSError) as exc:
+            # By the answer, the broker has the subscription. A PING that is given up breaks the client when its answer
+            # comes (https://github.com/nats-io/nats.py: `_process_pong`); a request that is given up does not.
+            await self._go_round(_FLUSH_S)
+        except (TimeoutError, nats.errors.Error, OSError) as exc:
             raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
 
         async def stop() -> None:
@@ -262,14 +361,14 @@ class Broker:
 
         return stop
 
-    async def request(self, subject: str, data: bytes, within_s: float = REQUEST_S) -> bytes:
+    async def request(self, subject: str, data: bytes, within_s: float | None = None) -> bytes:
         """Send a request to a node and return its answer.
 
         Raises:
             ClusterFault: No node listens there, or it did not answer.
         """
-        asking = self.client.request(subject, data, timeout=within_s)
-        answer = await self.run(f"{subject} did not answer", asking, of_node=True)
+        asking = self.client.request(subject, data, timeout=within_s or self.request_s)
+        answer = await self.run(f"{subject} did not answer", asking, requests=2, of_node=True)
         return answer.data
 
 
@@ -314,16 +413,19 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         _log.debug("the broker's client: %s", describe_error(exc))
         if isinstance(exc, nats.errors.SlowConsumerError):
             for broker in brokers:
-                broker.state = "slow"
+                broker.health.take_unread()
+                broker.report()
 
     async def report_cut() -> None:
         for broker in brokers:
-            broker.state = "away"
+            broker.health.connect(is_connected=False)
+            broker.report()
             broker.on_cut()
 
     async def report_back() -> None:
         for broker in brokers:
-            broker.state = "ready"
+            broker.health.connect(is_connected=True)
+            broker.report()
             broker.on_back()
 
     try:
@@ -349,9 +451,13 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         raise ClusterFault("away", f"no broker can be used at {where}: {why}") from exc
     broker = Broker(client, settings)
     brokers.append(broker)
+    pulse = asyncio.create_task(broker.keep_pulse(), name="pulse of the broker")  # noqa: TID251 — awaited below
     try:
+        await broker.take_pulse()  # the deadlines of the first requests follow from it
         yield broker
     finally:
+        pulse.cancel()
+        await asyncio.wait({pulse})
         broker.on_cut = broker.on_back = lambda: None
         broker.on_state = lambda _: None
         with suppress(Exception):  # it is closed either way
@@ -369,6 +475,8 @@ def _explain_refusal(exc: Exception) -> str:
     import ssl  # noqa: PLC0415 — only for this error
 
     text = describe_error(exc)
+    if isinstance(exc, TimeoutError):
+        return "no answer in time: they are away, or far too slow"
     if "authorization" in text.lower() or "authentication" in text.lower():
         return "it refuses this user or password; the address has them: nats://USER:PASSWORD@HOST"
     if isinstance(exc, ssl.SSLCertVerificationError):
@@ -382,79 +490,6 @@ def _hide_password(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
-async def prepare_cluster(broker: Broker, *, replicas: int, lease_s: float = LEASE_S) -> Sequence[str]:
-    """Make the buckets and streams that are missing, and return their names; what exists stays as it is.
-
-    Raises:
-        ClusterFault: The broker refuses, as one without JetStream or with fewer members than `replicas` does.
-    """
-    from nats.js.api import KeyValueConfig, StorageType  # noqa: PLC0415 — only with a cluster
-
-    made: list[str] = []
-    settings, streams = broker.settings, broker.client.jetstream(timeout=4 * REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
-    names = (settings.placements, settings.keys, settings.shared)
-    for name, ttl in ((settings.leases, lease_s), *((name, None) for name in names)):
-        try:
-            await broker.open_bucket(name)
-        except ClusterFault as fault:
-            if fault.state != "missing":
-                raise
-            config = KeyValueConfig(bucket=name, ttl=ttl, replicas=replicas, storage=StorageType.FILE, history=1)
-            await broker.run(f"the bucket {name} could not be made", streams.create_key_value(config))  # pyright: ignore[reportUnknownMemberType] — untyped options
-            made.append(name)
-    for name, subjects, kept_s, kept_bytes in (
-        (settings.ledger, f"{settings.prefix}.ledger.>", None, -1),
-        (settings.calls, f"{settings.prefix}.calls.>", _CALLS_S, _CALLS_BYTES),
-    ):
-        if await _prepare_stream(broker, name, subjects, replicas=replicas, kept_s=kept_s, kept_bytes=kept_bytes):
-            made.append(name)
-    key = settings.key
-    if key is None:
-        raise ClusterFault("missing", "a cluster needs a key")
-    keys = await broker.open_bucket(settings.keys)
-    with suppress(LostRaceError):  # there is one
-        await keys.create(_PROOF, key.seal(settings.keys, _PROOF.encode()))
-    await check_key(broker)
-    return made
-
-
-async def _prepare_stream(
-    broker: Broker, name: str, subjects: str, *, replicas: int, kept_s: float | None = None, kept_bytes: int = -1
-) -> bool:
-    """Make a stream that is missing, and tell whether it was.
-
-    One without a limit refuses messages when the broker is full, and its messages cannot be removed one by one; one
-    with limits drops its oldest messages.
-
-    Raises:
-        ClusterFault: The broker refuses.
-    """
-    from nats.js.api import DiscardPolicy, StorageType, StreamConfig  # noqa: PLC0415 — only with a cluster
-
-    api = broker.client.jetstream(timeout=4 * REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
-    try:
-        await broker.run(f"the stream {name} could not be read", api.stream_info(name))
-    except ClusterFault as fault:
-        if fault.state != "missing":
-            raise
-    else:
-        return False
-    is_limited = kept_s is not None
-    config = StreamConfig(
-        name=name,
-        subjects=[subjects],
-        storage=StorageType.FILE,
-        num_replicas=replicas,
-        max_age=kept_s or 0.0,
-        max_bytes=kept_bytes,
-        discard=DiscardPolicy.OLD if is_limited else DiscardPolicy.NEW,
-        deny_delete=not is_limited,
-        deny_purge=not is_limited,
-    )
-    await broker.run(f"the stream {name} could not be made", api.add_stream(config))  # pyright: ignore[reportUnknownMemberType] — untyped options
-    return True
-
-
 async def check_key(broker: Broker) -> bool:
     """Check that this process has the key of the cluster; False if the cluster has none yet.
 
@@ -462,13 +497,26 @@ async def check_key(broker: Broker) -> bool:
         ClusterFault: It has another key, or the broker does not answer.
     """
     key = broker.settings.key
-    entry = await (await broker.open_bucket(broker.settings.keys)).get(_PROOF)
+    place = broker.settings.keys
+    bucket = await broker.open_bucket(place)
+    entry = await bucket.get(PROOF)
     if entry is None:
         return False
+    if key is None or is_sealed_with(key, place, entry.value):
+        return True
+    message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
+    replaced = await bucket.get(REPLACED)
+    if replaced is not None and is_sealed_with(key, f"{place}/{REPLACED}", replaced.value):
+        message = (
+            "the key of the cluster was replaced (indus cluster rotate-key): copy the new key file to this machine"
+        )
+    raise ClusterFault("ready", message)
+
+
+def is_sealed_with(key: ClusterKey, place: str, data: bytes) -> bool:
+    """Return whether a value of a place is sealed with a key."""
     try:
-        if key is not None:
-            key.unseal(broker.settings.keys, entry.value)
-    except UnsealedError as exc:
-        message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
-        raise ClusterFault("ready", message) from exc
+        key.unseal(place, data)
+    except UnsealedError:
+        return False
     return True

@@ -153,6 +153,8 @@ class NodeInfo:
     draining: bool = False
     unpublished: int = 0
     """Rows of its ledger that the others do not have yet."""
+    brokers: BrokerState = "ready"
+    """The brokers as it sees them."""
 
     def may_own(self, only_node: str | None = None) -> bool:
         """Return whether a server may be placed on it: one of equal rows, or one that `only_node` offers."""
@@ -171,6 +173,7 @@ class NodeInfo:
             "url": self.url,
             "draining": self.draining,
             "unpublished": self.unpublished,
+            "brokers": self.brokers,
         }
 
     @classmethod
@@ -192,7 +195,17 @@ class NodeInfo:
             url=url if isinstance(url, str) else "",
             draining=value.get("draining") is True,
             unpublished=waiting if isinstance(waiting, int) else 0,
+            brokers=_parse_state(value.get("brokers")),
         )
+
+
+def _parse_state(value: object) -> BrokerState:
+    """Read the state of the brokers that another node reports; one of a later version counts as `ready`."""
+    states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "missing")
+    for state in states:
+        if state == value:
+            return state
+    return "ready"
 
 
 @record

@@ -4,6 +4,9 @@ Whatever a broker stores for a cluster (ledgers, call records, shared servers, c
 authenticated with AES-256-GCM (NIST SP 800-38D) under keys derived from one secret file, with the name of the place
 as associated data: an administrator or another user of the broker can neither read a value, nor write one, nor move one
 to another place. The operator copies the file to every node; it never travels through the broker.
+
+The file has the present key, and the ones before it. A key that was replaced opens messages of the ledgers and of call
+records up to the one that was the last at that time, and nothing else: what is sealed with it later is not of a node.
 """
 
 from __future__ import annotations
@@ -15,15 +18,29 @@ import hmac
 import os
 import stat
 import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal, TypeAlias
 
-from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
+from indusagi.core.app_dirs import (
+    create_private_file,
+    make_private_dir,
+    read_small_file,
+    replace_private_file,
+    state_dir,
+)
+from indusagi.core.records import record
 
 KEY_FILE = "cluster.key"
 """The name of the file in the state directory."""
+SealedStream: TypeAlias = Literal["ledger", "calls"]
+"""A stream whose messages stay sealed with the key of their time."""
 _FORM = b"indus-cluster-key-1:"
+_PREVIOUS_FORM = b"indus-cluster-previous-key-1:"
+_MOST_PREVIOUS = 32
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
-_FILE_BYTES = 4_096
+_FILE_BYTES = 8_192
 _VERSION = b"\x01"
 LARGEST_BYTES = 64 * 1024 * 1024
 """The most that one sealed value may hold when it is open."""
@@ -33,11 +50,21 @@ class UnsealedError(ValueError):
     """A value was not sealed with this key for this place, or is damaged."""
 
 
-class ClusterKey:
-    """One secret, and the keys derived from it."""
+@record
+class PreviousKey:
+    """A key that was replaced, and the last messages that were sealed with it."""
 
-    def __init__(self, secret: bytes) -> None:
+    key: ClusterKey
+    ledger: int
+    calls: int
+
+
+class ClusterKey:
+    """One secret, the keys derived from it, and the secrets before it, the latest first."""
+
+    def __init__(self, secret: bytes, previous: Sequence[PreviousKey] = ()) -> None:
         self._secret = secret
+        self.previous = previous
         self._sealing = self.derive("sealing")
 
     def derive(self, purpose: str) -> bytes:
@@ -77,6 +104,39 @@ class ClusterKey:
             raise UnsealedError(f"it is larger than {LARGEST_BYTES:,} bytes")
         return data
 
+    def unseal_message(self, stream: SealedStream, place: str, sealed: bytes, number: int) -> bytes:
+        """Return the content of a message of a stream, which an earlier key of its time may have sealed.
+
+        Raises:
+            UnsealedError: As `unseal`.
+        """
+        try:
+            return self.unseal(place, sealed)
+        except UnsealedError:
+            for one in self.previous:
+                if number <= (one.ledger if stream == "ledger" else one.calls):
+                    with suppress(UnsealedError):
+                        return one.key.unseal(place, sealed)
+            raise
+
+    def replace(self, *, ledger: int, calls: int) -> ClusterKey:
+        """Make the key that follows; this one opens messages up to these numbers."""
+        before = (PreviousKey(ClusterKey(self._secret), ledger, calls), *self.previous)
+        return ClusterKey(os.urandom(_KEY_BYTES), before[:_MOST_PREVIOUS])
+
+    def limit_previous(self, *, ledger: int, calls: int) -> ClusterKey:
+        """Return this key with other numbers for the one before it."""
+        first = PreviousKey(self.previous[0].key, ledger, calls)
+        return ClusterKey(self._secret, (first, *self.previous[1:]))
+
+    def encode(self) -> bytes:
+        """Encode it for a key file."""
+        lines = [_FORM + base64.urlsafe_b64encode(self._secret)]
+        for one in self.previous:
+            secret = base64.urlsafe_b64encode(one.key._secret)  # noqa: SLF001 — of the same class
+            lines.append(_PREVIOUS_FORM + b"%b:%d:%d" % (secret, one.ledger, one.calls))
+        return b"\n".join(lines) + b"\n"
+
 
 def find_key_path(path: str | None = None) -> str:
     """Return the path of the key file: the chosen one, or `cluster.key` in the state directory.
@@ -97,13 +157,28 @@ def read_key(path: str) -> ClusterKey:
     text = read_small_file(path, _FILE_BYTES).strip()
     if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
         raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
+    first, *others = text.split(b"\n")
     try:
-        secret = base64.urlsafe_b64decode(text.removeprefix(_FORM))
-    except (binascii.Error, ValueError) as exc:
+        if not first.startswith(_FORM):
+            raise ValueError("it has another form")
+        return ClusterKey(_decode_secret(first.removeprefix(_FORM)), [_parse_previous(line) for line in others])
+    except ValueError as exc:
         raise ValueError(f"{path!r} is no key of a cluster") from exc
-    if not text.startswith(_FORM) or len(secret) != _KEY_BYTES:
-        raise ValueError(f"{path!r} is no key of a cluster")
-    return ClusterKey(secret)
+
+
+def _decode_secret(text: bytes) -> bytes:
+    try:
+        secret = base64.urlsafe_b64decode(text)
+    except binascii.Error as exc:
+        raise ValueError("it is no base64") from exc
+    if len(secret) != _KEY_BYTES:
+        raise ValueError("it has another length")
+    return secret
+
+
+def _parse_previous(line: bytes) -> PreviousKey:
+    secret, ledger, calls = line.removeprefix(_PREVIOUS_FORM).split(b":")
+    return PreviousKey(ClusterKey(_decode_secret(secret)), int(ledger), int(calls))
 
 
 def create_key(path: str) -> ClusterKey:
@@ -115,9 +190,18 @@ def create_key(path: str) -> ClusterKey:
     if folder := os.path.dirname(os.path.abspath(path)):
         if not os.path.isdir(folder):
             make_private_dir(folder)
-    secret = os.urandom(_KEY_BYTES)
+    key = ClusterKey(os.urandom(_KEY_BYTES))
     with os.fdopen(create_private_file(path), "wb") as file:
-        file.write(_FORM + base64.urlsafe_b64encode(secret) + b"\n")
+        file.write(key.encode())
         file.flush()
         os.fsync(file.fileno())
-    return ClusterKey(secret)
+    return key
+
+
+def write_key(path: str, key: ClusterKey) -> None:
+    """Write a key to a file that only this user can read, in the place of the one that is there.
+
+    Raises:
+        OSError: It cannot be written; the old file stays.
+    """
+    replace_private_file(path, key.encode())

@@ -35,7 +35,15 @@ _ANSWERS_S = 0.1
 class Membership:
     """The lease of this node, and the reports of all nodes."""
 
-    def __init__(self, broker: Broker, leases: Bucket, times: LeaseTimes, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        leases: Bucket,
+        times: LeaseTimes,
+        clock: Callable[[], float],
+        *,
+        is_observer: bool = False,
+    ) -> None:
         settings = broker.settings
         self.times = times
         self.on_lost: Callable[[], None] = lambda: None
@@ -46,7 +54,10 @@ class Membership:
         """Called when another node reports itself for the first time, or under a new lease."""
         self.before_join: Callable[[str], None] = lambda _: None
         """Called with the name of a lease before it is created."""
+        self.on_regained: Callable[[], None] = lambda: None
+        """Called when there is a lease again after a loss."""
         self._broker = broker
+        self._is_observer = is_observer
         self._leases = leases
         self._settings = settings
         self._clock = clock
@@ -58,6 +69,8 @@ class Membership:
         self._tried_at: float | None = None
         self._nodes: dict[str, tuple[NodeInfo, float]] = {}
         """The last report of each other node, and when it came."""
+        self._waiting: dict[str, tuple[NodeInfo, float]] = {}
+        """The same of nodes that run without a lease."""
         self.info = NodeInfo(
             node=settings.node, instance=secrets.token_hex(6), role=settings.role, capacity=settings.capacity
         )
@@ -125,6 +138,9 @@ class Membership:
     async def _read_back(self) -> None:
         """Find out whether an own renewal without an answer has changed the entry, or another node."""
         entry = await self._leases.get(self.info.lease)
+        if entry is not None and entry.revision == self._lease.revision:
+            self._tried_at = self._clock()  # brokers without a majority have taken a renewal, and not agreed on it
+            return
         value = {} if entry is None else _read(entry.value)
         beat = value.get("beat")
         sent_at = self._sent.get(beat) if isinstance(beat, int) else None
@@ -142,10 +158,12 @@ class Membership:
                 try:
                     if self._lease.revision is None:
                         await self.join()
+                        self.on_regained()
                     else:
                         await self.renew()
                 except (ClusterFault, LostRaceError) as exc:
                     _log.debug("no renewal: %s", exc)
+                    await self.report()
                 due = self._lease.next_renewal_at(self._tried_at) - self._clock()
                 await asyncio.sleep(max(self.times.retry_s, due))
 
@@ -179,23 +197,32 @@ class Membership:
     # -- the other nodes --------------------------------------------------------------------
 
     async def report(self) -> None:
-        """Report this node to all others."""
+        """Report this node to all others: as a node, or as one that runs and has no lease."""
+        value = self.info.to_json()
+        if self._lease.revision is None:
+            value = {"waiting": {**value, "lease": ""}}
         with suppress(ClusterFault):  # the next renewal reports it again
-            await self._broker.publish(self._settings.beats, compact_json(self.info.to_json()).encode())
+            await self._broker.publish(self._settings.beats, compact_json(value).encode())
 
     async def receive(self, message: Msg) -> None:
         """Take a report of a node."""
         value = _read(message.data)
         if value.get("hello") is not None and value.get("hello") != self.info.instance:
-            if self._lease.revision is not None:
+            if not self._is_observer:
                 await self.report()
             return
         if isinstance(gone := value.get("gone"), str):
             self._drop(gone)
             return
+        if (waiting := NodeInfo.parse(value.get("waiting"))) is not None:
+            if waiting.instance != self.info.instance:
+                self._drop(waiting.instance)
+                self._waiting[waiting.instance] = waiting, self._clock()
+            return
         info = NodeInfo.parse(value)
         if info is None or info.instance == self.info.instance:
             return
+        self._waiting.pop(info.instance, None)
         known = self._nodes.get(info.instance)
         self._nodes[info.instance] = info, self._clock()
         if known is not None and known[0].lease != info.lease:
@@ -207,9 +234,10 @@ class Membership:
         """Have all nodes report themselves, and wait a moment for that."""
         hello: JsonObject = {"hello": self.info.instance}
         await self._broker.publish(self._settings.beats, compact_json(hello).encode())
-        await asyncio.sleep(_ANSWERS_S)
+        await asyncio.sleep(_ANSWERS_S + 2 * self._broker.health.round_trip_s)
 
     def _drop(self, instance: str) -> None:
+        self._waiting.pop(instance, None)
         known = self._nodes.pop(instance, None)
         if known is not None:
             self.on_gone(known[0])
@@ -219,6 +247,9 @@ class Membership:
         while True:
             await asyncio.sleep(self.times.retry_s)
             now = self._clock()
+            for instance, (_, seen_at) in [*self._waiting.items()]:
+                if now - seen_at > self.times.ttl_s:
+                    del self._waiting[instance]
             for instance, (_, seen_at) in [*self._nodes.items()]:
                 if now - seen_at > self.times.ttl_s:
                     self._drop(instance)
@@ -238,16 +269,19 @@ class Membership:
         own = [self.info] if self._lease.revision is not None else []
         return sorted([*own, *(info for info, _ in self._nodes.values())], key=lambda info: (info.node, info.instance))
 
+    def list_waiting(self) -> Sequence[NodeInfo]:
+        """List the other nodes that run and have no lease, by name."""
+        return sorted((info for info, _ in self._waiting.values()), key=lambda info: (info.node, info.instance))
+
     async def list_silent(self) -> Sequence[str]:
         """Name the nodes that have a lease and did not report themselves: cut off, stopped, or just gone.
 
         Raises:
             ClusterFault: The broker does not answer.
         """
-        known = {info.lease for info in self.list_nodes()}
-        entries = await self._leases.read_all()
-        values = [_read(entry.value) for lease, entry in entries.items() if lease not in known]
-        return sorted(str(value["node"]) for value in values if "node" in value)
+        known = {info.node for info in self.list_nodes()}  # a node may have left a lease of an earlier attempt
+        values = [_read(entry.value) for entry in (await self._leases.read_all()).values()]
+        return sorted({str(value["node"]) for value in values if "node" in value} - known)
 
     async def wait_for_name(self) -> None:
         """Wait until no other lease has the name of this node: that of a lost machine ends by itself.
@@ -298,7 +332,7 @@ async def open_membership(
     """
     settings: ClusterSettings = broker.settings
     leases = await broker.open_bucket(settings.leases)
-    membership = Membership(broker, leases, LeaseTimes(await leases.read_ttl()), clock)
+    membership = Membership(broker, leases, LeaseTimes(await leases.read_ttl()), clock, is_observer=observer)
     membership.before_join = before_join
     stop = await broker.subscribe(settings.beats, membership.receive)
     try:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from induscode.cluster.contract import (
     Placement,
 )
 from induscode.cluster.guard import Guard, open_guard
+from induscode.cluster.health import STATES
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
@@ -61,12 +62,6 @@ _PAUSE_S = 0.1
 """Between two looks at a placement that is about to change."""
 _ASKED_S = 2.0
 """How long a node that was asked to own a server may take to claim it."""
-_STATES: Mapping[BrokerState, str] = {
-    "away": "are away: servers of this node go on until its lease ends",
-    "full": "have no storage left: leases cannot be renewed",
-    "partitioned": "do not answer: they have no majority, or too much to do",
-    "missing": "have lost the buckets of the cluster: indus cluster init",
-}
 _LOOK_S = 5.0
 """Between two looks for servers that are not called."""
 _LEFT_S = 1.0
@@ -107,6 +102,7 @@ class ClusterNode:
         self.on_task_end: Callable[[str], None] = lambda _: None
         """Called with the handle of a task of a server that another node has seen to have ended."""
         membership.on_lost = self._fence
+        membership.on_regained = self._regain
         membership.on_joined = lambda _: self._retry_faulted()
         broker.on_state = self._report_state
         membership.on_gone = self._lose_node
@@ -165,8 +161,8 @@ class ClusterNode:
                 await self._close_remote(session)
         except ClusterFault as fault:
             detail, why = FaultDetail(server=config.id, reason="upstream"), str(fault)
-            if fault.state in _STATES:
-                why = f"it cannot be reached: the brokers of the cluster {_STATES[fault.state].partition(':')[0]}"
+            if fault.state in STATES:
+                why = f"it cannot be reached: the brokers of the cluster {STATES[fault.state].partition(':')[0]}"
             raise ProtocolFault("transport", f"server {config.id!r}: {why}", fault, detail=detail) from fault
 
     async def _find_owner(self, target: ServerTarget, server: str, silent: Placement | None) -> Placement:
@@ -194,7 +190,8 @@ class ClusterNode:
             now = loop.time()
             ranked = rank_nodes(target, members.list_nodes())
             if not ranked:
-                raise ClusterFault("ready", self._explain_homeless(target))
+                state = "ready" if members.is_held() else self.broker.state
+                raise ClusterFault(state, self._explain_homeless(target))
             best = next((node for node in ranked if refused.get(node.instance, now) <= now), None)
             is_wanted = not self.info.draining and now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
             if is_wanted or (best is not None and best.instance == self.info.instance):
@@ -215,6 +212,8 @@ class ClusterNode:
 
     def _explain_homeless(self, target: ServerTarget) -> str:
         nodes, offering = self.membership.list_nodes(), target.only_node
+        if not nodes and not self.membership.is_held():
+            return "no node has a lease now"
         if offering is not None and all(node.node != offering for node in nodes):
             return f"node {offering!r}, which offers it, is not in the cluster"
         return "no node may run it now: all are full, draining, or run no servers of others"
@@ -354,9 +353,15 @@ class ClusterNode:
     def _fence(self) -> None:
         """Cut off every server of this node: another node may own it soon."""
         names = ", ".join(served.placement.server for served in self._served.values())
-        self.on_note(f"this node has lost its lease, and stops {names or 'no server'}")
+        state = self.broker.state
+        why = f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
+        self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
         for served in [*self._served.values()]:
             served.end(_LEASE_LOST)
+
+    def _regain(self) -> None:
+        self.on_note("this node has a lease again")
+        self._retry_faulted()
 
     def _come_back(self) -> None:
         if self._tasks is not None:
@@ -365,9 +370,10 @@ class ClusterNode:
         self.on_back()
 
     def _report_state(self, state: BrokerState) -> None:
-        if state in _STATES:
+        self.membership.info = replace(self.membership.info, brokers=state)
+        if state in STATES:
             self._is_told = True
-            self.on_note(f"the brokers of the cluster {_STATES[state]}")
+            self.on_note(f"the brokers of the cluster {STATES[state]}")
         elif state == "ready" and self._is_told:
             self._is_told = False
             self.on_note("the brokers of the cluster answer again")

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from induscode.cluster.broker import REQUEST_S, Broker
+from induscode.cluster.broker import LONGEST_S, Broker
 
 if TYPE_CHECKING:
     from nats.js.api import RawStreamMsg
@@ -47,7 +47,7 @@ class Stream:
     def __init__(self, broker: Broker, name: str) -> None:
         self.name = name
         self._broker = broker
-        self._api = broker.client.jetstream(timeout=REQUEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
+        self._api = broker.client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
 
     async def publish(
         self, subject: str, data: bytes, *, identity: str = "", expected: int | None = None
@@ -64,7 +64,7 @@ class Stream:
         if expected is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
         request = self._api.publish(subject, data, headers=headers)
-        ack = await self._broker.run(f"nothing was written to {self.name}", request)
+        ack = await self._broker.run(f"nothing was written to {self.name}", request, writes=self.name)
         return ack.seq, bool(ack.duplicate)
 
     async def read_last(self, subject: str) -> StreamMessage | None:

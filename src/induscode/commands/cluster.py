@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import NodeInfo
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.membership import Membership
+    from induscode.cluster.report import BrokerReport
 
 _HERE = "induscode.commands.cluster"
 _STATE = "induscode.commands.cluster_state"
@@ -41,6 +42,7 @@ _LOOK_S = 0.25
         "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
         "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
         "config": LazyCommand("show and change the servers and rules of all nodes", _STATE, "config"),
+        "rotate-key": LazyCommand("replace the key of the cluster", "induscode.commands.cluster_key", "rotate"),
         "verify": LazyCommand("verify the ledgers of all nodes", _STATE, "verify"),
     },
     default="status",
@@ -75,19 +77,33 @@ async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
     metavar="SECONDS",
     help="How long a node that is silent keeps its servers.",
 )
+@click.option(
+    "--ledger-limit",
+    "ledger_mb",
+    type=click.IntRange(1),
+    metavar="MB",
+    help="The most that the ledgers of all nodes take; by default three quarters of the account's storage limit.",
+)
 @key_option
 @as_json
 @click.pass_context
 def init(
-    context: click.Context, *, brokers: str | None, replicas: str, lease_s: float, key_file: str | None, as_json: bool
+    context: click.Context,
+    *,
+    brokers: str | None,
+    replicas: str,
+    lease_s: float,
+    ledger_mb: int | None,
+    key_file: str | None,
+    as_json: bool,
 ) -> int:
-    """Prepare the brokers of a cluster, once, and make its key. What exists already stays as it is.
+    """Prepare the brokers of a cluster, once, and make its key. What exists stays; the ledgers may get more room.
 
     The key seals what rests at the brokers: copy its file to every node. The brokers need JetStream. They write to the
     disk every two minutes by default, and a power failure may lose what was written since: set
     `sync_interval: always` in their configuration.
     """
-    from induscode.cluster.broker import prepare_cluster  # noqa: PLC0415 — not for the help
+    from induscode.cluster.prepare import prepare_cluster  # noqa: PLC0415 — not for the help
     from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
 
     path = find_key_file(read_invocation(context).settings, key_file)
@@ -95,15 +111,23 @@ def init(
     async def work(broker: Broker) -> int:
         key, is_new = await _find_key(broker, path)
         broker.settings = replace(broker.settings, key=key)
-        made = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s)
+        ledger_bytes = None if ledger_mb is None else ledger_mb << 20
+        prepared = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s, ledger_bytes=ledger_bytes)
+        made = prepared.made
         if as_json:
-            write_json({"made": [*made], "key_file": path})
+            write_json({"made": [*made], "key_file": path, "ledger_bytes": prepared.ledger_bytes})
             return 0
         if made:
             print_line(f"made {', '.join(made)}, each on {replicas} broker{'s' if replicas != '1' else ''}")
             print_line("advice: `sync_interval: always` in the brokers' `jetstream` block, against power failures")
-        else:
+        elif not prepared.is_changed:
             print_line("everything is there already")
+        if prepared.ledger_bytes is None:
+            print_line(
+                "advice: without a limit (`max_file` of the account, or --ledger-limit) ledgers can fill the disk"
+            )
+        elif made or prepared.is_changed:
+            print_line(f"the ledgers take {prepared.ledger_bytes / (1 << 20):,.1f} MB at most")
         if is_new:
             print_line(f"key of the cluster: {path}; every node that serves clients needs a copy of this file")
         return 0
@@ -153,35 +177,49 @@ def _describe(node: NodeInfo) -> str:
 def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
     """Show how the brokers are, and which nodes there are; UNPUBLISHED: rows of its ledger that only it has.
 
-    Exit code 1 if the brokers do not answer.
+    Exit code 1 if the brokers do not answer, or have no storage left.
     """
 
     async def work(broker: Broker) -> int:
-        async with _observe(broker) as membership:
-            nodes = membership.list_nodes()
-            offline, silent = await membership.list_offline(), await membership.list_silent()
+        from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
+        from induscode.cluster.report import read_report  # noqa: PLC0415 — not for the help
+
+        try:
+            async with _observe(broker) as membership:
+                report = await read_report(broker, membership)
+                _print_status(report, membership.times.ttl_s, as_json=as_json)
+        except ClusterFault as fault:
+            report = await read_report(broker, None)
             if as_json:
-                rows: list[JsonObject] = [node.to_json() for node in nodes]
-                shown: JsonObject = {"broker": broker.state, "offline": [*offline], "silent": [*silent]}
-                write_json({**shown, "lease_s": membership.times.ttl_s, "nodes": [*rows]})
-                return 0
-            away = f"; away: {', '.join(offline)}" if offline else ""
-            print_line(f"brokers: {broker.state}{away}; a lease lasts {membership.times.ttl_s:g} s")
-            for node in silent:
-                print_line(f"node {node!r} has a lease, and does not report itself: cut off, stopped, or just gone")
-            if not nodes and not silent:
-                print_line("no node is there: start one with indus serve --http --cluster URL")
-            if not nodes:
-                return 0
-            columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")
-            rows_shown = [
-                (node.node, f"{node.owned}/{node.capacity}", node.unpublished, _describe(node), node.url)
-                for node in nodes
-            ]
-            print_table(columns, rows_shown)
-        return 0
+                write_json({**report.to_json(), "broker": fault.state, "error": str(fault), "nodes": []})
+            else:
+                for view in report.brokers:
+                    print_line(f"broker {view}")
+                print_status(f"broker {fault.state}: {fault}")
+            return _FAILED
+        return 0 if report.is_usable else _FAILED
 
     return run_with_broker(read_settings(context, brokers), work)
+
+
+def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> None:
+    nodes = report.nodes
+    if as_json:
+        rows: list[JsonObject] = [node.to_json() for node in nodes]
+        write_json({**report.to_json(), "lease_s": lease_s, "nodes": [*rows]})
+        return
+    storage = f"; storage: {stored}" if (stored := report.describe_storage()) else ""
+    print_line(f"brokers: {report.summary}; a lease lasts {lease_s:g} s{storage}")
+    for problem in report.list_problems():
+        print_line(problem)
+    if not nodes and not report.silent and not report.waiting:
+        print_line("no node is there: start one with indus serve --http --cluster URL")
+    if nodes:
+        columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")
+        rows_shown = [
+            (node.node, f"{node.owned}/{node.capacity}", node.unpublished, _describe(node), node.url) for node in nodes
+        ]
+        print_table(columns, rows_shown)
 
 
 @click.command("placements")

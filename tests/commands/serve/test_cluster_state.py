@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 import pytest
-from tests.commands.helpers import configured, row
+from tests.commands.helpers import configured, project_file, row
 from tests.commands.serve.test_auth import request
 from tests.commands.serving import serving
 from tests.support.broker import broker_process
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.process
 
 
 @contextmanager
-def node(name: str, folder: Path, *words: str) -> Generator[Gateway]:
+def node(name: str, folder: Path, *words: str, cwd: Path | None = None, **variables: str) -> Generator[Gateway]:
     """Run a node with a state directory of its own, and the key of the cluster."""
     state = folder / name
     (state / "indus").mkdir(parents=True)
     shutil.copy(Path(os.environ["HOME"]) / ".local/state/indus/cluster.key", state / "indus")
     flags = ("--http", "127.0.0.1:0", "--profile", "none", "--node", name)
-    with serving(*flags, *words, cwd=folder, XDG_STATE_HOME=str(state)) as gateway:
+    with serving(*flags, *words, cwd=cwd or folder, XDG_STATE_HOME=str(state), **variables) as gateway:
         yield gateway
 
 
@@ -99,6 +99,46 @@ async def test_nodes_share_servers_rules_records_and_ledgers(tmp_path: Path) -> 
                 data = path.read_bytes()
                 assert b"a-secret-value" not in data
                 assert b"alice" not in data
+
+
+async def test_consent_of_one_node_reaches_equal_rows_of_the_other_until_it_is_withdrawn(tmp_path: Path) -> None:
+    """Two users on two machines, as far as files go: each has a home and a project of its own."""
+    projects = {name: tmp_path / f"project-{name}" for name in "ab"}
+    for name, project in projects.items():
+        other = row("--era", "legacy") if name == "a" else row("--era", "modern")
+        configured(project_file(project), {"same": row(), "other": other})
+    with broker_process(tmp_path / "broker") as broker:
+        where = ("--cluster", broker.url)
+        done = await anyio.to_thread.run_sync(lambda: run("cluster", "init", *where, cwd=tmp_path))
+        assert done.returncode == 0, done.stderr
+
+        def use(name: str, *words: str) -> None:
+            state = str(tmp_path / name)
+            done = run(*words, cwd=projects[name], XDG_STATE_HOME=state, HOME=str(tmp_path / f"home-{name}"))
+            assert done.returncode == 0, done.stderr
+
+        with (
+            node("a", tmp_path, *where, "--no-token", cwd=projects["a"], HOME=str(tmp_path / "home-a")) as first,
+            node("b", tmp_path, *where, "--no-token", cwd=projects["b"], HOME=str(tmp_path / "home-b")) as second,
+        ):
+            urls = [await find_url(first), await find_url(second)]
+
+            async def list_tools(url: str) -> set[str]:
+                async with httpx2.AsyncClient(timeout=20) as client:
+                    answer = await request(client, url, "none", "tools/list")
+                return {tool["name"].partition("__")[0] for tool in answer.json()["result"]["tools"]}
+
+            async def serves(url: str, *servers: str) -> bool:
+                return await list_tools(url) == {*servers}
+
+            assert [await list_tools(url) for url in urls] == [set(), set()]
+            await anyio.to_thread.run_sync(use, "a", "mcp", "trust", "same", "other", "--yes")
+            await _until(lambda: serves(urls[0], "same", "other"))
+            await _until(lambda: serves(urls[1], "same"))
+            # Both were shared at once: the row that differs has not come later.
+            await anyio.to_thread.run_sync(use, "a", "mcp", "untrust", "same")
+            await _until(lambda: serves(urls[0], "other"))
+            await _until(lambda: serves(urls[1]))
 
 
 async def _is_denied(calling: Awaitable[dict[str, Any]]) -> bool:

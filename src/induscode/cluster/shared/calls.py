@@ -97,7 +97,7 @@ async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, 
         if message is None:
             continue
         try:
-            value: object = json.loads(key.unseal(message.subject, message.data))
+            value: object = json.loads(key.unseal_message("calls", message.subject, message.data, number))
         except (ValueError, RecursionError) as exc:
             _log.debug("message %d of the call records: %s", number, exc)
             continue

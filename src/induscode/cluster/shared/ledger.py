@@ -92,6 +92,8 @@ class LedgerPublisher:
         """Whether the next batch begins the chain, its former id, and the reason."""
         self._attempt = 0
         self._waiting = -1
+        self._is_full = False
+        """Whether the last note was that the stream takes no more rows."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -112,8 +114,10 @@ class LedgerPublisher:
                 await self.publish_all()
                 pause = _RETRY_S
                 wait_s = _LOOK_S
+                self._tell_full(is_full=False)
             except (ClusterFault, LostRaceError) as exc:
                 _log.debug("the ledger is not published: %s", exc)
+                self._tell_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
                 self._is_known = False
                 wait_s, pause = pause, min(2 * pause, _LONGEST_RETRY_S)
                 await self._count()
@@ -122,6 +126,14 @@ class LedgerPublisher:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def _tell_full(self, *, is_full: bool) -> None:
+        if is_full and not self._is_full:
+            remedy = "give the account more storage (max_file), then run indus cluster init again"
+            self._on_note(f"the brokers take no more rows of the ledgers, which wait in the file: {remedy}")
+        elif self._is_full and not is_full:
+            self._on_note("the brokers take rows of the ledgers again")
+        self._is_full = is_full
 
     async def close(self) -> None:
         """Publish what is left, for a moment."""
@@ -192,7 +204,7 @@ class LedgerPublisher:
 
     def _read_end(self, message: StreamMessage) -> ChainEnd | None:
         try:
-            row = ChainBatch.parse(self._key.unseal(message.subject, message.data)).rows[-1]
+            row = ChainBatch.parse(open_message(self._key, message)).rows[-1]
         except ValueError as exc:
             self._on_note(f"message {message.number:,} of the stream of ledgers is not of this cluster: {exc}")
             return None
@@ -339,7 +351,7 @@ class LedgerAuditor:
         if last is None:
             return
         try:
-            data = self._key.unseal(last.subject, last.data)
+            data = open_message(self._key, last)
             anchor = Anchor.parse(data)
         except (UnsealedError, ValueError):
             return
@@ -348,6 +360,15 @@ class LedgerAuditor:
         async for number, message in self._stream.read_range(anchor.through + 1, last.number - 1):
             take_message(before, self._settings, self._key, number, message)
         self.book, self._next = before, last.number + 1
+
+
+def open_message(key: ClusterKey, message: StreamMessage) -> bytes:
+    """Open a message of the stream of ledgers.
+
+    Raises:
+        UnsealedError: It is not of a node of this cluster.
+    """
+    return key.unseal_message("ledger", message.subject, message.data, message.number)
 
 
 def take_message(
@@ -359,7 +380,7 @@ def take_message(
         return
     chain = settings.find_chain(message.subject)
     try:
-        data = key.unseal(message.subject, message.data)
+        data = open_message(key, message)
     except UnsealedError as exc:
         node = "" if chain is None else f" of chain {chain}"
         book.report(f"a message{node} is not of a node of this cluster: {exc}", number=number)

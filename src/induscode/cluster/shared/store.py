@@ -132,9 +132,18 @@ class ClusterStore:
         return len(missing)
 
     def _build_key(self, row: Row) -> str:
-        return self._table.build_key(PIN, *map(str, _find_form(row)))
+        return self._table.build_key(PIN, *name_pin(row.facts))
+
+
+def name_pin(facts: JsonObject) -> Sequence[str]:
+    """Return the names from which the key of a shared pin is built."""
+    return [str(part) for part in _find_parts(facts)]
 
 
 def _find_form(row: Row) -> tuple[object, ...]:
     """Return what tells an approved form of an item from all others."""
-    return tuple(row.facts.get(name) for name in ("identity", "kind", "tool", "pin"))
+    return _find_parts(row.facts)
+
+
+def _find_parts(facts: JsonObject) -> tuple[object, ...]:
+    return tuple(facts.get(name) for name in ("identity", "kind", "tool", "pin"))

@@ -1,0 +1,230 @@
+"""What a process can say about the brokers: each of them, their storage, and the nodes, in words.
+
+Each broker is asked by a connection of its own, for the greeting that it sends to everyone, so one that is away or slow
+is named also while the brokers have no majority. Everything has a deadline; what has no answer is left out and said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from indusagi.core.faults import describe_error
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.health import SLOW_S, STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from induscode.cluster.broker import Broker, Storage
+    from induscode.cluster.contract import BrokerState, NodeInfo
+    from induscode.cluster.membership import Membership
+
+_T = TypeVar("_T")
+
+_GREETING_S = 2.0
+"""How long a broker may take to greet."""
+_REPORT_S = 3.0
+"""How long what is asked over the connection may take, all of it together."""
+_GREETING_BYTES = 65_536
+_PORT = 4222
+_FULL = 0.98
+"""An account that has used so much of its storage refuses the next larger write."""
+
+
+@record(kw_only=True)
+class BrokerView:
+    """One broker as this process has found it."""
+
+    address: str
+    name: str = ""
+    took_s: float | None = None
+    """Until it greeted; None: it did not."""
+    reason: str = ""
+
+    @property
+    def state(self) -> BrokerState:
+        """How it is."""
+        if self.took_s is None:
+            return "away"
+        return "slow" if self.took_s > SLOW_S else "ready"
+
+    def __str__(self) -> str:
+        name = " ".join(filter(None, (self.name, f"({self.address})" if self.name and self.address else self.address)))
+        return f"{name} {self.words}"
+
+    @property
+    def words(self) -> str:
+        """How it is, after its name."""
+        if self.state == "away":
+            return f"is away: {self.reason}"
+        return f"{'is slow' if self.state == 'slow' else 'answers'}: {1000 * (self.took_s or 0.0):,.0f} ms"
+
+    def to_json(self) -> JsonObject:
+        """Return it as a JSON object."""
+        took_ms = None if self.took_s is None else round(1000 * self.took_s, 1)
+        return {
+            "name": self.name,
+            "address": self.address,
+            "state": self.state,
+            "took_ms": took_ms,
+            "reason": self.reason,
+        }
+
+
+@record(kw_only=True)
+class BrokerReport:
+    """The brokers, their storage, and what the nodes say about them."""
+
+    state: BrokerState
+    brokers: Sequence[BrokerView]
+    storage: Storage | None = None
+    waiting: Sequence[NodeInfo] = ()
+    """Nodes that run and have no lease."""
+    silent: Sequence[str] = ()
+    """Nodes that have a lease and do not report themselves."""
+    nodes: Sequence[NodeInfo] = field(default_factory=tuple["NodeInfo", ...])
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the brokers do what they are asked, be it slowly."""
+        return self.state in {"ready", "slow"}
+
+    @property
+    def summary(self) -> str:
+        """The state in words."""
+        return "ready" if self.state not in STATES else f"{self.state}: they {STATES[self.state]}"
+
+    def list_problems(self) -> Sequence[str]:
+        """List what is not well, each in a sentence."""
+        silence = "has a lease, and does not report itself: cut off, stopped, or just gone"
+        return [
+            *(f"broker {view}" for view in self.brokers if view.state != "ready"),
+            *(
+                f"node {node.node!r} says: the brokers {STATES[node.brokers]}"
+                for node in self.nodes
+                if node.brokers in STATES
+            ),
+            *(f"node {node.node!r} runs and has no lease{_explain(node.brokers)}" for node in self.waiting),
+            *(f"node {name!r} {silence}" for name in self.silent),
+        ]
+
+    def describe_storage(self) -> str:
+        """Describe the storage; empty if it is not known."""
+        if self.storage is None:
+            return ""
+        limit = self.storage.limit
+        return f"{_show_size(self.storage.used)} used" + ("" if limit is None else f" of {_show_size(limit)}")
+
+    def to_json(self) -> JsonObject:
+        """Return it as a JSON object."""
+        used, limit = (None, None) if self.storage is None else (self.storage.used, self.storage.limit)
+        return {
+            "broker": self.state,
+            "brokers": [view.to_json() for view in self.brokers],
+            "offline": [view.name or view.address for view in self.brokers if view.state == "away"],
+            "storage": {"used": used, "limit": limit},
+            "waiting": [node.to_json() for node in self.waiting],
+            "silent": [*self.silent],
+        }
+
+
+def _explain(state: BrokerState) -> str:
+    return f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
+
+
+def _show_size(count: int) -> str:
+    for size, unit in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+async def read_report(broker: Broker, membership: Membership | None) -> BrokerReport:
+    """Find out how the brokers are; never longer than a few seconds, and without an error."""
+    async with asyncio.TaskGroup() as tasks:
+        views = tasks.create_task(greet_brokers(broker))
+        storage = tasks.create_task(_ask(broker.read_storage()))
+        silent = tasks.create_task(_ask(_list_none() if membership is None else membership.list_silent()))
+        offline = tasks.create_task(_ask(_list_none() if membership is None else membership.list_offline()))
+    found = [*views.result()]
+    known = {view.name for view in found}
+    missing = "another broker says so"
+    found += [BrokerView(address="", name=name, reason=missing) for name in offline.result() or () if name not in known]
+    stored = storage.result()
+    state: BrokerState = broker.state
+    if state in {"ready", "slow"}:
+        if stored is not None and stored.limit is not None and stored.used >= _FULL * stored.limit:
+            state = "full"
+        elif 2 * sum(view.state == "away" for view in found) > len(found):
+            state = "partitioned"  # some reads are answered without a majority
+        elif membership is not None:
+            # This process does not write; nodes do.
+            for one in membership.list_waiting():
+                if one.brokers != "ready":
+                    state = one.brokers
+    return BrokerReport(
+        state=state,
+        brokers=found,
+        storage=stored,
+        waiting=() if membership is None else membership.list_waiting(),
+        silent=silent.result() or (),
+        nodes=() if membership is None else membership.list_nodes(),
+    )
+
+
+async def _list_none() -> Sequence[str]:
+    return ()
+
+
+async def _ask(request: Awaitable[_T]) -> _T | None:
+    try:
+        async with asyncio.timeout(_REPORT_S):
+            return await request
+    except (ClusterFault, TimeoutError):
+        return None  # the state of the brokers says it
+
+
+async def greet_brokers(broker: Broker) -> Sequence[BrokerView]:
+    """Connect to each broker that this process knows, and wait for its greeting."""
+    addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in map(urlsplit, broker.list_addresses())})
+    async with asyncio.TaskGroup() as tasks:
+        greeting = [tasks.create_task(_greet(address)) for address in addresses]
+    views = [task.result() for task in greeting]
+    broker.names |= {view.address: view.name for view in views if view.name}
+    return [replace(view, name=broker.names.get(view.address, "")) for view in views]
+
+
+async def _greet(address: str) -> BrokerView:
+    """Wait for the `INFO` of a broker: https://docs.nats.io/reference/reference-protocols/nats-protocol#info."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    began, writer = loop.time(), None
+    try:
+        async with asyncio.timeout(_GREETING_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_GREETING_BYTES)
+            line = await reader.readline()
+    except TimeoutError:
+        return BrokerView(address=address, reason=f"no answer within {_GREETING_S:g} s")
+    except ConnectionRefusedError:
+        return BrokerView(address=address, reason="nothing listens there")
+    except (OSError, ValueError) as exc:
+        return BrokerView(address=address, reason=describe_error(exc))
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    took_s = loop.time() - began
+    if not line:
+        return BrokerView(address=address, reason="it closes the connection")
+    value: object = None
+    with suppress(ValueError):  # another protocol than plain NATS: it is there
+        value = json.loads(line.removeprefix(b"INFO "))
+    name = value.get("server_name") if is_json_object(value) else None
+    return BrokerView(address=address, name=name if isinstance(name, str) else "", took_s=took_s)

@@ -1,0 +1,162 @@
+"""Replacement of the key of a cluster, while no node runs.
+
+What all nodes share is sealed again, under names that follow from the new key; ledgers and call records stay as they
+are, and the new key file opens them up to their present end. The new key waits in a file beside the old one until it
+counts. Whatever interrupts it, the next attempt goes on: entries of the new key are written first, then the proof of
+the key is replaced, which is the moment, and the entries of the old key are removed last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.records import record
+from induscode.cluster.broker import PROOF, REPLACED, check_key, is_sealed_with
+from induscode.cluster.contract import ClusterFault, LostRaceError
+from induscode.cluster.key import read_key, write_key
+from induscode.cluster.membership import open_membership
+from induscode.cluster.shared.store import PIN, name_pin
+from induscode.cluster.shared.table import SharedTable
+from induscode.cluster.streams import Stream
+
+if TYPE_CHECKING:
+    from induscode.cluster.broker import Broker, Bucket
+    from induscode.cluster.key import ClusterKey
+
+_SUFFIX = ".new"
+
+
+@record(kw_only=True)
+class Rotation:
+    """What a rotation has done."""
+
+    entries: int
+    """Shared entries that were sealed again."""
+    left_out: int
+    """Consents, which their nodes share again, and entries that could not be opened."""
+
+
+async def rotate_key(broker: Broker, path: str) -> Rotation:
+    """Replace the key of a cluster, and the key file of this machine; an attempt that was interrupted goes on.
+
+    Raises:
+        ClusterFault: A node runs, this machine has not the key of the cluster, or the broker or a file fails.
+    """
+    settings, pending = broker.settings, path + _SUFFIX
+    old = settings.key
+    assert old is not None
+    keys = await broker.open_bucket(settings.keys)
+    proof = await keys.get(PROOF)
+    if proof is None:
+        raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
+    new = await _read_pending(pending)
+    shared = await broker.open_bucket(settings.shared)
+    written, left_out = 0, 0
+    if new is None or not is_sealed_with(new, settings.keys, proof.value):
+        await check_key(broker)
+        await _check_empty(broker)
+        ledger = (await Stream(broker, settings.ledger).read_state()).last
+        calls = (await Stream(broker, settings.calls).read_state()).last
+        limit = {"ledger": ledger, "calls": calls}
+        new = old.replace(**limit) if new is None else new.limit_previous(**limit)
+        await _write(pending, new)
+        written, left_out = await _seal_again(broker, shared, old, new)
+        await _check_empty(broker)
+        try:
+            await keys.update(PROOF, new.seal(settings.keys, PROOF.encode()), proof.revision)
+        except LostRaceError as exc:
+            raise ClusterFault("ready", "another rotation of the key is under way") from exc
+    await _remove_old(settings.shared, shared, new)
+    await _leave_word(settings.keys, keys, old)
+    try:
+        await to_thread.run_sync(os.replace, pending, path)
+    except OSError as exc:
+        raise ClusterFault("ready", f"the key cannot be written: {exc}; the new one is in {pending}") from exc
+    return Rotation(entries=written, left_out=left_out)
+
+
+async def _read_pending(path: str) -> ClusterKey | None:
+    try:
+        return await to_thread.run_sync(read_key, path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise ClusterFault("ready", f"{exc}; it is of a rotation that was interrupted") from exc
+
+
+async def _write(path: str, key: ClusterKey) -> None:
+    try:
+        await to_thread.run_sync(write_key, path, key)
+    except OSError as exc:
+        raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
+
+
+async def _check_empty(broker: Broker) -> None:
+    """Check that no node has a lease, or waits for one."""
+    async with open_membership(broker, observer=True) as membership:
+        there = [info.node for info in (*membership.list_nodes(), *membership.list_waiting())]
+        names = sorted({*there, *await membership.list_silent()})
+    if names:
+        raise ClusterFault("ready", f"stop all nodes first; there are: {', '.join(names)}")
+
+
+async def _seal_again(broker: Broker, shared: Bucket, old: ClusterKey, new: ClusterKey) -> tuple[int, int]:
+    """Write every shared entry once more with the new key; return how many, and how many were left out."""
+    name = broker.settings.shared
+    table = SharedTable(broker, shared, new, lambda _: None)
+    written = left_out = 0
+    for key, entry in (await shared.read_all()).items():
+        try:
+            value: object = json.loads(old.unseal(f"{name}/{key}", entry.value))
+        except ValueError:
+            left_out += not is_sealed_with(new, f"{name}/{key}", entry.value)
+            continue
+        content = value.get("value") if is_json_object(value) else None
+        if not is_json_object(content):
+            continue  # a mark of a removal
+        kind = key.partition(".")[0]
+        names = _find_names(kind, content)
+        if names is None:
+            left_out += 1
+            continue
+        await table.put(table.build_key(kind, *names), content)
+        written += 1
+    return written, left_out
+
+
+def _find_names(kind: str, content: JsonObject) -> Sequence[str] | None:
+    """Find the names from which the key of an entry was built; None: its node shares it again by itself."""
+    facts = content.get("facts")
+    if kind == PIN and is_json_object(facts):
+        return name_pin(facts)
+    if kind == "server":
+        return [str(content.get("name"))]
+    return [] if kind == "rules" else None
+
+
+async def _remove_old(name: str, shared: Bucket, new: ClusterKey) -> None:
+    for key, entry in (await shared.read_all()).items():
+        if not is_sealed_with(new, f"{name}/{key}", entry.value):
+            try:
+                await shared.delete(key, entry.revision)
+            except LostRaceError:
+                continue  # a writer with another key than the new one: nodes ignore it
+
+
+async def _leave_word(name: str, keys: Bucket, old: ClusterKey) -> None:
+    """Leave a message for machines with the old key, which they alone can read."""
+    data = old.seal(f"{name}/{REPLACED}", b"{}")
+    present = await keys.get(REPLACED)
+    try:
+        if present is None:
+            await keys.create(REPLACED, data)
+        else:
+            await keys.update(REPLACED, data, present.revision)
+    except LostRaceError:
+        return  # only a message

@@ -1,0 +1,173 @@
+"""Brokers that are full or slow: each is said, nothing is lost, and leases outlast full ledgers."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from nats.js.errors import APIError
+from tests.cluster.test_faults import find_pid
+from tests.cluster.test_shared_ledger import open_ledger
+from tests.support.broker import KEY, LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker_proxy import open_proxy
+from tests.support.cluster import open_members
+from tests.support.servers import honest
+from tests.support.stores import batch
+from tests.support.waiting import until
+
+from induscode.cluster.broker import open_broker
+from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.health import SLOW_S, BrokerHealth
+from induscode.cluster.membership import open_membership
+from induscode.cluster.node import open_node
+from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.report import read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from induscode.cluster.broker import Broker
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+_ACCOUNT = "accounts {{ small: {{ jetstream: {{ max_file: {size} }}, users: [{{user: u, password: p}}] }} }}"
+
+
+@pytest.fixture
+def small_account(tmp_path: Path) -> Generator[ClusterSettings]:
+    """A broker whose account has a megabyte."""
+    config = tmp_path / "nats.conf"
+    config.write_text(_ACCOUNT.format(size="1MB"), encoding="utf-8")
+    process = BrokerProcess(tmp_path / "broker", ("-c", str(config)))
+    try:
+        yield ClusterSettings(brokers=[f"nats://u:p@127.0.0.1:{process.port}"], node="a", key=KEY)
+    finally:
+        process.close()
+
+
+def streams_of(broker: Broker) -> Any:
+    """Return the untyped part of the broker's client."""
+    return broker.client.jetstream()  # pyright: ignore[reportUnknownMemberType] — untyped options
+
+
+async def fill_account(broker: Broker) -> None:
+    """Store something else in the account until it takes nothing more."""
+    streams = streams_of(broker)
+    await streams.add_stream(name="other", subjects=["other"])
+    for size in (50_000, 1_000, 10):
+        with pytest.raises(APIError, match="resource limits exceeded"):
+            await _publish_for_ever(streams, size)
+
+
+async def _publish_for_ever(streams: Any, size: int) -> None:
+    while True:
+        await streams.publish("other", bytes(size))
+
+
+async def test_full_ledgers_leave_room_for_leases(small_account: ClusterSettings, tmp_path: Path) -> None:
+    async with open_broker(small_account) as broker:
+        prepared = await prepare_cluster(broker, replicas=1, lease_s=LEASE_S, ledger_bytes=2_000)
+        assert prepared.ledger_bytes == 2_000
+    async with open_node(small_account) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
+        await ledger.publish(1)
+        for number in range(2, 100):
+            ledger.store.append(batch(number, run=f"run {number}"))
+        with pytest.raises(ClusterFault) as caught:
+            await ledger.publish()
+        assert (caught.value.state, ledger.broker.state) == ("full", "ready")
+        assert await (await node.broker.open_bucket(small_account.leases)).create("another", b"{}")
+        # More room, by a second preparation: three quarters of the account.
+        prepared = await prepare_cluster(ledger.broker, replicas=1)
+        assert (prepared.is_changed, (prepared.ledger_bytes or 0) > 700_000) == (True, True)
+        await ledger.publish(100)
+        report = await ledger.verify()
+        assert (report.problems, report.unpublished) == ([], 0)
+
+
+async def test_full_account_is_said_by_all_and_left_when_there_is_room(
+    small_account: ClusterSettings, tmp_path: Path
+) -> None:
+    async with open_broker(small_account) as other:
+        await prepare_cluster(other, replicas=1, lease_s=LEASE_S)
+        notes: list[str] = []
+        async with open_node(small_account) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
+            node.on_note = notes.append
+            await fill_account(other)
+            await until(lambda: not node.membership.is_held())
+            assert node.broker.state == "full"
+            await node.membership.list_silent()  # reads go on, and do not make it any less full
+            assert node.broker.state == "full"
+            assert any("has lost its lease" in note and "no storage left" in note for note in notes)
+            with pytest.raises(ClusterFault, match="resource limits exceeded"):
+                await ledger.publish(1)
+            async with open_membership(other, observer=True) as seen:
+                await until(lambda: bool(seen.list_waiting()))
+                report = await read_report(other, seen)
+            assert report.state == "full"
+            assert any(
+                "node 'a' runs and has no lease: the brokers have no storage" in x for x in report.list_problems()
+            )
+            await streams_of(other).purge_stream("other")
+            await until(node.membership.is_held)
+            assert node.broker.state == "ready"
+            # Said once each, however many requests were refused.
+            assert len(notes) < 10
+            await ledger.publish()
+            assert (await ledger.verify()).problems == []
+
+
+def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> None:
+    health = BrokerHealth("leases")
+    assert health.take_silence() == "partitioned"
+    health.take_answer(0.0)
+    health.round_trip_s = 2 * SLOW_S
+    assert (health.state, health.take_silence()) == ("slow", "slow")
+    health.round_trip_s = 0.0
+    health.take_answer(0.0)
+    assert health.state == "ready"
+    health.take_failure("full", "leases")
+    health.take_answer(0.0)
+    assert health.state == "full"
+    health.take_answer(0.0, "other")
+    assert health.state == "full"
+    health.take_answer(0.0, "leases")
+    assert health.state == "ready"
+    # Without a majority some reads are answered.
+    assert health.take_silence("leases") == "partitioned"
+    health.take_answer(0.0)
+    assert health.state == "partitioned"
+    health.take_answer(0.0, "leases")
+    assert health.state == "ready"
+    health.connect(is_connected=False)
+    assert health.state == "away"
+    health.connect(is_connected=True)
+    # One late answer among many is no slow broker.
+    health.take_answer(SLOW_S)
+    assert health.state == "ready"
+    health.take_unread()
+    assert health.state == "slow"
+
+
+async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as process:
+        settings = await new_cluster(process, lease_s=10.0)
+        async with AsyncExitStack() as stack:
+            proxy = await stack.enter_async_context(open_proxy([process.port]))
+            named = [replace(name_node(settings, name), brokers=proxy.urls) for name in "ab"]
+            members = await stack.enter_async_context(open_members(named, [honest()]))
+            former = await find_pid(members[0])
+            assert former is not None
+            leases = [member.node.info.lease for member in members]
+            proxy.delay_s = 0.4
+            brokers = [member.node.broker for member in members]
+            await until(lambda: all(broker.state == "slow" for broker in brokers))
+            assert [await find_pid(member) for member in members] == [former, former]
+            proxy.delay_s = SLOW_S + 0.1
+            report = await read_report(brokers[0], members[0].node.membership)
+            assert report.summary.startswith("slow: they answer slowly")
+            assert any("is slow: " in problem for problem in report.list_problems())
+            await proxy.release()
+            await until(lambda: all(broker.state == "ready" for broker in brokers))
+            assert all(member.node.membership.holds(lease) for member, lease in zip(members, leases, strict=True))

@@ -1,0 +1,167 @@
+"""Replacing the key of a cluster: shared entries are sealed again, ledgers stay verifiable, old keys are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cluster.test_shared_ledger import open_ledger
+from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+
+from induscode.cluster.broker import check_key, open_broker
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.key import ClusterKey, UnsealedError, read_key, write_key
+from induscode.cluster.node import open_node
+from induscode.cluster.shared import rotation
+from induscode.cluster.shared.calls import CallPublisher, read_calls
+from induscode.cluster.shared.rotation import rotate_key
+from induscode.cluster.shared.table import SharedTable, open_table
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
+
+    from indusagi.core.json import JsonObject
+    from induscode.cluster.contract import ClusterSettings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+FACTS: JsonObject = {"identity": "i", "kind": "tool", "tool": "t", "pin": "p"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@asynccontextmanager
+async def open_shared(settings: ClusterSettings) -> AsyncGenerator[tuple[SharedTable, list[str]]]:
+    notes: list[str] = []
+    async with open_broker(settings) as opened:
+        yield await open_table(opened, notes.append), notes
+
+
+async def share_entries(settings: ClusterSettings) -> None:
+    async with open_shared(settings) as (table, _):
+        await table.put(table.build_key("server", "a"), {"name": "a", "row": {"command": "secret"}})
+        await table.put(table.build_key("server", "b"), {"name": "b"})
+        await table.remove(table.build_key("server", "b"))
+        await table.put(table.build_key("rules"), {"rules": {}})
+        await table.put(table.build_key("pin", "i", "tool", "t", "p"), {"facts": FACTS, "subject": "t"})
+        await table.put(table.build_key("consent", "digest", "node"), {"digest": "digest", "by": "node"})
+
+
+async def rotate(settings: ClusterSettings, path: str) -> ClusterSettings:
+    async with open_broker(settings) as opened:
+        await rotate_key(opened, path)
+    return replace(settings, key=await asyncio.to_thread(read_key, path))
+
+
+async def check_entries(settings: ClusterSettings) -> None:
+    async with open_shared(settings) as (table, notes):
+        assert table.list("server") == {table.build_key("server", "a"): {"name": "a", "row": {"command": "secret"}}}
+        assert [*table.list("rules")] == [table.build_key("rules")]
+        assert [*table.list("pin")] == [table.build_key("pin", "i", "tool", "t", "p")]
+        assert table.list("consent") == {}
+        assert notes == []
+
+
+async def test_new_key_opens_everything_and_the_old_one_nothing_new(broker: BrokerProcess, tmp_path: Path) -> None:
+    old, path = await new_cluster(broker), str(tmp_path / "cluster.key")
+    assert old.key is not None
+    await asyncio.to_thread(write_key, path, old.key)
+    await share_entries(old)
+    async with open_ledger(old, tmp_path / "ledger") as ledger:
+        await ledger.publish(1, 2)
+        await ledger.auditor.anchor()
+        calls = CallPublisher(ledger.broker, old.key)
+        calls.put([("before",)])
+        await calls.publish_all()
+    new = await rotate(old, path)
+    assert new.key is not None
+    await check_entries(new)
+    for refused in (old, replace(old, key=ClusterKey(bytes(32)))):
+        reason = "was replaced" if refused is old else "another key"
+        with pytest.raises(ClusterFault, match=reason):
+            async with open_node(refused):
+                pass
+    async with open_ledger(new, tmp_path / "ledger") as ledger:
+        await ledger.publish(3)
+        await ledger.auditor.anchor()
+        report = await ledger.verify()
+        assert (report.problems, report.own_rows, report.anchors, len(report.chains)) == ([], 3, 2, 1)
+        calls = CallPublisher(ledger.broker, new.key)
+        calls.put([("after",)])
+        await calls.publish_all()
+        # Its holder can still write to the brokers; it is not of a node any more.
+        subject = f"{old.prefix}.calls.test"
+        await ledger.broker.client.publish(subject, old.key.seal(subject, b'{"node":"x","calls":[["forged"]]}'))
+        forged = old.chain_subject("ffff")
+        await ledger.broker.client.publish(forged, old.key.seal(forged, b"{}"))
+        await ledger.broker.client.flush()
+        assert [row async for _, row in read_calls(ledger.broker, 1)] == [["after"], ["before"]]
+        [problem] = await ledger.list_problems()
+        assert "is not of a node of this cluster" in problem
+    # Once more: both earlier keys stay in the file.
+    newest = await rotate(new, path)
+    await check_entries(newest)
+    assert newest.key is not None
+    assert len(newest.key.previous) == 2
+
+
+async def test_key_of_a_cluster_with_nodes_is_not_replaced(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings, path = await new_cluster(broker), str(tmp_path / "cluster.key")
+    assert settings.key is not None
+    await asyncio.to_thread(write_key, path, settings.key)
+    async with open_node(name_node(settings, "busy")), open_broker(settings) as opened:
+        with pytest.raises(ClusterFault, match="stop all nodes first; there are: busy"):
+            await rotate_key(opened, path)
+        assert await check_key(opened)
+
+
+@pytest.mark.parametrize("step", ["_seal_again", "_remove_old", "_leave_word"])
+async def test_interrupted_rotation_is_finished_by_the_next(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    settings, path = await new_cluster(broker), str(tmp_path / "cluster.key")
+    assert settings.key is not None
+    await asyncio.to_thread(write_key, path, settings.key)
+    await share_entries(settings)
+    work = getattr(rotation, step)
+
+    async def fail(*arguments: object) -> None:
+        await work(*arguments)
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rotation, step, fail)
+        with pytest.raises(InterruptedError):
+            await rotate(settings, path)
+    before = (await asyncio.to_thread(read_key, f"{path}.new")).encode().split()[0]
+    new = await rotate(settings, path)
+    assert new.key is not None
+    assert new.key.encode().split()[0] == before
+    await check_entries(new)
+    assert await asyncio.to_thread(os.listdir, tmp_path) == ["cluster.key"]
+
+
+def test_previous_key_opens_messages_of_its_time_only(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.key")
+    old = ClusterKey(bytes(32))
+    write_key(path, old.replace(ledger=5, calls=2))
+    key = read_key(path)
+    sealed = old.seal("place", b"data")
+    assert key.unseal_message("ledger", "place", sealed, 5) == b"data"
+    for stream, number in (("ledger", 6), ("calls", 3)):
+        with pytest.raises(UnsealedError):
+            key.unseal_message("calls" if stream == "calls" else "ledger", "place", sealed, number)
+    with pytest.raises(UnsealedError):
+        key.unseal("place", sealed)
+    for damaged in (b"", b"nonsense", key.encode() + b"more\n", key.encode().replace(b":5:", b":x:")):
+        (tmp_path / "cluster.key").write_bytes(damaged)
+        with pytest.raises(ValueError, match="no key of a cluster"):
+            read_key(path)
