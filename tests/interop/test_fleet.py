@@ -223,7 +223,7 @@ async def test_r32_many_servers_some_of_them_bad_come_up_together(tmp_path: Path
     # Each takes four descriptors, and a system may allow a program as few as 256.
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     patient = ServerLimits(connect_s=60, list_s=60)
-    good = [honest(id=f"s{n}", limits=patient) for n in range(180 if allowed >= 1024 else 20)]
+    good = [honest(id=f"s{n}", limits=patient) for n in range(80 if allowed >= 1024 else 20)]
     before = threading.active_count()
     async with fleet_of(*good, *bad, *missing, supervision=Supervision(first_s=60)) as fleet:
         status = fleet.status()

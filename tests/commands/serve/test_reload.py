@@ -92,28 +92,25 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: P
         gateway.until_tools(lambda tools: tools == of("b"))
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("[]", "it is not an object"),
-        ("null", "it is not an object"),
-        ('{"mcpServers": []}', "'mcpServers' is not an object"),
-        ('{"servers": "a"}', "'servers' is not an object"),
-        ('{"servers": {"a": {"command": 5}}}', "neither a command nor a url"),
-        ('{"servers": {"a": 5}}', "skipped: it is not an object"),
-    ],
-)
-def test_a_file_of_the_wrong_shape_changes_nothing_and_is_told(tmp_path: Path, text: str, why: str) -> None:
+def test_files_of_a_wrong_shape_change_nothing_and_are_told(tmp_path: Path) -> None:
+    shapes = {
+        "[]": "it is not an object",
+        "null": "it is not an object",
+        '{"mcpServers": []}': "'mcpServers' is not an object",
+        '{"servers": "a"}': "'servers' is not an object",
+        '{"servers": {"a": {"command": 5}}}': "neither a command nor a url",
+        '{"servers": {"a": 5}}': "skipped: it is not an object",
+    }
     log = tmp_path / "log"
     configured(user_file(), {"a": row("--log", log)})
     with greeted(*NONE, cwd=tmp_path) as gateway:
         assert gateway.tools() == of("a")
-        for times in (1, 2):
-            user_file().write_text(text + " " * times, encoding="utf-8")
+        for times, (text, why) in enumerate(shapes.items(), 1):
+            user_file().write_text(text, encoding="utf-8")
             gateway.until(lambda times=times: gateway.said().count("stay as they were") == times)
-        assert why in gateway.said()
+            assert why in gateway.said()
+            assert gateway.text("a__echo", text="still") == "still"
         assert gateway.tools() == of("a")
-        assert gateway.text("a__echo", text="still") == "still"
         assert len(diary(log, "start")) == 1
         configured(user_file(), {})
         gateway.until_tools(lambda tools: tools == [] and "removed a" in gateway.said())
