@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 from collections.abc import Sequence
 from importlib import metadata
@@ -30,23 +31,32 @@ def check_installation() -> Sequence[Note]:
         if (other := _find_distribution(name)) is not None
     ]
     own = _find_distribution(DISTRIBUTION)
-    changed: list[str] = []
-    for file in (own.files or ()) if own is not None else ():  # a clone has no RECORD of our files
-        if not str(file).startswith(_PACKAGES) or file.hash is None or file.hash.mode != "sha256":
-            continue
-        try:
-            data = Path(str(file.locate())).read_bytes()
-        except OSError:
-            changed.append(str(file))
-            continue
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        if digest != file.hash.value:
-            changed.append(str(file))
+    changed = () if own is None else _list_changed_files(own)
     if changed:
         names = ", ".join(changed[:_SHOWN]) + (" …" if len(changed) > _SHOWN else "")
         message = f"{len(changed)} of its files are not as they were installed: {names}"
         notes.append(Note(f"distribution {DISTRIBUTION}", message, remedy))
     return notes
+
+
+def _list_changed_files(own: metadata.Distribution) -> Sequence[str]:
+    """List the files of our packages that are missing or differ; none for a clone, whose RECORD has no such files.
+
+    `Distribution.files` leaves missing files out from Python 3.12 on, so RECORD is read here.
+    """
+    changed: list[str] = []
+    for name, digest, _size in csv.reader((own.read_text("RECORD") or "").splitlines()):
+        mode, _, wanted = digest.partition("=")
+        if not name.startswith(_PACKAGES) or mode != "sha256":
+            continue
+        try:
+            data = Path(str(own.locate_file(name))).read_bytes()
+        except OSError:
+            changed.append(name)
+            continue
+        if base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode() != wanted:
+            changed.append(name)
+    return changed
 
 
 def _find_distribution(name: str) -> metadata.Distribution | None:
