@@ -298,17 +298,24 @@ def _use_without_script(page: PageRun, views: Mapping[str, str]) -> list[str]:
 
 
 def _judge_cluster(scene: Scene, browser: Chromium, options: _Options) -> list[str]:
-    """Judge the view of a node with a real broker."""
+    """Judge the view of a node with three real brokers, of which one and then two are stopped."""
     problems: list[str] = []
-    with scene.serve_cluster() as url:
+    with scene.serve_cluster() as (url, brokers):
         page = PageRun(url, browser, options.axe)
         page.open("/cluster")
         browser.wait_for_text("many")
-        for scheme, width in _WINDOWS:
-            browser.resize(width, 800, scheme)
-            problems += page.find_problems(f"cluster, {scheme}, {width} px", "/cluster")[0]
-            options.keep_picture(browser, f"page-cluster-{scheme}-{width}.png")
-    say(f"  the cluster: nodes, placements, leases: {len(problems)} problems")
+        for state, wanted in (("all", "many"), ("one away", "is away"), ("no majority", "partitioned")):
+            if state != "all":
+                brokers[("one away", "no majority").index(state)].stop()
+                # The view that is open says so by itself, and one that is opened now does not wait for the brokers.
+                browser.wait_for_text(wanted)
+                page.open("/cluster")
+                browser.wait_for_text(wanted)
+            for scheme, width in _WINDOWS:
+                browser.resize(width, 800, scheme)
+                problems += page.find_problems(f"cluster, {state}, {scheme}, {width} px", "/cluster")[0]
+                options.keep_picture(browser, f"page-cluster-{state.replace(' ', '-')}-{scheme}-{width}.png")
+    say(f"  the cluster: nodes, placements, leases; one broker away, no majority: {len(problems)} problems")
     return problems
 
 

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.calls.helpers import make_record
-from tests.support.broker import broker_process
+from tests.support.broker import broker_processes
 from tests.support.model_server import calls, model_server, says
 
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
+
+    from tests.support.broker import BrokerProcess
 
 CALLS = 10_000
 _LIMIT_S = 60.0
@@ -134,12 +136,15 @@ class Scene:
             process.wait(30)
 
     @contextmanager
-    def serve_cluster(self) -> Generator[str]:
-        """Run a node of a cluster with a real broker, and give the address of its page."""
-        with broker_process(self.home / "broker") as broker:
-            done = self._run("cluster", "init", "--cluster", broker.url)
-            if done.returncode:
-                raise SceneFailed(f"indus cluster init said: {done.stderr}")
-            words = ("--http", "127.0.0.1:0", "--no-token", "--cluster", broker.url, "--node", "first")
+    def serve_cluster(self) -> Generator[tuple[str, Sequence[BrokerProcess]]]:
+        """Run a node of a cluster with three real brokers, and give the address of its page, and the brokers."""
+        with broker_processes(self.home / "brokers") as brokers:
+            urls = ",".join(broker.url for broker in brokers)
+            deadline = time.monotonic() + _LIMIT_S
+            # Brokers that were started just now may have no leader yet.
+            while (done := self._run("cluster", "init", "--cluster", urls, "--replicas", "3")).returncode:
+                if time.monotonic() > deadline:
+                    raise SceneFailed(f"indus cluster init said: {done.stderr}")
+            words = ("--http", "127.0.0.1:0", "--no-token", "--cluster", urls, "--node", "first")
             with self.serve("serve", *words) as (url, _):
-                yield url
+                yield url, brokers
