@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.5
 """How often it looks: a change is seen within a second, also one that another process has written."""
 _PING_S: Final = 15.0
+_BROKERS_S: Final = 5.0
+"""How often the view of a cluster is fetched anyway: brokers to which this node is not connected announce nothing."""
 
 
 async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
@@ -52,7 +54,9 @@ async def _take_signatures(source: PageSource) -> Mapping[Topic, object]:
     )
     # The ledger is a value: a changed one is another object, which this reference keeps alive.
     node = source.node
-    nodes = () if node is None else (*node.membership.list_nodes(), node.broker.state)
+    nodes = ()
+    if node is not None:
+        nodes = (*node.membership.list_nodes(), node.broker.state, anyio.current_time() // _BROKERS_S)
     return {
         "cluster": (nodes, servers),
         "servers": (servers, tuple(row.id for row in source.plan.rows)),
