@@ -124,6 +124,10 @@ class ClusterKey:
         before = (PreviousKey(ClusterKey(self._secret), ledger, calls), *self.previous)
         return ClusterKey(os.urandom(_KEY_BYTES), before[:_MOST_PREVIOUS])
 
+    def follows(self, old: ClusterKey) -> bool:
+        """Tell whether this key was made to replace another one."""
+        return bool(self.previous) and hmac.compare_digest(self.previous[0].key._secret, old._secret)  # noqa: SLF001 — of the same class
+
     def limit_previous(self, *, ledger: int, calls: int) -> ClusterKey:
         """Return this key with other numbers for the one before it."""
         first = PreviousKey(self.previous[0].key, ledger, calls)
