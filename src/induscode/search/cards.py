@@ -16,6 +16,7 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import UnknownServerError
 from induscode.search.index import FOUND
@@ -154,15 +155,22 @@ def _define_cards(find: RunTool, describe: RunTool, refuse: RunTool) -> Sequence
     )
 
 
-def resolve_call(call: ToolCall, has_tool: Callable[[str], bool], names: Iterable[str]) -> ToolCall:
+def resolve_call(
+    call: ToolCall,
+    has_tool: Callable[[str], bool],
+    names: Iterable[str],
+    list_disabled: Callable[[], Iterable[str]] = tuple,
+) -> ToolCall:
     """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged.
 
-    Small models misspell names: one that differs from a single tool in case, `-` and `_` alone means that tool.
+    Small models misspell names: one that differs from a single tool in case and separators alone means that tool. A
+    name with a server means no tool of another one, and what may mean a disabled tool means no other.
 
     Args:
         call: The call.
         has_tool: Tells whether a tool has this very name.
         names: The names of all tools.
+        list_disabled: Lists the names of disabled tools.
     """
     given = call.input
     if call.name != CALL_TOOL or not is_json_object(given):
@@ -171,12 +179,19 @@ def resolve_call(call: ToolCall, has_tool: Callable[[str], bool], names: Iterabl
     if not isinstance(name, str) or name == CALL_TOOL:
         return call
     if not has_tool(name):
-        wanted = normalize_name(name)
-        same = [other for other in names if normalize_name(other) == wanted] if wanted else []
-        if len(same) != 1:
+        same = [other for other in names if _is_spelling(name, other)]
+        if len(same) != 1 or same[0] == CALL_TOOL or any(_is_spelling(name, other) for other in list_disabled()):
             return call
         name = same[0]
     return ToolCall(call.id, name, _read_arguments(given.get("arguments")))
+
+
+def _is_spelling(name: str, other: str) -> bool:
+    """Tell whether a name means another one; the server in it, if there is one, has to be the same."""
+    if not (wanted := normalize_name(name)) or wanted != normalize_name(other):
+        return False
+    server, mark, _ = name.partition(QUALIFIER)
+    return not mark or normalize_name(server) == normalize_name(other.partition(QUALIFIER)[0])
 
 
 def _read_arguments(value: JsonValue) -> JsonValue:

@@ -123,6 +123,25 @@ async def test_call_tool_accepts_a_name_that_differs_from_one_tool_in_case_and_s
     assert "There is no tool named" in await ask(ambiguous, "call_tool", name="calendar_create_event")
 
 
+async def test_a_misspelt_name_of_another_server_is_not_called(index: ToolIndex) -> None:
+    tool = make_tools(1)[0]
+    inner = SearchableTools([replace(tool, name="git__hub__delete"), replace(tool, name="todo_read")])
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    for name in ("github__delete", "GitHub__Delete", "todo__read"):  # as if the servers `github` and `todo` were away
+        assert "There is no tool named" in await ask(box, "call_tool", name=name)
+    assert inner.called == []
+    for name in ("Git__hub__delete", "git__hub_delete", "git_hub_delete"):
+        await ask(box, "call_tool", name=name)
+    assert [call.name for call in inner.called] == ["git__hub__delete"] * 3
+
+
+async def test_a_misspelt_name_of_a_disabled_tool_calls_no_other_one(index: ToolIndex) -> None:
+    inner = SearchableTools([replace(make_tools(1)[0], name="tracker__LOST")])
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    assert "There is no tool named" in await ask(box, "call_tool", name="tracker__Lost")
+    assert inner.called == []
+
+
 async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) -> None:
     box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
     answer = await ask(box, "call_tool", name="calender__create_evnt")
