@@ -50,6 +50,7 @@ async def rotate_key(broker: Broker, path: str) -> Rotation:
     Raises:
         ClusterFault: A node runs, this machine has not the key of the cluster, or the broker or a file fails.
     """
+    path = await to_thread.run_sync(os.path.realpath, path)  # others may read the file that a link names
     with _locked_key(path):
         return await _rotate(broker, path)
 
