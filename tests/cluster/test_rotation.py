@@ -231,3 +231,12 @@ def test_previous_key_opens_messages_of_its_time_only(tmp_path: Path) -> None:
         (tmp_path / "cluster.key").write_bytes(damaged)
         with pytest.raises(ValueError, match="no key of a cluster"):
             read_key(path)
+
+
+def test_no_earlier_key_is_left_out_of_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.key")
+    first = key = ClusterKey(bytes(32))
+    for number in range(1, 121):  # once a month for ten years
+        write_key(path, key.replace(ledger=10**12 + number, calls=10**12 + number))
+        key = read_key(path)
+    assert key.unseal_message("ledger", "place", first.seal("place", b"data"), 5) == b"data"

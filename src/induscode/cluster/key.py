@@ -37,10 +37,10 @@ SealedStream: TypeAlias = Literal["ledger", "calls"]
 """A stream whose messages stay sealed with the key of their time."""
 _FORM = b"indus-cluster-key-1:"
 _PREVIOUS_FORM = b"indus-cluster-previous-key-1:"
-_MOST_PREVIOUS = 32
+_MOST_PREVIOUS = 500
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
-_FILE_BYTES = 8_192
+_FILE_BYTES = 65_536
 _VERSION = b"\x01"
 LARGEST_BYTES = 64 * 1024 * 1024
 """The most that one sealed value may hold when it is open."""
