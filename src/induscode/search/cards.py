@@ -21,7 +21,7 @@ from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import UnknownServerError
 from induscode.search.index import FOUND
 from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
-from induscode.search.words import normalize_name
+from induscode.search.words import LONGEST_NAME, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -179,19 +179,23 @@ def resolve_call(
     if not isinstance(name, str) or name == CALL_TOOL:
         return call
     if not has_tool(name):
-        same = [other for other in names if _is_spelling(name, other)]
-        if len(same) != 1 or same[0] == CALL_TOOL or any(_is_spelling(name, other) for other in list_disabled()):
+        same = _find_same(name, names)
+        if len(same) != 1 or same[0] == CALL_TOOL or _find_same(name, list_disabled()):
             return call
         name = same[0]
     return ToolCall(call.id, name, _read_arguments(given.get("arguments")))
 
 
-def _is_spelling(name: str, other: str) -> bool:
-    """Tell whether a name means another one; the server in it, if there is one, has to be the same."""
-    if not (wanted := normalize_name(name)) or wanted != normalize_name(other):
-        return False
-    server, mark, _ = name.partition(QUALIFIER)
-    return not mark or normalize_name(server) == normalize_name(other.partition(QUALIFIER)[0])
+def _find_same(name: str, names: Iterable[str]) -> list[str]:
+    """Find the names that a name means; the server in it, if there is one, has to be the same."""
+    if len(name) > LONGEST_NAME:
+        return []
+    wanted, (server, mark, _) = normalize_name(name), name.partition(QUALIFIER)
+    same = [other for other in names if normalize_name(other) == wanted] if wanted else []
+    if not mark:
+        return same
+    server = normalize_name(server)
+    return [other for other in same if normalize_name(other.partition(QUALIFIER)[0]) == server]
 
 
 def _read_arguments(value: JsonValue) -> JsonValue:

@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from induscode.search.index import FOUND
 from induscode.search.items import build_tool_item
 from induscode.search.signatures import format_signature
-from induscode.search.words import list_query_words, normalize_name
+from induscode.search.words import LONGEST_NAME, list_query_words, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -192,6 +192,8 @@ class ToolFinder:
 
     def suggest(self, name: str) -> Sequence[str]:
         """List the names that are nearest to an unknown one, the best first; none that is denied."""
+        if len(name) > LONGEST_NAME:
+            return []
         wanted = normalize_name(name)
         known: dict[str, str] = {}
         for other in self.tools:

@@ -24,6 +24,7 @@ from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.launch.views import View
 from induscode.search.index import ToolIndex
 from induscode.search.options import SearchOptions
+from induscode.search.words import normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +158,23 @@ async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) ->
     catalog = Catalog(box, {"name": "x"})
     assert not catalog.may_call("calender__create_evnt")
     assert "; the nearest: calendar__create_event" in catalog.describe_unknown("calender__create_evnt")
+
+
+async def test_a_name_that_no_tool_can_have_is_not_compared(index: ToolIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    compared: list[int] = []
+
+    def normalize(name: str) -> str:
+        compared.append(len(name))
+        return normalize_name(name[:100])
+
+    for module in ("cards", "finder"):
+        monkeypatch.setattr(f"induscode.search.{module}.normalize_name", normalize)
+    name = "\ufdfa" * 100_000  # each becomes 18 characters: it would hold up every client for seconds
+    assert box.suggest_names(name) == []
+    call = ToolCall("1", "call_tool", {"name": name})
+    assert box.resolve_call(call) == call
+    assert max(compared, default=0) <= 100
 
 
 async def test_arguments_that_a_model_has_written_as_a_text_are_read(index: ToolIndex) -> None:
