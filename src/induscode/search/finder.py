@@ -195,12 +195,12 @@ class ToolFinder:
         if len(name) > LONGEST_NAME:
             return []
         wanted = normalize_name(name)
-        known: dict[str, str] = {}
+        known: dict[str, list[str]] = {}
         for other in self.tools:
             ref = self._source.find_ref(other)
             for spelling in (other, other if ref is None else ref.name):
-                known.setdefault(normalize_name(spelling), other)
-        near = [known[key] for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED)]
+                known.setdefault(normalize_name(spelling), []).append(other)
+        near = [one for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED) for one in known[key]]
         denied = self._source.find_denied(near)
         return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]
 

@@ -160,6 +160,15 @@ async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) ->
     assert "; the nearest: calendar__create_event" in catalog.describe_unknown("calender__create_evnt")
 
 
+async def test_every_tool_that_an_ambiguous_name_may_mean_is_suggested(index: ToolIndex) -> None:
+    tool = make_tools(1)[0]
+    inner = SearchableTools([replace(tool, name="s__get_user"), replace(tool, name="s__getUser")])
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    assert box.suggest_names("s__GETUSER") == ["s__get_user", "s__getUser"]
+    inner.denied = {"s__get_user"}
+    assert box.suggest_names("s__GETUSER") == ["s__getUser"]
+
+
 async def test_a_name_that_no_tool_can_have_is_not_compared(index: ToolIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
     compared: list[int] = []
