@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +25,7 @@ from induscode.cluster.health import SLOW_S, BrokerHealth
 from induscode.cluster.membership import open_membership
 from induscode.cluster.node import open_node
 from induscode.cluster.prepare import prepare_cluster
-from induscode.cluster.report import read_report
+from induscode.cluster.report import greet_brokers, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -33,6 +35,19 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 _ACCOUNT = "accounts {{ small: {{ jetstream: {{ max_file: {size} }}, users: [{{user: u, password: p}}] }} }}"
+
+
+async def test_broker_with_a_greeting_that_nobody_can_parse_is_there() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO " + b"[" * 60_000 + b"\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        broker: Any = SimpleNamespace(list_addresses=lambda: [url], names={})
+        [view] = await greet_brokers(broker)
+    assert (view.state, view.name) == ("ready", "")
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cluster.test_shared_ledger import open_ledger
@@ -149,6 +149,72 @@ async def test_interrupted_rotation_is_finished_by_the_next(
     assert await asyncio.to_thread(os.listdir, tmp_path) == ["cluster.key"]
 
 
+async def test_key_of_an_attempt_that_another_rotation_has_overtaken_is_not_used(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, path, other = await new_cluster(broker), str(tmp_path / "cluster.key"), str(tmp_path / "other.key")
+    assert first.key is not None
+    for one in (path, other):
+        await asyncio.to_thread(write_key, one, first.key)
+
+    async def fail(*_: object) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rotation, "_seal_again", fail)
+        with pytest.raises(InterruptedError):
+            await rotate(first, path)
+    second = await rotate(first, other)
+    assert second.key is not None
+    await asyncio.to_thread(write_key, path, second.key)  # as an operator copies it
+    async with open_ledger(second, tmp_path / "ledger") as ledger:
+        await ledger.publish(1, 2)
+    third = await rotate(second, path)
+    assert third.key is not None
+    assert [one.key.derive("x") for one in third.key.previous] == [key.derive("x") for key in (second.key, first.key)]
+    async with open_ledger(third, tmp_path / "ledger") as ledger:
+        assert (await ledger.verify()).problems == []
+
+
+async def test_two_rotations_with_one_file_leave_the_key_of_the_cluster(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, path = await new_cluster(broker), str(tmp_path / "cluster.key")
+    assert settings.key is not None
+    await asyncio.to_thread(write_key, path, settings.key)
+    seal, has_begun = rotation._seal_again, asyncio.Event()  # after it, the key changes
+    both = asyncio.Barrier(2)
+
+    async def read_nothing(_: str) -> None:  # both look for a key that waits before the other one has written it
+        with suppress(TimeoutError, asyncio.BrokenBarrierError):
+            await asyncio.wait_for(both.wait(), 0.5)
+
+    async def seal_in_turn(*arguments: Any) -> tuple[int, int]:
+        if has_begun.is_set():
+            await asyncio.sleep(0.5)
+        else:
+            has_begun.set()
+            await asyncio.sleep(0.25)
+        return await seal(*arguments)
+
+    monkeypatch.setattr(rotation, "_read_pending", read_nothing)
+    monkeypatch.setattr(rotation, "_seal_again", seal_in_turn)
+    refused: list[str] = []
+
+    async def try_to_rotate() -> None:
+        try:
+            await rotate(settings, path)
+        except ClusterFault as fault:
+            refused.append(str(fault))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(try_to_rotate())
+    assert refused == ["another rotation of the key is under way"]
+    async with open_broker(replace(settings, key=await asyncio.to_thread(read_key, path))) as opened:
+        assert await check_key(opened)
+
+
 def test_previous_key_opens_messages_of_its_time_only(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.key")
     old = ClusterKey(bytes(32))
@@ -165,3 +231,12 @@ def test_previous_key_opens_messages_of_its_time_only(tmp_path: Path) -> None:
         (tmp_path / "cluster.key").write_bytes(damaged)
         with pytest.raises(ValueError, match="no key of a cluster"):
             read_key(path)
+
+
+def test_no_earlier_key_is_left_out_of_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.key")
+    first = key = ClusterKey(bytes(32))
+    for number in range(1, 121):  # once a month for ten years
+        write_key(path, key.replace(ledger=10**12 + number, calls=10**12 + number))
+        key = read_key(path)
+    assert key.unseal_message("ledger", "place", first.seal("place", b"data"), 5) == b"data"

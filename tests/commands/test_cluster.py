@@ -87,3 +87,29 @@ def test_key_is_replaced_and_the_old_file_is_refused(tmp_path: Path, capsys: pyt
             assert run(["cluster", *words, *where, "--cluster-key", str(copy)]) == 1
         said = capsys.readouterr().err
         assert said.count("the key of the cluster was replaced (indus cluster rotate-key)") == 3
+
+
+@pytest.mark.process
+def test_key_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+    key, link = tmp_path / "cluster.key", tmp_path / "link"
+    with broker_process(tmp_path / "broker") as broker:
+        where = ["--cluster", broker.url]
+        assert run(["cluster", "init", *where, "--cluster-key", str(key)]) == 0
+        link.symlink_to(key)
+        assert run(["cluster", "rotate-key", *where, "--cluster-key", str(link)]) == 0
+        assert link.is_symlink()
+        assert run(["cluster", "verify", *where, "--cluster-key", str(key)]) == 0
+
+
+@pytest.mark.process
+def test_limit_of_the_ledgers_that_cannot_be_set_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with broker_process(tmp_path) as broker:
+        where = ["--cluster", broker.url]
+        assert run(["cluster", "init", *where, "--ledger-limit", str(1 << 43)]) == 2
+        assert "Invalid value for '--ledger-limit'" in capsys.readouterr().err
+        assert run(["cluster", "init", *where, "--ledger-limit", "5"]) == 0
+        assert "the ledgers take 5.0 MB at most" in capsys.readouterr().out
+        assert run(["cluster", "init", *where, "--ledger-limit", "3"]) == 0
+        assert "the ledgers keep their limit of 5.0 MB: it can only grow" in capsys.readouterr().out
+        assert run(["cluster", "init", *where, "--ledger-limit", "5"]) == 0
+        assert "keep their limit" not in capsys.readouterr().out

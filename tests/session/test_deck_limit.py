@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from indusagi.capabilities import ToolSpec, define_tool
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.contract import ToolCall
 from induscode.deck.contract import DeckContext, Profile, describe
+from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.deck.provision import ToolDeck, provision_deck
 from induscode.search.options import SearchOptions, estimate_definition
 from induscode.session.deck_limit import ESSENTIAL_CARDS, LEAST_SEARCHED, SMALL_WINDOW, DeckLimit
-from induscode.session.deck_search import list_shown_names
+from induscode.session.deck_search import DeckSearch, list_shown_names, resolve_deck_call
 from induscode.session.prompt import SystemPrompt
 
 if TYPE_CHECKING:
@@ -114,6 +118,20 @@ def test_a_large_deck_lists_native_cards_and_favourites(tmp_path: Path, window: 
     scripts = build_deck(tmp_path, ("run_code", 150), *((f"s__{number}", 150) for number in range(150)))
     assert list_shown_names(limit.fit(scripts)) == [*native, "run_code", "s__7"]
     assert not DeckLimit("m", window, search=OFF).fit(deck).hidden
+
+
+@pytest.mark.anyio
+async def test_a_disabled_tool_and_call_tool_in_another_spelling_mean_no_other_tool(tmp_path: Path) -> None:
+    deck = DeckLimit("m", 8_192).fit(build_deck(tmp_path, ("s__getUser", 50), ("s__large", 5_000)))
+    disabled = DisabledTool(RemoteToolRef("s", "get_user"), "s__get_user", DriftGrade.BREAKING, ("description",))
+    search = DeckSearch(cast("Any", SimpleNamespace(disabled=[disabled])))
+    box = search.open_box(deck)
+    await search.aclose()
+    for name in ("s__get_user", "s__Get_User", "Call-Tool"):
+        call = ToolCall("1", "call_tool", {"name": name, "arguments": {"name": "s__getUser"}})
+        assert resolve_deck_call(box, call) == call
+    meant = resolve_deck_call(box, ToolCall("1", "call_tool", {"name": "s__Large"}))
+    assert meant == ToolCall("1", "s__large", {})
 
 
 def test_the_model_is_told_what_was_left_out() -> None:

@@ -37,10 +37,10 @@ SealedStream: TypeAlias = Literal["ledger", "calls"]
 """A stream whose messages stay sealed with the key of their time."""
 _FORM = b"indus-cluster-key-1:"
 _PREVIOUS_FORM = b"indus-cluster-previous-key-1:"
-_MOST_PREVIOUS = 32
+_MOST_PREVIOUS = 500
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
-_FILE_BYTES = 8_192
+_FILE_BYTES = 65_536
 _VERSION = b"\x01"
 LARGEST_BYTES = 64 * 1024 * 1024
 """The most that one sealed value may hold when it is open."""
@@ -123,6 +123,10 @@ class ClusterKey:
         """Make the key that follows; this one opens messages up to these numbers."""
         before = (PreviousKey(ClusterKey(self._secret), ledger, calls), *self.previous)
         return ClusterKey(os.urandom(_KEY_BYTES), before[:_MOST_PREVIOUS])
+
+    def follows(self, old: ClusterKey) -> bool:
+        """Tell whether this key was made to replace another one."""
+        return bool(self.previous) and hmac.compare_digest(self.previous[0].key._secret, old._secret)  # noqa: SLF001 — of the same class
 
     def limit_previous(self, *, ledger: int, calls: int) -> ClusterKey:
         """Return this key with other numbers for the one before it."""

@@ -224,7 +224,7 @@ async def _greet(address: str) -> BrokerView:
     if not line:
         return BrokerView(address=address, reason="it closes the connection")
     value: object = None
-    with suppress(ValueError):  # another protocol than plain NATS: it is there
+    with suppress(ValueError, RecursionError):  # another protocol than plain NATS: it is there
         value = json.loads(line.removeprefix(b"INFO "))
     name = value.get("server_name") if is_json_object(value) else None
     return BrokerView(address=address, name=name if isinstance(name, str) else "", took_s=took_s)

@@ -81,7 +81,7 @@ class TaskHandles:
         """Return the handle of a task."""
         fields = (task.server, task.server_key, task.own, task.owner, task.created, task.expires_ms, task.instance)
         sealed = self._key.seal(self._place, compact_json([*fields]).encode())
-        return _PREFIX + base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+        return _encode(sealed)
 
     def unseal(self, handle: str) -> SealedTask | None:
         """Return what a handle says; None if it was not sealed by a node of this cluster."""
@@ -90,6 +90,8 @@ class TaskHandles:
         text = handle.removeprefix(_PREFIX)
         try:
             sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            if _encode(sealed) != handle:  # a decoder accepts several spellings, and each would be a task of its own
+                return None
             return SealedTask(*json.loads(self._key.unseal(self._place, sealed)))
         except (UnsealedError, binascii.Error, ValueError, TypeError):
             return None
@@ -105,3 +107,7 @@ class TaskHandles:
     def follow(self, look: Callable[[str], None]) -> None:
         """Call `look` with each handle of this node whose task another one has seen to have ended."""
         self._node.on_task_end = look
+
+
+def _encode(sealed: bytes) -> str:
+    return _PREFIX + base64.urlsafe_b64encode(sealed).decode().rstrip("=")

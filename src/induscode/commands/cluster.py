@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _HERE = "induscode.commands.cluster"
 _STATE = "induscode.commands.cluster_state"
 _FAILED = 1
+_MOST_MB = (2**63 - 1) >> 20
+"""Brokers count bytes in 64 bits."""
 _DRAINED_S = 60.0
 _LOOK_S = 0.25
 
@@ -80,7 +82,7 @@ async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
 @click.option(
     "--ledger-limit",
     "ledger_mb",
-    type=click.IntRange(1),
+    type=click.IntRange(1, _MOST_MB),
     metavar="MB",
     help="The most that the ledgers of all nodes take; by default three quarters of the account's storage limit.",
 )
@@ -128,6 +130,9 @@ def init(
             )
         elif made or prepared.is_changed:
             print_line(f"the ledgers take {prepared.ledger_bytes / (1 << 20):,.1f} MB at most")
+        if prepared.ledger_bytes is not None and ledger_bytes is not None and ledger_bytes < prepared.ledger_bytes:
+            kept = prepared.ledger_bytes / (1 << 20)
+            print_line(f"the ledgers keep their limit of {kept:,.1f} MB: it can only grow")
         if is_new:
             print_line(f"key of the cluster: {path}; every node that serves clients needs a copy of this file")
         return 0

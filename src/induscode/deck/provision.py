@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from indusagi.capabilities.context import Framework, ReadState, ToolContext
 from indusagi.capabilities.local import make_local_context
@@ -132,6 +132,8 @@ class DeckToolBox:
     """Names of cards that can be called and are not listed."""
     find: Callable[[Sequence[str]], Awaitable[Sequence[str]]] | None = None
     """Finds cards by queries, where some are hidden."""
+    disabled: Collection[str] = ()
+    """Names of tools that cannot be called until their definitions are approved, where cards are hidden."""
 
     @property
     def context(self) -> ToolContext:

@@ -16,11 +16,12 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import UnknownServerError
 from induscode.search.index import FOUND
 from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
-from induscode.search.words import normalize_name
+from induscode.search.words import LONGEST_NAME, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -154,15 +155,22 @@ def _define_cards(find: RunTool, describe: RunTool, refuse: RunTool) -> Sequence
     )
 
 
-def resolve_call(call: ToolCall, has_tool: Callable[[str], bool], names: Iterable[str]) -> ToolCall:
+def resolve_call(
+    call: ToolCall,
+    has_tool: Callable[[str], bool],
+    names: Iterable[str],
+    list_disabled: Callable[[], Iterable[str]] = tuple,
+) -> ToolCall:
     """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged.
 
-    Small models misspell names: one that differs from a single tool in case, `-` and `_` alone means that tool.
+    Small models misspell names: one that differs from a single tool in case and separators alone means that tool. A
+    name with a server means no tool of another one, and what may mean a disabled tool means no other.
 
     Args:
         call: The call.
         has_tool: Tells whether a tool has this very name.
         names: The names of all tools.
+        list_disabled: Lists the names of disabled tools.
     """
     given = call.input
     if call.name != CALL_TOOL or not is_json_object(given):
@@ -171,12 +179,23 @@ def resolve_call(call: ToolCall, has_tool: Callable[[str], bool], names: Iterabl
     if not isinstance(name, str) or name == CALL_TOOL:
         return call
     if not has_tool(name):
-        wanted = normalize_name(name)
-        same = [other for other in names if normalize_name(other) == wanted] if wanted else []
-        if len(same) != 1:
+        same = _find_same(name, names)
+        if len(same) != 1 or same[0] == CALL_TOOL or _find_same(name, list_disabled()):
             return call
         name = same[0]
     return ToolCall(call.id, name, _read_arguments(given.get("arguments")))
+
+
+def _find_same(name: str, names: Iterable[str]) -> list[str]:
+    """Find the names that a name means; the server in it, if there is one, has to be the same."""
+    if len(name) > LONGEST_NAME:
+        return []
+    wanted, (server, mark, _) = normalize_name(name), name.partition(QUALIFIER)
+    same = [other for other in names if normalize_name(other) == wanted] if wanted else []
+    if not mark:
+        return same
+    server = normalize_name(server)
+    return [other for other in same if normalize_name(other.partition(QUALIFIER)[0]) == server]
 
 
 def _read_arguments(value: JsonValue) -> JsonValue:

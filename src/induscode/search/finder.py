@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from induscode.search.index import FOUND
 from induscode.search.items import build_tool_item
 from induscode.search.signatures import format_signature
-from induscode.search.words import list_query_words, normalize_name
+from induscode.search.words import LONGEST_NAME, list_query_words, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -192,13 +192,15 @@ class ToolFinder:
 
     def suggest(self, name: str) -> Sequence[str]:
         """List the names that are nearest to an unknown one, the best first; none that is denied."""
+        if len(name) > LONGEST_NAME:
+            return []
         wanted = normalize_name(name)
-        known: dict[str, str] = {}
+        known: dict[str, list[str]] = {}
         for other in self.tools:
             ref = self._source.find_ref(other)
             for spelling in (other, other if ref is None else ref.name):
-                known.setdefault(normalize_name(spelling), other)
-        near = [known[key] for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED)]
+                known.setdefault(normalize_name(spelling), []).append(other)
+        near = [one for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED) for one in known[key]]
         denied = self._source.find_denied(near)
         return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]
 

@@ -42,6 +42,8 @@ _VERBS: Final = (
 _MOST_WORDS: Final = 64
 LONGEST_QUERY: Final = 2_000
 """Characters of a query that are read."""
+LONGEST_NAME: Final = 1_000
+"""Characters of a name that may be another spelling of a tool's; a longer one is compared with none."""
 
 
 def split_humps(text: str) -> str:

@@ -61,7 +61,9 @@ class DeckSearch:
             return report.found
 
         search: dict[str, Capability] = {card.name: card for card in build_search_cards(finder)}
-        return DeckToolBox(DeckRunner({**search, **cards}, context), deck.hidden, find)
+        return DeckToolBox(
+            DeckRunner({**search, **cards}, context), deck.hidden, find, {tool.name for tool in disabled}
+        )
 
     def _record(self, report: SearchReport) -> None:
         if self.bridge is not None:
@@ -106,7 +108,9 @@ def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[st
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:
     """Return the call that a call of `call_tool` stands for, where cards are hidden."""
-    return resolve_call(call, box.runner.cards.__contains__, box.runner.cards) if box.hidden else call
+    if not box.hidden:
+        return call
+    return resolve_call(call, box.runner.cards.__contains__, box.runner.cards, lambda: box.disabled)
 
 
 def list_shown_names(deck: ToolDeck) -> list[str]:

@@ -24,6 +24,7 @@ from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.launch.views import View
 from induscode.search.index import ToolIndex
 from induscode.search.options import SearchOptions
+from induscode.search.words import normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +124,25 @@ async def test_call_tool_accepts_a_name_that_differs_from_one_tool_in_case_and_s
     assert "There is no tool named" in await ask(ambiguous, "call_tool", name="calendar_create_event")
 
 
+async def test_a_misspelt_name_of_another_server_is_not_called(index: ToolIndex) -> None:
+    tool = make_tools(1)[0]
+    inner = SearchableTools([replace(tool, name="git__hub__delete"), replace(tool, name="todo_read")])
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    for name in ("github__delete", "GitHub__Delete", "todo__read"):  # as if the servers `github` and `todo` were away
+        assert "There is no tool named" in await ask(box, "call_tool", name=name)
+    assert inner.called == []
+    for name in ("Git__hub__delete", "git__hub_delete", "git_hub_delete"):
+        await ask(box, "call_tool", name=name)
+    assert [call.name for call in inner.called] == ["git__hub__delete"] * 3
+
+
+async def test_a_misspelt_name_of_a_disabled_tool_calls_no_other_one(index: ToolIndex) -> None:
+    inner = SearchableTools([replace(make_tools(1)[0], name="tracker__LOST")])
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    assert "There is no tool named" in await ask(box, "call_tool", name="tracker__Lost")
+    assert inner.called == []
+
+
 async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) -> None:
     box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
     answer = await ask(box, "call_tool", name="calender__create_evnt")
@@ -138,6 +158,32 @@ async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) ->
     catalog = Catalog(box, {"name": "x"})
     assert not catalog.may_call("calender__create_evnt")
     assert "; the nearest: calendar__create_event" in catalog.describe_unknown("calender__create_evnt")
+
+
+async def test_every_tool_that_an_ambiguous_name_may_mean_is_suggested(index: ToolIndex) -> None:
+    tool = make_tools(1)[0]
+    inner = SearchableTools([replace(tool, name="s__get_user"), replace(tool, name="s__getUser")])
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    assert box.suggest_names("s__GETUSER") == ["s__get_user", "s__getUser"]
+    inner.denied = {"s__get_user"}
+    assert box.suggest_names("s__GETUSER") == ["s__getUser"]
+
+
+async def test_a_name_that_no_tool_can_have_is_not_compared(index: ToolIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    compared: list[int] = []
+
+    def normalize(name: str) -> str:
+        compared.append(len(name))
+        return normalize_name(name[:100])
+
+    for module in ("cards", "finder"):
+        monkeypatch.setattr(f"induscode.search.{module}.normalize_name", normalize)
+    name = "\ufdfa" * 100_000  # each becomes 18 characters: it would hold up every client for seconds
+    assert box.suggest_names(name) == []
+    call = ToolCall("1", "call_tool", {"name": name})
+    assert box.resolve_call(call) == call
+    assert max(compared, default=0) <= 100
 
 
 async def test_arguments_that_a_model_has_written_as_a_text_are_read(index: ToolIndex) -> None:

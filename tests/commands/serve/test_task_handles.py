@@ -102,6 +102,19 @@ async def test_changed_handles_and_handles_of_other_clusters_are_unknown() -> No
     assert server.asked == []
 
 
+async def test_a_handle_has_one_spelling() -> None:
+    server = Server()
+    tasks = new_tasks(server, "i1")
+    handles = [await create(tasks, server) for _ in range(20)]
+    respelt = [handle.replace("-", "+").replace("_", "/") for handle in handles]
+    padded = [handle + "=" * (-len(handle.removeprefix("t1.")) % 4) for handle in handles]
+    unused = [handle[:-1] + chr(ord(handle[-1]) + 1) for handle in handles if handle[-1] in "AEIQUYcgkosw048"]
+    changed = {*respelt, *padded, *unused} - {*handles}
+    assert len(changed) > 5
+    other = new_tasks(server, "i2")
+    assert [one for one in changed if other.find_server(one) is not None] == []
+
+
 async def test_a_handle_ends_when_no_task_can_last_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     handle = await create(new_tasks(server, "i1"), server)

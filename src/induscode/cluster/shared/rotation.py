@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from induscode.cluster.key import ClusterKey
 
 _SUFFIX = ".new"
+_UNDER_WAY = "another rotation of the key is under way"
 
 
 @record(kw_only=True)
@@ -48,6 +50,37 @@ async def rotate_key(broker: Broker, path: str) -> Rotation:
     Raises:
         ClusterFault: A node runs, this machine has not the key of the cluster, or the broker or a file fails.
     """
+    path = await to_thread.run_sync(os.path.realpath, path)  # others may read the file that a link names
+    with _locked_key(path):
+        return await _rotate(broker, path)
+
+
+@contextmanager
+def _locked_key(path: str) -> Generator[None]:
+    """Hold the lock of a key file (flock(2)): two rotations would write the file of the new key, and one key counts.
+
+    Raises:
+        ClusterFault: Another process holds it, or the file cannot be opened.
+    """
+    import fcntl  # noqa: PLC0415 — only a rotation pays
+
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise ClusterFault("ready", f"the key cannot be read: {exc}") from exc
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise ClusterFault("ready", _UNDER_WAY) from exc
+        except OSError as exc:
+            raise ClusterFault("ready", f"the key cannot be locked: {exc}") from exc
+        yield
+    finally:
+        os.close(handle)
+
+
+async def _rotate(broker: Broker, path: str) -> Rotation:
     settings, pending = broker.settings, path + _SUFFIX
     old = settings.key
     assert old is not None
@@ -64,14 +97,15 @@ async def rotate_key(broker: Broker, path: str) -> Rotation:
         ledger = (await Stream(broker, settings.ledger).read_state()).last
         calls = (await Stream(broker, settings.calls).read_state()).last
         limit = {"ledger": ledger, "calls": calls}
-        new = old.replace(**limit) if new is None else new.limit_previous(**limit)
+        # One that follows another key is of an attempt that another machine has overtaken: it opens too little.
+        new = old.replace(**limit) if new is None or not new.follows(old) else new.limit_previous(**limit)
         await _write(pending, new)
         written, left_out = await _seal_again(broker, shared, old, new)
         await _check_empty(broker)
         try:
             await keys.update(PROOF, new.seal(settings.keys, PROOF.encode()), proof.revision)
         except LostRaceError as exc:
-            raise ClusterFault("ready", "another rotation of the key is under way") from exc
+            raise ClusterFault("ready", _UNDER_WAY) from exc
     await _remove_old(settings.shared, shared, new)
     await _leave_word(settings.keys, keys, old)
     try:

@@ -88,7 +88,12 @@ class SearchBox:
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
         """Return the call that `call_tool` stands for."""
-        return resolve_call(call, lambda name: name in SEARCH_CARDS or self.answers_unlisted(name), self.finder.tools)
+        return resolve_call(
+            call,
+            lambda name: name in SEARCH_CARDS or self.answers_unlisted(name),
+            self.finder.tools,
+            lambda: [tool.name for tool in self.box.list_disabled()],
+        )
 
     def is_listing(self, name: str) -> bool:
         """Tell whether a tool only lists other tools."""
