@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.boot.runners import attach_servers
@@ -101,14 +100,15 @@ def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: b
         write_json({f"{kinds[0]}s": rows})
     elif items:
         shown = [(describe_reference(item), item.descriptor.title or "", _shorten(item)) for item in items]
-        print_table(("name", "title", "about"), shown)
+        print_table(("NAME", "TITLE", "DESCRIPTION"), shown)
     elif not code:
         print_line(f"The servers have no {kinds[0]}s.")
     return code
 
 
 def _shorten(item: BridgeCapability) -> str:
-    return cut_text(" ".join(item.description.split()), _LONGEST_ABOUT)
+    text = " ".join(item.description.split())
+    return text if len(text) <= _LONGEST_ABOUT else f"{text[: _LONGEST_ABOUT - 1].rstrip()}…"
 
 
 def describe_reference(item: BridgeCapability) -> str:
