@@ -121,7 +121,8 @@ async def _read_pending(path: str) -> ClusterKey | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        raise ClusterFault("ready", f"{exc}; it is of a rotation that was interrupted") from exc
+        remedy = "remove it if `indus cluster status` accepts the present key, then rotate again"
+        raise ClusterFault("ready", f"{exc}; it is of a rotation that was interrupted: {remedy}") from exc
 
 
 async def _write(path: str, key: ClusterKey) -> None:
