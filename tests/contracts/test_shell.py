@@ -20,7 +20,7 @@ from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import shell as local_shell
 from indusagi.capabilities.local.shell import LocalProcess, LocalShell
-from indusagi.capabilities.ports import STOP_GRACE_MS, Ended, Shell
+from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, STOP_GRACE_MS, Ended, Shell
 from indusagi.capabilities.sandbox import capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
@@ -473,7 +473,7 @@ async def test_stop_waits_for_all_descendants(shell: Shell, first: str, tmp_path
 
 def test_timeouts_are_the_documented_ones() -> None:
     assert STOP_GRACE_MS == 3_000
-    assert local_shell.DEFAULT_TIMEOUT_MS == 120_000
+    assert DEFAULT_TIMEOUT_MS == 120_000
     assert local_shell.OUTPUT_CAP_BYTES == 64 * 1024 * 1024
 
 

@@ -34,6 +34,8 @@ DEFAULT_PAGES = 10
 """Pages of a PDF that a call gets, unless told otherwise."""
 MAX_PAGES = 20
 """Pages of a PDF in one call."""
+MOST_ENTRIES = 1_000
+"""Entries of one listing by `ls`."""
 _HEAD_SHARE = 5
 """Of both ends, the head gets one part in this many: the end of an output says more."""
 _PIECE = 1024 * 1024

@@ -29,6 +29,10 @@ WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]
 """Why a path is refused: outside the workspace, protected, or a pipe, socket or device."""
 
+DEFAULT_TIMEOUT_MS = 120_000
+"""How long a command may run, unless told otherwise."""
+LONGEST_WAIT_MS = 30_000
+"""How long one call of `process` waits for output of a job."""
 STOP_GRACE_MS = 3_000
 """Grace period between SIGTERM and SIGKILL."""
 

@@ -24,6 +24,8 @@ from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, Tool
 
 ToolAnswer: TypeAlias = ToolResult | JsonLike
 """What a tool function may return: a result, or a plain value (a string becomes text, the rest JSON)."""
+RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
+"""The function of a tool: checked arguments and a context in, an answer out."""
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -64,7 +66,7 @@ class ToolSpec:
     name: str
     description: str
     parameters: JsonSchema
-    run: Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
+    run: RunTool
     title: str | None = field(default=None, kw_only=True)
     read_only: bool = field(default=False, kw_only=True)
     """Whether it changes nothing; such tools may run concurrently."""
@@ -96,6 +98,24 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
     if spec.parameters.get("type") != "object":
         raise InvalidTool(f"the parameters of {spec.name!r} must have the type 'object'")
     return DefinedTool(spec)
+
+
+def run_lazily(load: Callable[[], RunTool]) -> RunTool:
+    """Make the function of a tool from one that imports it, which the first call runs in a thread.
+
+    A listing needs the definitions of all tools and runs none of them: their implementations take longer to import than
+    everything else that it loads.
+    """
+    loaded: list[RunTool] = []
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolAnswer:
+        if not loaded:
+            from anyio import to_thread  # noqa: PLC0415 — by the first call
+
+            loaded.append(await to_thread.run_sync(load))
+        return await loaded[0](arguments, ctx)
+
+    return run
 
 
 def _check_schema(name: str, part: str, schema: JsonSchema) -> None:

@@ -136,7 +136,7 @@ def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> D
 
 
 def _add_cluster_rows(found: DiscoveredConfig, path: str) -> DiscoveredConfig:
-    """Add the servers of the cluster; whoever has put them there with its key has consented to them."""
+    """Add the servers of the cluster: they were pushed with its key, which is consent."""
     if not os.path.lexists(path):
         return found
     rows, notes = read_rows(path, "user")

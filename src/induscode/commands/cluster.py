@@ -44,7 +44,7 @@ _LOOK_S = 0.25
         "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
         "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
         "config": LazyCommand("show and change the servers and rules of all nodes", _STATE, "config"),
-        "rotate-key": LazyCommand("replace the key of the cluster", "induscode.commands.cluster_key", "rotate"),
+        "rotate-key": LazyCommand("replace the key of the cluster", _STATE, "rotate"),
         "verify": LazyCommand("verify the ledgers of all nodes", _STATE, "verify"),
     },
     default="status",

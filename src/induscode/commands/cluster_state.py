@@ -1,9 +1,10 @@
-"""`indus cluster verify` and the commands about what the nodes share."""
+"""`indus cluster verify`, `config` and `rotate-key`: what the nodes share, and the key that seals it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from getpass import getuser
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,15 @@ import click
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.commands.support.cluster import broker_option, key_option, read_keyed_settings, run_with_broker
+from induscode.commands.support.cluster import (
+    broker_option,
+    find_key_file,
+    key_option,
+    load_key,
+    read_keyed_settings,
+    read_settings,
+    run_with_broker,
+)
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
 from induscode.terminal import print_line, print_status
@@ -273,3 +282,37 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
     if notes:
         raise click.UsageError(str(notes[0]), context)
     return found.document
+
+
+@click.command("rotate-key")
+@broker_option
+@key_option
+@as_json
+@click.pass_context
+def rotate(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+    """Replace the key of the cluster, after it has leaked or from time to time. All nodes have to be stopped.
+
+    Shared servers, rules and approved definitions are sealed again. Ledgers and call records stay as they are: the new
+    key file opens them up to their present end. Machines with the old file are refused until they have the new one.
+    An attempt that was interrupted is finished by the next one.
+    """
+    from induscode.cluster.shared.rotation import rotate_key  # noqa: PLC0415 — not for the help
+    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
+
+    settings = read_invocation(context).settings
+    path, old = find_key_file(settings, key_file), load_key(context, settings, key_file)
+
+    async def work(broker: Broker) -> int:
+        broker.settings = replace(broker.settings, key=old)
+        done = await rotate_key(broker, path)
+        if as_json:
+            write_json({"key_file": path, "entries": done.entries, "left_out": done.left_out})
+            return 0
+        count = format_count(done.entries, "shared entry", "shared entries")
+        print_line(f"the key of the cluster is replaced; {count} sealed again")
+        if done.left_out:
+            print_line(f"left out: {done.left_out} (consents are shared again by their nodes)")
+        print_line(f"copy {path} to every node that serves clients, then start them")
+        return 0
+
+    return run_with_broker(read_settings(context, brokers), work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
@@ -24,15 +24,14 @@ from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
 from induscode.search.words import LONGEST_NAME, normalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.capabilities.tool import DefinedTool, RunTool
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.search.finder import ToolFinder
 
-    RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]
 
 _MOST_FOUND: Final = 20
 _MOST_NAMES: Final = 10

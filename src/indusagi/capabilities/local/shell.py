@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.ports import STOP_GRACE_MS, Ended, SandboxState, ShellResult
+from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, STOP_GRACE_MS, Ended, SandboxState, ShellResult
 from indusagi.capabilities.receipts import remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.backend import SandboxBackend, SandboxedCommand
 from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # loads the event loop, and is absent from public signatures
     from indusagi.capabilities.reaper import Reaper
     from indusagi.core.process.child import ChildProcess
 
-DEFAULT_TIMEOUT_MS = 120_000
 OUTPUT_CAP_BYTES = 64 * 1024 * 1024
 """A command that writes more than this in `exec` is ended, or it would fill the disk."""
 SHOWN_HEAD_BYTES = 64 * 1024

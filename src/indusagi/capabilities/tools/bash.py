@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.lazy_run import run_lazily
-from indusagi.capabilities.tools.limits import DEFAULT_TIMEOUT_MS, LONGEST_TIMEOUT_MS
+from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.runtime.contract import JsonSchema
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.tools.lazy_run import RunTool
+    from indusagi.capabilities.tool import RunTool
 
+LONGEST_TIMEOUT_MS = 600_000
 _DESCRIPTION = (
     "Run a command with bash; answers with stdout and stderr. Standard input is empty, there "
     "is no terminal. The working directory carries over while it stays in the workspace; "

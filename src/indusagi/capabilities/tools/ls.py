@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.lazy_run import run_lazily
-from indusagi.capabilities.tools.limits import MOST_ENTRIES
+from indusagi.capabilities.budget import MOST_ENTRIES
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.tools.lazy_run import RunTool
+    from indusagi.capabilities.tool import RunTool
 
 _DEEPEST = 3
 _ALIASES = {

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES, STANDARD_BYTES, STANDARD_LINES
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.lazy_run import run_lazily
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.tools.lazy_run import RunTool
+    from indusagi.capabilities.tool import RunTool
 
 _ALIASES = {**PATH_ALIASES, "line": "offset", "start_line": "offset", "startLine": "offset"}
 _PARAMETERS: JsonSchema = {

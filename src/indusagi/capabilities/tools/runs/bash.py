@@ -19,9 +19,8 @@ from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_c
 from indusagi.capabilities.jobs.job import describe_exit, to_shell_exit_code
 from indusagi.capabilities.jobs.output import RenderedOutput, hidden_note, render_output
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
-from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, ShellProcess
+from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
-from indusagi.capabilities.tools.limits import DEFAULT_TIMEOUT_MS
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.paths import is_within

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.budget import MOST_ENTRIES
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules
 from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import FileKind, PathRefused
-from indusagi.capabilities.tools.limits import MOST_ENTRIES
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.read.directory import report_missing_path
 from indusagi.core.json import JsonObject

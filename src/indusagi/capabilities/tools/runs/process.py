@@ -21,7 +21,7 @@ from indusagi.capabilities.jobs.output import (
     plain_text,
 )
 from indusagi.capabilities.jobs.table import JobTable, jobs_of
-from indusagi.capabilities.tools.limits import LONGEST_WAIT_MS
+from indusagi.capabilities.ports import LONGEST_WAIT_MS
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.bash import report_start_failure, resolve_start_directory
 from indusagi.core.json import JsonObject, JsonValue
