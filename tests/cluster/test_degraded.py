@@ -12,7 +12,7 @@ import pytest
 from nats.js.errors import APIError
 from tests.cluster.test_faults import find_pid
 from tests.cluster.test_shared_ledger import open_ledger
-from tests.support.broker import KEY, LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, SHORT_LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.broker_proxy import open_proxy
 from tests.support.cluster import open_members
 from tests.support.servers import honest
@@ -83,7 +83,7 @@ async def _publish_for_ever(streams: Any, size: int) -> None:
 
 async def test_full_ledgers_leave_room_for_leases(small_account: ClusterSettings, tmp_path: Path) -> None:
     async with open_broker(small_account) as broker:
-        prepared = await prepare_cluster(broker, replicas=1, lease_s=LEASE_S, ledger_bytes=2_000)
+        prepared = await prepare_cluster(broker, replicas=1, ledger_bytes=2_000)
         assert prepared.ledger_bytes == 2_000
     async with open_node(small_account) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
         await ledger.publish(1)
@@ -105,7 +105,7 @@ async def test_full_account_is_said_by_all_and_left_when_there_is_room(
     small_account: ClusterSettings, tmp_path: Path
 ) -> None:
     async with open_broker(small_account) as other:
-        await prepare_cluster(other, replicas=1, lease_s=LEASE_S)
+        await prepare_cluster(other, replicas=1, lease_s=SHORT_LEASE_S)
         notes: list[str] = []
         async with open_node(small_account) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
             node.on_note = notes.append
@@ -167,7 +167,7 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
 
 async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path) -> None:
     with broker_process(tmp_path) as process:
-        settings = await new_cluster(process, lease_s=10.0)
+        settings = await new_cluster(process)
         async with AsyncExitStack() as stack:
             proxy = await stack.enter_async_context(open_proxy([process.port]))
             named = [replace(name_node(settings, name), brokers=proxy.urls) for name in "ab"]

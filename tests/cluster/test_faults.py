@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import KEY, broker_process, broker_processes, find_leader, name_node, new_cluster
+from tests.support.broker import (
+    KEY,
+    SHORT_LEASE_S,
+    broker_process,
+    broker_processes,
+    find_leader,
+    name_node,
+    new_cluster,
+)
 from tests.support.broker_proxy import open_proxy
 from tests.support.cluster import open_members
 from tests.support.servers import honest
@@ -53,7 +61,7 @@ async def find_next_pid(member: Member) -> int | None:
 async def test_partitioned_owner_ends_its_server_before_another_node_runs_it(tmp_path: Path) -> None:
     """Connections stay open and nothing arrives: the owner knows by its lease alone."""
     with broker_process(tmp_path) as broker:
-        settings = await new_cluster(broker)
+        settings = await new_cluster(broker, SHORT_LEASE_S)
         async with AsyncExitStack() as stack:
             proxies = [await stack.enter_async_context(open_proxy([broker.port])) for _ in "ab"]
             named = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from nats.js.errors import KeyWrongLastSequenceError
-from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, SHORT_LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.cluster import open_members, open_pair
 from tests.support.servers import fault, honest
 from tests.support.waiting import until
@@ -136,7 +136,7 @@ async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
 
 async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker: BrokerProcess) -> None:
     """As after a sleep: the clock has jumped past the end of the lease, and a response waits in the pipe."""
-    settings = await new_cluster(broker)
+    settings = await new_cluster(broker, SHORT_LEASE_S)
     jump = [0.0]
 
     def read_clock() -> float:
@@ -167,7 +167,7 @@ async def test_server_that_was_starting_when_the_lease_was_lost_is_not_run(broke
     def read_clock() -> float:
         return asyncio.get_running_loop().time() + jump[0]
 
-    async with open_node(name_node(await new_cluster(broker), "sleeper"), read_clock) as node:
+    async with open_node(name_node(await new_cluster(broker, SHORT_LEASE_S), "sleeper"), read_clock) as node:
         endpoint = ServerEndpointImpl(fault("slow-start", 20, id="slow"), open_session=node.open_session)
         async with asyncio.TaskGroup() as tasks:
             opening = tasks.create_task(_find_fault(endpoint))
@@ -185,7 +185,7 @@ async def _find_fault(endpoint: ServerEndpointImpl) -> ProtocolFault:
 
 async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> None:
     with broker_process(tmp_path) as broker:
-        async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+        async with open_pair(await new_cluster(broker, SHORT_LEASE_S), honest()) as (owner, other):
             notes: list[str] = []
             owner.node.on_note = notes.append
             began = asyncio.Event()

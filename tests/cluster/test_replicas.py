@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-LEASE_S = 10.0
-"""No test waits for its end."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ async def read_pid(member: Member) -> str:
 
 
 async def test_calls_are_spread_over_replicas_and_one_is_lost_without_the_others(broker: BrokerProcess) -> None:
-    settings = await new_cluster(broker, LEASE_S)
+    settings = await new_cluster(broker)
     nodes = [*(name_node(settings, name) for name in ("one", "two", "three"))]
     nodes[2] = replace(nodes[2], role="doors")
     async with open_members(nodes, [replace(honest(), replicas=2)]) as members:
@@ -78,7 +76,7 @@ async def test_calls_are_spread_over_replicas_and_one_is_lost_without_the_others
 
 
 async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on(broker: BrokerProcess) -> None:
-    settings = await new_cluster(broker, LEASE_S)
+    settings = await new_cluster(broker)
     nodes = [name_node(settings, name) for name in ("one", "two", "three")]
     async with open_members(nodes, [replace(honest(), replicas=2)]) as members:
 
@@ -123,7 +121,7 @@ async def test_server_gives_handles_of_tasks_unless_it_has_replicas(broker: Brok
     server = replace(honest(), args=(str(SERVERS / "tasks.py"), "--era", "modern"))
     results: dict[int, JsonValue] = {1: [], 2: [{"type": "text", "text": "computed x"}]}
     for replicas, content in results.items():
-        settings = await new_cluster(broker, LEASE_S)
+        settings = await new_cluster(broker)
         nodes = [name_node(settings, name) for name in ("one", "two")]
         async with open_members(nodes, [replace(server, replicas=replicas)]) as members:
             for member in members:

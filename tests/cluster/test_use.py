@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, new_cluster
-from tests.support.cluster import TaskCaller, open_pair
+from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.cluster import TaskCaller, open_members, open_pair
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
 
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from tests.support.cluster import Member
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolProgress, ToolResult
+    from indusagi.runtime.contract import ProgressSink, ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-IDLE_S = 0.2
-LONG_LEASE_S = 10.0
-"""For tests that do not wait for its end: a busy machine may renew the short one too late."""
+IDLE_S = 1.0
+"""Long enough that a busy machine does not stop a server between two lines of a test."""
 NOTE = "note:///today"
 
 
@@ -41,58 +40,51 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]
         yield process
 
 
-async def read_pid(member: Member) -> JsonValue:
-    """Call as a mounted tool does: a server that is asleep is started first."""
-    if member.endpoint().known_tools is None:
+async def call_tool(
+    member: Member, name: str, arguments: JsonObject, on_progress: ProgressSink | None = None
+) -> ToolResult:
+    """Call as a model does: a server that is asleep is started first, and one that moves is called again."""
+    while (tools := member.endpoint().known_tools) is None:
         await member.fleet.wake("honest")
-    result = await member.endpoint().invoke("pid", {})
-    return result.structured
+    [tool] = [tool for tool in tools if tool.ref.name == name]
+    result = await MountedTool(member.fleet, tool).run(
+        arguments, replace(make_inert_context(), on_progress=on_progress)
+    )
+    assert not result.is_error, result.content
+    return result
 
 
 async def test_server_that_is_not_called_stops_until_its_next_call(broker: BrokerProcess) -> None:
     settings = replace(await new_cluster(broker), idle_s=IDLE_S)
-    async with open_pair(settings, honest()) as (owner, other):
-        before = (await other.node.placements.list_all())[0]
-        # A call that runs, at another node, is a use.
-        await other.endpoint().invoke("slow", {"seconds": 3 * IDLE_S, "progress": 1})
+    async with open_members([name_node(settings, name) for name in ("one", "two")], [honest()]) as members:
 
         async def is_stopped() -> bool:
-            return not await owner.node.placements.list_all()
+            phases = {member.endpoint().phase for member in members}
+            return phases == {EndpointPhase.IDLE} and not await members[0].node.placements.list_all()
 
+        # A call that runs is a use, at the node that owns the server and at the other one.
+        for member in members:
+            await call_tool(member, "slow", {"seconds": 1.5 * IDLE_S, "progress": 1})
+        before = await call_tool(members[0], "pid", {})
         await until(is_stopped)
-        assert {owner.endpoint().phase, other.endpoint().phase} == {EndpointPhase.IDLE}
-        first = await read_pid(other)
-        after = (await other.node.placements.list_all())[0]
-        assert after.epoch > before.epoch
-        assert await read_pid(owner) == first
+        for member in members:
+            assert (await call_tool(member, "pid", {})).content != before.content
 
 
 async def test_drained_node_finishes_its_calls_and_new_ones_wait_for_the_next_owner(broker: BrokerProcess) -> None:
-    async with open_pair(await new_cluster(broker, LONG_LEASE_S), honest()) as (owner, other):
-        tools = [tool for tool in await owner.endpoint().list_tools() if tool.ref.name in {"slow", "pid"}]
+    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
         began = asyncio.Event()
-
-        def report(_: ToolProgress) -> None:
-            began.set()
-
-        async def call(member: Member, name: str, arguments: JsonObject) -> ToolResult:
-            (tool,) = (MountedTool(member.fleet, tool) for tool in tools if tool.ref.name == name)
-            context = replace(make_inert_context(), on_progress=report)
-            return await tool.run(arguments, context)
-
         async with asyncio.TaskGroup() as tasks:
-            calls = [
-                tasks.create_task(call(member, "slow", {"seconds": 0.5, "progress": 5})) for member in (owner, other)
-            ]
+            slow: JsonObject = {"seconds": 0.5, "progress": 5}
+            for member in (owner, other):
+                tasks.create_task(call_tool(member, "slow", slow, lambda _: began.set()))
             await began.wait()
             subject = other.node.broker.settings.node_subject(owner.node.info.instance)
             await other.node.broker.request(subject, b'{"op":"drain"}')
-            calls += [tasks.create_task(call(member, "pid", {})) for member in (owner, other)]
-        results = [task.result() for task in calls]
-        assert [result.is_error for result in results] == [False] * 4
+            calls = [tasks.create_task(call_tool(member, "pid", {})) for member in (owner, other)]
         assert other.owns
         assert not owner.owns
-        assert results[2].content == results[3].content
+        assert calls[0].result().content == calls[1].result().content
 
 
 async def test_message_that_comes_after_the_end_is_refused_for_the_same_reason() -> None:
@@ -145,7 +137,7 @@ async def test_changes_of_a_task_reach_the_other_node(broker: BrokerProcess, era
             ended.append(params["taskId"])
 
     server = replace(honest(id="tasks"), args=(str(SERVERS / "tasks.py"), "--era", era))
-    settings = await new_cluster(broker, LONG_LEASE_S)
+    settings = await new_cluster(broker)
     async with open_pair(settings, server, Handlers(on_notification=receive)) as (_, other):
         caller = TaskCaller({"ttl": 60_000} if era == "legacy" else None)
         token = current_caller.set(caller)

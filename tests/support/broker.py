@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from induscode.cluster.broker import Broker
 
-LEASE_S = 1.0
+LEASE_S = 10.0
+"""For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
+SHORT_LEASE_S = 2.0
+"""For tests that wait for the end of a lease."""
 """Short: tests wait for its end. The broker takes nothing shorter."""
 _START_S = 20.0
 KEY = ClusterKey(bytes(range(32)))

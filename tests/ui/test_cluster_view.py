@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from tests.support.broker import broker_process, new_cluster
+from tests.support.broker import SHORT_LEASE_S, broker_process, new_cluster
 from tests.support.waiting import LIMIT_S, until
 
 from induscode.cluster.node import open_node
@@ -31,7 +31,7 @@ async def show(node: ClusterNode) -> str:
 
 async def test_brokers_that_are_away_are_named(tmp_path: Path) -> None:
     with broker_process(tmp_path / "one") as broker, broker_process(tmp_path / "gone") as gone:
-        settings = await new_cluster(broker)
+        settings = await new_cluster(broker, SHORT_LEASE_S)
         async with open_node(settings) as node:
             # It is not connected to the second one, which is none of this cluster.
             node.broker.settings = replace(settings, brokers=[broker.url, gone.url])
