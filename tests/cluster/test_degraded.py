@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from induscode.cluster.prepare import prepare_cluster
 from induscode.cluster.report import greet_brokers, read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
     from pathlib import Path
 
     from induscode.cluster.broker import Broker
@@ -67,13 +67,26 @@ def streams_of(broker: Broker) -> Any:
     return broker.client.jetstream()  # pyright: ignore[reportUnknownMemberType] — untyped options
 
 
-async def fill_account(broker: Broker) -> None:
-    """Store something else in the account until it takes nothing more."""
+@asynccontextmanager
+async def full_account(broker: Broker) -> AsyncGenerator[None]:
+    """Store something else in the account until it takes nothing more, and again in the room of what expires."""
     streams = streams_of(broker)
     await streams.add_stream(name="other", subjects=["other"])
     for size in (50_000, 1_000, 10):
         with pytest.raises(APIError, match="resource limits exceeded"):
             await _publish_for_ever(streams, size)
+
+    async def keep_full() -> None:
+        while True:
+            with suppress(APIError):
+                await _publish_for_ever(streams, 10)
+            await asyncio.sleep(0.005)
+
+    async with asyncio.TaskGroup() as tasks:
+        filling = tasks.create_task(keep_full())
+        yield
+        filling.cancel()
+    await streams.purge_stream("other")
 
 
 async def _publish_for_ever(streams: Any, size: int) -> None:
@@ -109,22 +122,21 @@ async def test_full_account_is_said_by_all_and_left_when_there_is_room(
         notes: list[str] = []
         async with open_node(small_account) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
             node.on_note = notes.append
-            await fill_account(other)
-            await until(lambda: not node.membership.is_held())
-            assert node.broker.state == "full"
-            await node.membership.list_silent()  # reads go on, and do not make it any less full
-            assert node.broker.state == "full"
-            assert any("has lost its lease" in note and "no storage left" in note for note in notes)
-            with pytest.raises(ClusterFault, match="resource limits exceeded"):
-                await ledger.publish(1)
-            async with open_membership(other, observer=True) as seen:
-                await until(lambda: bool(seen.list_waiting()))
-                report = await read_report(other, seen)
-            assert report.state == "full"
-            assert any(
-                "node 'a' runs and has no lease: the brokers have no storage" in x for x in report.list_problems()
-            )
-            await streams_of(other).purge_stream("other")
+            async with full_account(other):
+                await until(lambda: not node.membership.is_held())
+                assert node.broker.state == "full"
+                await node.membership.list_silent()  # reads go on, and do not make it any less full
+                assert node.broker.state == "full"
+                assert any("has lost its lease" in note and "no storage left" in note for note in notes)
+                with pytest.raises(ClusterFault, match="resource limits exceeded"):
+                    await ledger.publish(1)
+                async with open_membership(other, observer=True) as seen:
+                    await until(lambda: bool(seen.list_waiting()))
+                    report = await read_report(other, seen)
+                assert report.state == "full"
+                assert any(
+                    "node 'a' runs and has no lease: the brokers have no storage" in x for x in report.list_problems()
+                )
             await until(node.membership.is_held)
             assert node.broker.state == "ready"
             # Said once each, however many requests were refused.
