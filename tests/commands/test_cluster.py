@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
-from tests.support.broker import broker_process
+from tests.support.broker import KEY, broker_process
 
+from induscode.cluster.broker import open_broker
+from induscode.cluster.contract import ClusterSettings
+from induscode.cluster.membership import open_membership
 from induscode.cluster.options import find_node_name, parse_brokers
+from induscode.cluster.prepare import prepare_cluster
 from induscode.program import run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nats.aio.msg import Msg
 
 
 @pytest.mark.parametrize(
@@ -70,6 +78,29 @@ def test_cluster_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert run(["cluster", "drain", "gone", *where]) == 1
         assert "there is no node 'gone'" in capsys.readouterr().err
         assert run(["cluster", "init", *where, "--replicas", "3"]) == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
+    with broker_process(tmp_path) as process:
+        settings = ClusterSettings(brokers=[process.url], node="a", key=KEY)
+        async with open_broker(settings) as broker:
+            await prepare_cluster(broker, replicas=1)
+        async with open_broker(settings) as broker, open_membership(broker) as membership:
+
+            async def refuse(message: Msg) -> None:
+                await broker.publish(message.reply, b"no")
+
+            stop = await broker.subscribe(settings.node_subject(membership.info.instance), refuse)
+            async with asyncio.TaskGroup() as tasks:
+                renewing = tasks.create_task(membership.run())
+                command = [sys.executable, "-m", "induscode", "cluster", "drain", "a", "--cluster", process.url]
+                ended = await anyio.run_process(command, check=False)
+                renewing.cancel()
+            await stop()
+    assert ended.returncode == 1
+    assert b"node 'a' does not drain: it stops now" in ended.stderr
 
 
 @pytest.mark.process

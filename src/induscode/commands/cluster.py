@@ -288,9 +288,10 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
             if found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
                 print_status(f"no other node may run servers now: those of {node!r} end")
             answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
-            value = json.loads(answer)
-            owned = value.get("owned") if is_json_object(value) else None
-            count = owned if isinstance(owned, int) else 0
+            count = _read_owned(answer)
+            if count is None:
+                print_status(f"node {node!r} does not drain: it stops now, or runs another version of indus")
+                return _FAILED
             left = await _wait_drained(membership, found.instance)
         if as_json:
             write_json({"node": node, "servers": count, "left": left})
@@ -300,6 +301,16 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
         return _FAILED if left else 0
 
     return run_with_broker(read_settings(context, brokers), work)
+
+
+def _read_owned(answer: bytes) -> int | None:
+    """Return how many servers a node moves; None if it has refused."""
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return None
+    owned = value.get("owned") if is_json_object(value) else None
+    return owned if isinstance(owned, int) else None
 
 
 async def _wait_drained(membership: Membership, instance: str) -> int:

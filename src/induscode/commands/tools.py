@@ -18,7 +18,7 @@ from induscode.launch.options import flags, name_profile, read_invocation
 from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
@@ -77,13 +77,13 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     listing = _list_tools(context, no_check=no_check)
     print_notes(listing.news)
     if as_json:
-        write_json(_build_json(listing.tools, listing))
+        write_json(_build_json(listing))
         return 0
     _print_tools(listing.tools)
     print_line("")
     costs = _build_costs(listing)
     rows = [(cost["name"], cost["state"], cost["tools"], cost["tokens"]) for cost in costs]
-    total = ("all", "", len(listing.tools), sum(tool.tokens for tool in listing.tools))
+    total = ("all", "", len(listing.tools), _sum_tokens(costs))
     print_table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
     if listing.disabled:
         print_line("")
@@ -124,11 +124,16 @@ def _build_costs(listing: ToolListing) -> list[JsonObject]:
     return list(costs.values())
 
 
-def _build_json(tools: Sequence[ListedTool], listing: ToolListing) -> JsonObject:
+def _sum_tokens(costs: Iterable[JsonObject]) -> int:
+    return sum(cast("int", cost["tokens"]) for cost in costs)
+
+
+def _build_json(listing: ToolListing) -> JsonObject:
+    costs = _build_costs(listing)
     return {
-        "tools": [tool.as_json() for tool in tools],
-        "sources": [*_build_costs(listing)],
-        "total": {"tools": len(tools), "tokens": sum(tool.tokens for tool in tools)},
+        "tools": [tool.as_json() for tool in listing.tools],
+        "sources": [*costs],
+        "total": {"tools": len(listing.tools), "tokens": _sum_tokens(costs)},
         "notes": [str(note) for note in listing.notes],
         "disabled": [tool.as_json() for tool in listing.disabled],
     }

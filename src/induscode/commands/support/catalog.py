@@ -44,8 +44,6 @@ class ListedTool:
     """Its name at its server."""
     missing: str | None = None
     """Why a session does not show it to a model: the backend that it lacks."""
-    _tokens: list[int] = field(init=False, default_factory=list[int], compare=False, repr=False)
-    """The estimate, once it was asked for."""
 
     @property
     def name(self) -> str:
@@ -55,9 +53,7 @@ class ListedTool:
     @property
     def tokens(self) -> int:
         """Estimated tokens of its definition, at four bytes each."""
-        if not self._tokens:
-            self._tokens.append(estimate_definition(self.descriptor))
-        return self._tokens[0]
+        return estimate_definition(self.descriptor)
 
     def as_json(self) -> JsonObject:
         """Build the JSON row."""
