@@ -180,6 +180,15 @@ def test_a_search_finds_items_of_a_known_server_without_starting_it(tmp_path: Pa
     assert not log.exists()
 
 
+def test_a_search_at_one_server_starts_no_other_and_is_silent_about_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"honest": row(), "other": row("--log", log), "broken": faulty("exit")})
+    done = run("tools", "search", "sum of two numbers", "--server", "honest", cwd=tmp_path)
+    assert done.stdout.startswith("honest__add(")
+    assert "broken" not in done.stderr
+    assert not log.exists()
+
+
 def test_a_search_without_a_hit_is_exit_code_1(tmp_path: Path) -> None:
     one_line(run("tools", "search", "zxqv", cwd=tmp_path), "nothing found among", code=1)
     done = run("tools", "search", "zxqv", "--json", cwd=tmp_path)

@@ -213,7 +213,7 @@ def search(
     listings: list[tuple[ToolListing, Sequence[SearchItem]]] = []
 
     async def list_all(_: CancelToken) -> int:
-        listings.append(await list_search_items(invocation, kinds or _KINDS, check=not no_check))
+        listings.append(await list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server))
         return 0
 
     code = run_until_signal(list_all)

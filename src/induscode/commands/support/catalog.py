@@ -124,10 +124,12 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     ]
 
 
-async def list_tools(invocation: Invocation, *, check: bool, kinds: Sequence[ItemKind] = ()) -> ToolListing:
+async def list_tools(
+    invocation: Invocation, *, check: bool, kinds: Sequence[ItemKind] = (), server: str | None = None
+) -> ToolListing:
     """List every tool, and what servers offer of other kinds.
 
-    Servers that the ledger knows are not started; with `check` the others are, to list theirs.
+    Servers that the ledger knows are not started; with `check` the others are, to list theirs, or `server` alone.
 
     Raises:
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
@@ -137,7 +139,7 @@ async def list_tools(invocation: Invocation, *, check: bool, kinds: Sequence[Ite
     listing = ToolListing(native, plan, notes=plan.notes)
     if plan.rows:
         async with opened_store(report_notes=False) as store:
-            remote = await _list_remote_tools(plan, store, kinds, check=check)
+            remote = await _list_remote_tools(plan, store, kinds, check=check, server=server)
         listing = ToolListing(
             [*native, *(tool for tool in remote.tools if tool.name not in {card.name for card in native})],
             plan,
@@ -168,14 +170,14 @@ async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> Tool
 
 
 async def _list_remote_tools(
-    plan: ServerPlan, store: LedgerStore, kinds: Sequence[ItemKind], *, check: bool
+    plan: ServerPlan, store: LedgerStore, kinds: Sequence[ItemKind], *, check: bool, server: str | None
 ) -> ToolListing:
     from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.known import read_known_items, read_known_tools  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
     known, notes = await read_known_tools(store, plan.configs.values())
-    unseen = [server for server in plan.configs if server not in known]
+    unseen = [one for one in plan.configs if one not in known and server in {None, one}]
     states = dict.fromkeys(known, "known")
     faults: list[Note] = []
     if unseen and check:
@@ -183,30 +185,30 @@ async def _list_remote_tools(
 
         mcp = await attach_servers(plan.narrow(unseen), store)
         try:
-            for server, status in mcp.status().items():
-                states[server] = "asked" if status.fault is None else "faulted"
+            for asked, status in mcp.status().items():
+                states[asked] = "asked" if status.fault is None else "faulted"
                 if status.fault is not None:
-                    faults.append(build_fault_note(server, status.fault))
+                    faults.append(build_fault_note(asked, status.fault))
         finally:
             await mcp.aclose()
         # Their tools are in the ledger by now.
         known, notes = await read_known_tools(store, plan.configs.values())
-    for server in unseen:
-        states.setdefault(server, "unseen")
+    for one in plan.configs:
+        states.setdefault(one, "unseen")
     if not check:
         message = "nothing is known of its tools: it was never started"
-        faults = [Note(f"server {server!r}", message, "leave out --no-check") for server in unseen]
+        faults = [Note(f"server {one!r}", message, "leave out --no-check") for one in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
     # Every tool has the name that an enrolment in this order gives it.
     taken: set[str] = set()
     listed: list[ListedTool] = []
-    for remote in (tool for server in plan.configs for tool in known.get(server, ())):
+    for remote in (tool for one in plan.configs for tool in known.get(one, ())):
         descriptor = replace(remote.descriptor, name=model_name(remote.ref, taken, plan.configured))
         taken.add(descriptor.name)
         listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
     remembered = await read_disabled_tools(store, plan.configs.values())
-    disabled = [tool for server in plan.configs for tool in remembered.get(server, ())]
+    disabled = [tool for one in plan.configs for tool in remembered.get(one, ())]
     content: list[RemoteTool] = []
     for kind in kinds:
         for items in (await read_known_items(store, plan.configs.values(), kind)).values():
@@ -215,9 +217,11 @@ async def _list_remote_tools(
 
 
 async def list_search_items(
-    invocation: Invocation, kinds: Collection[SearchKind], *, check: bool
+    invocation: Invocation, kinds: Collection[SearchKind], *, check: bool, server: str | None = None
 ) -> tuple[ToolListing, Sequence[SearchItem]]:
     """List every tool, and what can be found: tools, and the prompts and resources that the ledger knows.
+
+    With a `server` no other one is started.
 
     Raises:
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
@@ -227,7 +231,7 @@ async def list_search_items(
 
     # A template is looked for with the resources.
     wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
-    listing = await list_tools(invocation, check=check, kinds=wanted)
+    listing = await list_tools(invocation, check=check, kinds=wanted, server=server)
     denied = await to_thread.run_sync(_find_denied, listing.tools, invocation.cwd)
     if denied:
         reason = "a rule denies it" if len(denied) == 1 else "rules deny them"
