@@ -1,9 +1,9 @@
-"""Connection to the brokers, and the buckets of a cluster in them.
+"""Connection to the brokers of a cluster.
 
 Every request has a short deadline, longer while the broker is slow; the client reconnects for as long as it is open,
 and its buffers are bounded. Each outcome updates `state`, which status lines and `indus cluster status` show: a broker
-that is away, slow, full or without a majority is told apart (`health`). Only this module, `prepare` and `streams`
-import `nats`.
+that is away, slow, full or without a majority is told apart (`health`). Only this module, `bucket`, `prepare` and
+`streams` import `nats`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.faults import describe_error
 from indusagi.core.records import record
+from induscode.cluster.bucket import Bucket
 from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
 from induscode.cluster.health import BrokerHealth
 from induscode.cluster.key import UnsealedError
@@ -24,7 +25,6 @@ from induscode.cluster.key import UnsealedError
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.js.kv import KeyValue
 
     from induscode.cluster.key import ClusterKey
 
@@ -39,7 +39,7 @@ LONGEST_S = 3.0
 """How long it may take while round trips to the broker take long."""
 _ROUND_TRIPS = 3
 """A request may take so many round trips: its broker passes it on to the leader, which asks a third one."""
-_PULSE_S = 1.0
+_MEASURE_EVERY_S = 1.0
 """Between two measurements of the round trip."""
 _FLUSH_S = 2
 _RECONNECT_S = 0.25
@@ -64,102 +64,12 @@ MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cl
 
 
 @record
-class BucketEntry:
-    """A value of a bucket with its revision."""
-
-    value: bytes
-    revision: int
-
-
-@record
 class Storage:
     """What the account of this process stores at the brokers."""
 
     used: int
     limit: int | None
     """None: the account has none of its own."""
-
-
-class Bucket:
-    """A bucket of the broker: creations and updates are refused if another writer was first."""
-
-    def __init__(self, broker: Broker, values: KeyValue, name: str) -> None:
-        self._name = name
-        self._broker = broker
-        self._values = values
-
-    async def create(self, key: str, value: bytes) -> int:
-        """Create an entry, and return its revision.
-
-        Raises:
-            LostRaceError: There is one.
-            ClusterFault: The broker did not do it, or did not say so in time.
-        """
-        return await self._broker.run(
-            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self._name
-        )
-
-    async def update(self, key: str, value: bytes, revision: int) -> int:
-        """Replace an entry of this revision, and return the new revision; raises as `create`."""
-        return await self._broker.run(
-            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self._name
-        )
-
-    async def delete(self, key: str, revision: int) -> None:
-        """Delete an entry of this revision; raises as `create`."""
-        await self._broker.run(
-            f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self._name
-        )
-
-    async def get(self, key: str) -> BucketEntry | None:
-        """Read an entry; `None` if there is none.
-
-        Raises:
-            ClusterFault: The broker did not answer.
-        """
-        from nats.js.errors import KeyNotFoundError  # noqa: PLC0415 — only with a cluster
-
-        async def get() -> BucketEntry | None:
-            try:
-                entry = await self._values.get(key)
-            except KeyNotFoundError:
-                return None
-            return BucketEntry(entry.value or b"", entry.revision or 0)
-
-        return await self._broker.run(f"the entry {key} could not be read", get())
-
-    async def read_all(self) -> Mapping[str, BucketEntry]:
-        """Read all entries, by key, in one stream of messages.
-
-        Raises:
-            ClusterFault: The broker did not answer.
-        """
-
-        async def read_all() -> Mapping[str, BucketEntry]:
-            found: dict[str, BucketEntry] = {}
-            watcher = await self._values.watchall(ignore_deletes=True)  # pyright: ignore[reportUnknownMemberType] — untyped options
-            try:
-                async for entry in watcher:
-                    if entry is None:  # what follows are changes
-                        break
-                    found[entry.key] = BucketEntry(entry.value or b"", entry.revision or 0)
-            finally:
-                await watcher.stop()
-            return found
-
-        return await self._broker.run("the entries could not be listed", read_all(), requests=2)
-
-    async def read_ttl(self) -> float:
-        """Read how many seconds an entry lives; raises as `get`."""
-        status = await self._broker.run("the bucket could not be read", self._values.status())
-        return float(status.ttl or 0.0)
-
-    async def list_offline(self) -> Sequence[str]:
-        """Name the brokers that should keep a copy and are away, by the broker that answers; raises as `get`."""
-        status = await self._broker.run("the bucket could not be read", self._values.status())
-        cluster = status.stream_info.cluster
-        peers = [] if cluster is None else cluster.replicas or []
-        return sorted(peer.name or "?" for peer in peers if peer.offline)
 
 
 class Broker:
@@ -261,47 +171,47 @@ class Broker:
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # A connection without an answer: the brokers have no majority, or they are slow.
             self.health.is_connected = self.client.is_connected
-            self._measure_pulse()
+            self._count_open_round_trip()
             health.is_connected, health.round_trip_s = self.health.is_connected, self.health.round_trip_s
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
             raise ClusterFault(health.take_silence(writes), f"{what}: {why}") from exc
         health.take_answer(loop.time() - began, writes)
         return result
 
-    def _measure_pulse(self) -> None:
+    def _count_open_round_trip(self) -> None:
         """Take the round trip that has not ended into account."""
         if self._asked_at is not None:
             since_s = asyncio.get_running_loop().time() - self._asked_at
             self.health.round_trip_s = max(self.health.round_trip_s, since_s)
 
-    async def take_pulse(self) -> None:
+    async def measure_round_trip(self) -> None:
         """Measure the round trip to the connected broker, which says itself that nothing listens to a subject."""
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         began = self._asked_at = asyncio.get_running_loop().time()
         try:
-            await self._go_round(LONGEST_S)
+            await self._flush_to_broker(LONGEST_S)
             self.health.round_trip_s = asyncio.get_running_loop().time() - began
         except (TimeoutError, nats.errors.Error, OSError):
-            self._measure_pulse()
+            self._count_open_round_trip()
         finally:
             self._asked_at = None
         self.report()
 
-    async def _go_round(self, within_s: float) -> None:
+    async def _flush_to_broker(self, within_s: float) -> None:
         """Wait until the connected broker has taken everything that was sent so far."""
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         with suppress(nats.errors.NoRespondersError):
-            subject = f"{self.settings.prefix}.pulse.{id(self):x}"
+            subject = f"{self.settings.prefix}.round-trip.{id(self):x}"
             await keep_cancellation(self.client.request(subject, timeout=within_s))
 
-    async def keep_pulse(self) -> None:
+    async def measure_round_trips(self) -> None:
         """Measure the round trip all the time; runs until cancelled."""
         while True:
-            await asyncio.sleep(_PULSE_S)
+            await asyncio.sleep(_MEASURE_EVERY_S)
             if self.client.is_connected:
-                await self.take_pulse()
+                await self.measure_round_trip()
 
     async def open_bucket(self, name: str) -> Bucket:
         """Open a bucket that `prepare_cluster` has made.
@@ -351,7 +261,7 @@ class Broker:
             )
             # By the answer, the broker has the subscription. A PING that is given up breaks the client when its answer
             # comes (https://github.com/nats-io/nats.py: `_process_pong`); a request that is given up does not.
-            await self._go_round(_FLUSH_S)
+            await self._flush_to_broker(_FLUSH_S)
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
 
@@ -451,9 +361,9 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         raise ClusterFault("away", f"no broker can be used at {where}: {why}") from exc
     broker = Broker(client, settings)
     brokers.append(broker)
-    pulse = asyncio.create_task(broker.keep_pulse(), name="pulse of the broker")  # noqa: TID251 — awaited below
+    pulse = asyncio.create_task(broker.measure_round_trips(), name="pulse of the broker")  # noqa: TID251 — awaited below
     try:
-        await broker.take_pulse()  # the deadlines of the first requests follow from it
+        await broker.measure_round_trip()  # the deadlines of the first requests follow from it
         yield broker
     finally:
         pulse.cancel()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from indusagi.core.json import JsonObject
-    from induscode.cluster.broker import Broker, Bucket
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.bucket import Bucket
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-    from induscode.cluster.broker import Bucket, BucketEntry
+    from induscode.cluster.bucket import Bucket, BucketEntry
     from induscode.cluster.membership import Membership
 
 OFFER_PREFIX = "cluster:"

@@ -27,7 +27,8 @@ from induscode.cluster.shared.table import SharedTable
 from induscode.cluster.streams import Stream
 
 if TYPE_CHECKING:
-    from induscode.cluster.broker import Broker, Bucket
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.bucket import Bucket
     from induscode.cluster.key import ClusterKey
 
 _SUFFIX = ".new"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.time import now_ms
-from induscode.cluster.broker import Broker, Bucket
+from induscode.cluster.broker import Broker
+from induscode.cluster.bucket import Bucket
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.key import UnsealedError
 from induscode.cluster.streams import Stream

@@ -1,0 +1,116 @@
+"""Buckets of a cluster at its brokers: keys with values and revisions, in JetStream's key-value store.
+
+A revision is the sequence number of a write (https://docs.nats.io/nats-concepts/jetstream/key-value-store). Creations
+and updates name the revision that they expect, so that of two writers one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    from nats.js.kv import KeyValue
+
+_T = TypeVar("_T")
+
+
+class RequestRunner(Protocol):
+    """Runs requests to the brokers within a deadline; a `Broker`."""
+
+    async def run(self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "") -> _T:
+        """Return the result of a request; raises `ClusterFault`, or `LostRaceError` for a write that came second."""
+        ...
+
+
+@record
+class BucketEntry:
+    """A value of a bucket with its revision."""
+
+    value: bytes
+    revision: int
+
+
+class Bucket:
+    """A bucket of the broker: creations and updates are refused if another writer was first."""
+
+    def __init__(self, broker: RequestRunner, values: KeyValue, name: str) -> None:
+        self._name = name
+        self._broker = broker
+        self._values = values
+
+    async def create(self, key: str, value: bytes) -> int:
+        """Create an entry, and return its revision.
+
+        Raises:
+            LostRaceError: There is one.
+            ClusterFault: The broker did not do it, or did not say so in time.
+        """
+        return await self._broker.run(
+            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self._name
+        )
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        """Replace an entry of this revision, and return the new revision; raises as `create`."""
+        return await self._broker.run(
+            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self._name
+        )
+
+    async def delete(self, key: str, revision: int) -> None:
+        """Delete an entry of this revision; raises as `create`."""
+        await self._broker.run(
+            f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self._name
+        )
+
+    async def get(self, key: str) -> BucketEntry | None:
+        """Read an entry; `None` if there is none.
+
+        Raises:
+            ClusterFault: The broker did not answer.
+        """
+        from nats.js.errors import KeyNotFoundError  # noqa: PLC0415 — only with a cluster
+
+        async def get() -> BucketEntry | None:
+            try:
+                entry = await self._values.get(key)
+            except KeyNotFoundError:
+                return None
+            return BucketEntry(entry.value or b"", entry.revision or 0)
+
+        return await self._broker.run(f"the entry {key} could not be read", get())
+
+    async def read_all(self) -> Mapping[str, BucketEntry]:
+        """Read all entries, by key, in one stream of messages.
+
+        Raises:
+            ClusterFault: The broker did not answer.
+        """
+
+        async def read_all() -> Mapping[str, BucketEntry]:
+            found: dict[str, BucketEntry] = {}
+            watcher = await self._values.watchall(ignore_deletes=True)  # pyright: ignore[reportUnknownMemberType] — untyped options
+            try:
+                async for entry in watcher:
+                    if entry is None:  # what follows are changes
+                        break
+                    found[entry.key] = BucketEntry(entry.value or b"", entry.revision or 0)
+            finally:
+                await watcher.stop()
+            return found
+
+        return await self._broker.run("the entries could not be listed", read_all(), requests=2)
+
+    async def read_ttl(self) -> float:
+        """Read how many seconds an entry lives; raises as `get`."""
+        status = await self._broker.run("the bucket could not be read", self._values.status())
+        return float(status.ttl or 0.0)
+
+    async def list_offline(self) -> Sequence[str]:
+        """Name the brokers that should keep a copy and are away, by the broker that answers; raises as `get`."""
+        status = await self._broker.run("the bucket could not be read", self._values.status())
+        cluster = status.stream_info.cluster
+        peers = [] if cluster is None else cluster.replicas or []
+        return sorted(peer.name or "?" for peer in peers if peer.offline)
