@@ -5,8 +5,6 @@ failure, 128 + n for signal n (https://man7.org/linux/man-pages/man7/signal.7.ht
 SIGPIPE. The exit code stays the same if standard error cannot be written.
 """
 
-import atexit
-import gc
 import os
 import signal
 import sys
@@ -51,11 +49,10 @@ if _REPLACED is not None:
     )
 
 from indusagi import __version__  # noqa: E402 — after the check
+from induscode.collector import defer_collection  # noqa: E402 — after the check
 from induscode.terminal import print_line, print_status, redirect_to_null  # noqa: E402 — after the check
 
 _STANDARD_OUTPUT = 1
-_FIRST_COLLECTION = 50_000
-"""New objects before the first search for garbage: a command that lists something ends with fewer."""
 
 
 def main() -> int:
@@ -94,21 +91,3 @@ def _run(arguments: list[str]) -> int:
     from induscode.program import run  # noqa: PLC0415 — imports click, which `--version` does not need
 
     return run(arguments)
-
-
-def defer_collection() -> None:
-    """Let the garbage collector start late, and spare the end of the process its search.
-
-    During imports the collector runs a hundred times and finds nothing. Its first run here restores the usual
-    thresholds, so that a program that goes on (a gateway, a session) collects as always. At the exit all objects are
-    frozen (https://docs.python.org/3/library/gc.html#gc.freeze): the memory is freed with the process.
-    """
-    usual = gc.get_threshold()
-
-    def restore(_phase: str, _info: dict[str, int]) -> None:
-        gc.set_threshold(*usual)
-        gc.callbacks.remove(restore)
-
-    gc.callbacks.append(restore)
-    gc.set_threshold(_FIRST_COLLECTION, *usual[1:])
-    atexit.register(gc.freeze)

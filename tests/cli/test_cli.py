@@ -281,11 +281,27 @@ def test_the_root_of_this_clone_is_found() -> None:
 def test_the_first_garbage_collection_is_late_and_the_next_ones_are_as_usual() -> None:
     code = """
 import gc
-from induscode.cli import defer_collection
+from induscode.collector import defer_collection
 usual = gc.get_threshold()
 defer_collection()
 assert gc.get_threshold()[0] > 10 * usual[0], gc.get_threshold()
 gc.collect()
 assert (gc.get_threshold(), gc.callbacks) == (usual, []), gc.get_threshold()
+"""
+    subprocess.run([command("python"), "-c", code], timeout=20, check=True, env=unmeasured())
+
+
+def test_objects_of_the_start_are_spared_by_later_collections() -> None:
+    code = """
+import gc
+from induscode.collector import spare_start_objects
+usual = gc.get_threshold()
+cycle = []
+cycle.append(cycle)
+del cycle
+spare_start_objects()
+assert gc.get_freeze_count() > 1_000
+assert gc.get_threshold()[0] > usual[0]
+assert gc.collect() == 0
 """
     subprocess.run([command("python"), "-c", code], timeout=20, check=True, env=unmeasured())

@@ -28,6 +28,7 @@ from induscode.boot.config_watch import ConsentedRows, list_config_files
 from induscode.boot.plans import plan_servers
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
+from induscode.collector import spare_start_objects
 from induscode.commands.serve.content import GatewayContent
 from induscode.commands.serve.gateway import FIRST_S, ClientRecorder, Gateway, GatewayContext
 from induscode.commands.serve.process import handle_signals, non_blocking_stderr
@@ -387,6 +388,7 @@ async def _follow_servers(
         return missing
     print_status(gateway.summarize())
     ready.set()
+    spare_start_objects()
     await gateway.follow(host, signals)
     return ()
 
