@@ -52,6 +52,7 @@ from induscode.session.resources import build_resources, find_leftovers, list_le
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
 from induscode.session.transcript import Transcript, add_session_note, open_transcript
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -260,6 +261,11 @@ class Conversation:
     def note_addon(self, note: Note) -> None:
         """Show or keep the note about an addon that has failed, or about calls that are not recorded."""
         self._note(str(note))
+
+    def print_last_note(self, note: Note) -> None:
+        """Print a note that comes while the conversation is closed, when no other output shows it."""
+        if str(note) not in self.notes:
+            print_status(str(note))
 
     def _note(self, note: str) -> None:
         if self.on_note is None:
@@ -534,13 +540,13 @@ async def open_conversation(
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
         session.addons.on_note = conversation.note_addon
-        if session.calls.recorder is not None:
-            session.calls.recorder.on_note = conversation.note_addon
+        session.calls.report_to(conversation.note_addon)
         conversation.plan_told = mode.active
         conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
         try:
             yield conversation
         finally:
+            session.calls.report_to(conversation.print_last_note)
             await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_S, shield=True):
                 await state.save()

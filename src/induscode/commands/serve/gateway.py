@@ -274,8 +274,7 @@ class Gateway:
         self._started_ms = now_ms()
         self.checks = checks
         session.addons.on_note = lambda note: self._print_notes([note])
-        if session.calls.recorder is not None:
-            session.calls.recorder.on_note = session.addons.on_note
+        session.calls.report_to(session.addons.on_note)
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway."""
