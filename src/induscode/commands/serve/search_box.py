@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, cast
 from indusagi.core.records import record
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.provision import DeckRunner
+from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
 from induscode.search.background import BackgroundIndex
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
 from induscode.search.names import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.view_box import SearchableBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store.journal import Journal
+    from induscode.launch.settings import Settings
     from induscode.search.finder import SearchReport
     from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
@@ -50,6 +53,20 @@ class _SearchedTools:
         return self.box.list_disabled()
 
 
+def select_listed(tools: Iterable[ToolDescriptor], options: SearchOptions) -> Sequence[ToolDescriptor]:
+    """Select the tools that clients are listed beside the search cards."""
+    # A person who asks for scripts wants models to see that they can write one.
+    return [tool for tool in tools if tool.name == RUN_CODE or options.lists(tool.name)]
+
+
+def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
+    """Print which patterns of `--always-list` match none of these tools; those of the settings are for any servers."""
+    for pattern in options.find_idle_patterns(names):
+        if options.mode == "off" or pattern in settings.get(TOOL_SEARCH_ALWAYS_LIST):
+            continue
+        print_status(f"--always-list {pattern!r}: no tool is called so (indus tools lists the names)")
+
+
 class SearchBox:
     """A toolbox with the three search cards in front of another one."""
 
@@ -64,8 +81,7 @@ class SearchBox:
         self.finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
         cards = {card.name: card for card in build_search_cards(finder)}
         self._cards = DeckRunner(cards, box.context)
-        # A person who asks for scripts wants models to see that they can write one.
-        listed = [tool for name, tool in finder.tools.items() if name == RUN_CODE or options.lists(name)]
+        listed = select_listed(finder.tools.values(), options)
         self._descriptors = (*(card.descriptor for card in cards.values()), *listed)
 
     @property

@@ -103,3 +103,11 @@ def build_fault_note(server: str, fault: ProtocolFault) -> Note:
 
     owner = f"server {server!r}"
     return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")
+
+
+def build_unseen_note(server: str) -> Note:
+    """Build the note of a server of which the ledger knows nothing; its remedy is the command that lists its tools."""
+    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+
+    message = "nothing is known of its tools: it was never started"
+    return Note(f"server {server!r}", message, "indus tools starts it once")
