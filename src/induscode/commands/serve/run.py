@@ -5,6 +5,7 @@ The host answers `initialize` before anything else is opened; `tools/list` waits
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -460,9 +461,16 @@ async def _serve(
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
-        print_status(str(fault))
+        print_status(f"{fault}{_find_port_remedy(fault.cause, options)}")
         return int(ExitCode.FAILED)
     return 0
+
+
+def _find_port_remedy(cause: BaseException | None, options: ServeOptions) -> str:
+    """Name the flag that chooses another port, if another process has this one."""
+    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+        return ""
+    return f" (choose another port: {'--port N' if options.is_ui else '--http PORT'}, 0 for a free one)"
 
 
 def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
