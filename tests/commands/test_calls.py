@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.calls.helpers import calls_file, make_record, read_calls
-from tests.commands.helpers import configured, row, user_file
+from tests.commands.helpers import configured, on_terminal, row, user_file
 from tests.commands.serving import greeted
 from tests.support.scripts import command, run
 
@@ -101,6 +102,8 @@ def test_an_export_has_every_call_and_a_spreadsheet_computes_nothing(shown: Any)
     rows = list(csv.DictReader(io.StringIO(shown("--export", "csv"))))
     assert [one["client"] for one in rows] == ["'=HYPERLINK(1)", ""]
     assert rows[1]["tool"] == 'quo"te,d'
+    (last,) = csv.DictReader(io.StringIO(shown("--export", "csv", "--limit", "1")))
+    assert last["tool"] == 'quo"te,d'
 
 
 @pytest.mark.parametrize(("text", "expected"), [("10min", 1), ("3d", 2), ("2001-01-01T00:00", 2)])
@@ -115,7 +118,27 @@ def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
     assert "--export and --json exclude each other" in shown("--export", "csv", "--json", code=2)
     calls_file().parent.mkdir(parents=True, exist_ok=True)
     calls_file().write_bytes(b"no database" * 100)
-    assert "cannot be read" in shown(code=1)
+    said = shown(code=1)
+    assert f"the records of calls {str(calls_file())!r} cannot be read" in said
+    assert "remove it" in said
+
+
+@pytest.mark.process
+def test_a_damaged_file_that_a_call_sets_aside_is_named(tmp_path: Path) -> None:
+    calls_file().parent.mkdir(parents=True, exist_ok=True)
+    calls_file().write_bytes(b"no database" * 100)
+    done = run("call", "ls", cwd=tmp_path)
+    (aside,) = calls_file().parent.glob("calls.db.corrupt-*")
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"indus: the records of calls {str(calls_file())!r}: it was damaged and set aside")
+    assert str(aside) in done.stderr
+    assert [one.tool for one in read_calls()] == ["ls"]
+
+
+@pytest.mark.process
+def test_in_a_narrow_terminal_every_figure_has_its_name(tmp_path: Path) -> None:
+    store({"tool": "echo", "tokens": 77})
+    assert "tokens: 77" in on_terminal("calls", cwd=tmp_path, columns=30)
 
 
 def test_dropped_calls_are_said(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,10 +179,12 @@ def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_new_calls_are_followed_until_a_signal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str]) -> None:
     store({"tool": "old"})
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     following = subprocess.Popen(
-        [command(), "calls", "--follow", "--json"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [command(), "calls", "--follow", *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environ
     )
     with following:
         output, lines = following.stdout, list[str]()
@@ -169,6 +194,15 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path) -> None:
         while reader.is_alive():  # calls before the start of the command are not shown, so that one has to come later
             store({"tool": "new"})
             reader.join(0.1)
-        assert json.loads(lines[0])["tool"] == "new"
+        assert "new" in lines[0]
         following.send_signal(signal.SIGINT)
         assert following.wait(20) == 130
+
+
+@pytest.mark.process
+def test_following_ends_with_its_reader_though_no_call_comes(tmp_path: Path) -> None:
+    store({})
+    following = subprocess.Popen([command(), "calls", "--follow"], stdout=subprocess.PIPE, cwd=tmp_path)
+    assert following.stdout is not None
+    following.stdout.close()
+    assert following.wait(20) == 128 + signal.SIGPIPE
