@@ -83,6 +83,10 @@ def _parse_ports(value: JsonValue) -> tuple[int, ...]:
     raise ValueError("takes a list of ports")
 
 
+class InvalidPartError(ValueError):
+    """A part of a setting's value is invalid; the message names the part, so that the whole value need not be shown."""
+
+
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """Parse one `HOST` or `HOST:PORT`, or a list of them.
 
@@ -96,7 +100,7 @@ def parse_hosts(value: JsonValue) -> tuple[str, ...]:
         try:
             parse_host_and_port(host if isinstance(host, str) else "")
         except FetchError:
-            raise ValueError(f"takes a list of HOST or HOST:PORT, and {compact_json(host)} is neither") from None
+            raise InvalidPartError(f"takes a list of HOST or HOST:PORT, and {compact_json(host)} is neither") from None
     return cast("tuple[str, ...]", tuple(value if isinstance(value, list) else (value,)))
 
 
@@ -522,6 +526,8 @@ def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequ
             continue
         try:
             values[key] = setting.read(value)
+        except InvalidPartError as exc:
+            errors.append(f"{path}: {key} {exc}")
         except ValueError as exc:
             errors.append(f"{path}: {key} {exc}, not {compact_json(value)[:80]}")
     return values, errors

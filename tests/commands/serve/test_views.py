@@ -225,6 +225,23 @@ def test_a_dry_run_starts_no_server_and_names_the_command_that_does(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tolls": ["private"]}, "and 'tolls' is none of them. See"),
+        ({"tools": 5, "servers": ["private"]}, "of the view 'look', not 5. See"),
+    ],
+)
+def test_an_invalid_field_of_a_view_is_named_without_the_rest_of_the_views(
+    capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
+) -> None:
+    write_views(look=fields, other={"servers": ["private"]})
+    assert program.run(["serve", "--no-mcp", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "private" not in error
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--view", "nothing"], "there is no such view; there are: look"),
