@@ -83,10 +83,6 @@ def _parse_ports(value: JsonValue) -> tuple[int, ...]:
     raise ValueError("takes a list of ports")
 
 
-class InvalidPartError(ValueError):
-    """A part of a setting's value is invalid; the message names the part, so that the whole value need not be shown."""
-
-
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """Parse one `HOST` or `HOST:PORT`, or a list of them.
 
@@ -95,6 +91,7 @@ def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """
     from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file with hosts
     from indusagi.capabilities.web.url import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
+    from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for a file with hosts
 
     for host in value if isinstance(value, list) else (value,):
         try:
@@ -526,10 +523,11 @@ def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequ
             continue
         try:
             values[key] = setting.read(value)
-        except InvalidPartError as exc:
-            errors.append(f"{path}: {key} {exc}")
         except ValueError as exc:
-            errors.append(f"{path}: {key} {exc}, not {compact_json(value)[:80]}")
+            from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for an invalid value
+
+            shown = "" if isinstance(exc, InvalidPartError) else f", not {compact_json(value)[:80]}"
+            errors.append(f"{path}: {key} {exc}{shown}")
     return values, errors
 
 

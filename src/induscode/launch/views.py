@@ -14,12 +14,15 @@ from typing import Literal, TypeAlias
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import matches_parts
-from induscode.launch.settings import InvalidPartError
 
 Schemas: TypeAlias = Literal["raw", "model"]
 """The definitions of servers' tools in `tools/list`: the server's own, or the model view."""
 NATIVE = "native"
 """The name under which a view lists the tools that belong to no server."""
+
+
+class InvalidPartError(ValueError):
+    """A part of a setting's value is invalid; the message names the part, so that the whole value need not be shown."""
 
 
 @record(kw_only=True)

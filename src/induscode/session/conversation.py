@@ -262,11 +262,6 @@ class Conversation:
         """Show or keep the note about an addon that has failed, or about calls that are not recorded."""
         self._note(str(note))
 
-    def print_last_note(self, note: Note) -> None:
-        """Print a note that comes while the conversation is closed, when no other output shows it."""
-        if str(note) not in self.notes:
-            print_status(str(note))
-
     def _note(self, note: str) -> None:
         if self.on_note is None:
             self.notes.append(note)
@@ -546,7 +541,7 @@ async def open_conversation(
         try:
             yield conversation
         finally:
-            session.calls.report_to(conversation.print_last_note)
+            conversation.on_note = lambda note: None if note in conversation.notes else print_status(note)
             await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_S, shield=True):
                 await state.save()
