@@ -199,9 +199,13 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str])
         assert output is not None
         reader = threading.Thread(target=lambda: lines.append(output.readline()))
         reader.start()
-        while reader.is_alive():  # calls before the start of the command are not shown, so that one has to come later
+        # Calls before the start of the command are not shown, so that one has to come later. They fill no buffer.
+        for _ in range(50):
             store({"tool": "new"})
-            reader.join(0.1)
+            reader.join(0.4)
+            if not reader.is_alive():
+                break
+        assert not reader.is_alive()
         assert "new" in lines[0]
         following.send_signal(signal.SIGINT)
         assert following.wait(20) == 130
