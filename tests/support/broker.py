@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 LEASE_S = 10.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
 SHORT_LEASE_S = 2.0
-"""For tests that wait for the end of a lease."""
-"""Short: tests wait for its end. The broker takes nothing shorter."""
+"""For tests that wait for the end of a lease; a broker takes no shorter one than a second."""
 _START_S = 20.0
 KEY = ClusterKey(bytes(range(32)))
 

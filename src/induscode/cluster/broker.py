@@ -2,8 +2,8 @@
 
 Every request has a short deadline, longer while the broker is slow; the client reconnects for as long as it is open,
 and its buffers are bounded. Each outcome updates `state`, which status lines and `indus cluster status` show: a broker
-that is away, slow, full or without a majority is told apart (`health`). Only this module, `bucket`, `prepare` and
-`streams` import `nats`.
+that is away, slow, full or without a majority is told apart (`health`). Only this module, `bucket`, `client`,
+`prepare` and `streams` import `nats`.
 """
 
 from __future__ import annotations
@@ -310,8 +310,9 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         ClusterFault: None of them can be reached, or `nats-py` is not installed.
     """
     try:
-        import nats  # noqa: PLC0415 — only with a cluster
         import nats.errors  # noqa: PLC0415 — only with a cluster
+
+        from induscode.cluster.client import BrokerClient  # noqa: PLC0415 — only with a cluster
     except ImportError as exc:
         raise ClusterFault("missing", MISSING_EXTRA) from exc
     brokers: list[Broker] = []
@@ -338,16 +339,17 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
             broker.report()
             broker.on_back()
 
+    client = BrokerClient()
     try:
         async with asyncio.timeout(settings.connect_s * (1 + len(settings.brokers))):
-            client = await nats.connect(  # pyright: ignore[reportUnknownMemberType] — untyped options
+            await client.connect(
                 [*settings.brokers],
                 name=f"indus {settings.node}",
                 error_cb=report_error,
                 disconnected_cb=report_cut,
                 reconnected_cb=report_back,
-                connect_timeout=settings.connect_s,
-                reconnect_time_wait=_RECONNECT_S,
+                connect_timeout=settings.connect_s,  # pyright: ignore[reportArgumentType] — any number
+                reconnect_time_wait=_RECONNECT_S,  # pyright: ignore[reportArgumentType] — any number
                 max_reconnect_attempts=-1,
                 ping_interval=_PING_S,
                 max_outstanding_pings=2,
