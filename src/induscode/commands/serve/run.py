@@ -41,7 +41,7 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
-from induscode.commands.serve.search_box import SearchedBoxes
+from induscode.commands.serve.searched_boxes import SearchedBoxes
 from induscode.commands.serve.task_map import TASKS_FILE, TaskMap
 from induscode.commands.serve.tasks import GatewayTasks
 from induscode.commands.serve.view_box import GatewayViews, read_view_tokens
