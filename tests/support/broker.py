@@ -34,8 +34,9 @@ KEY = ClusterKey(bytes(range(32)))
 class BrokerProcess:
     """One broker with a store of its own; it keeps its port when it is started again."""
 
-    def __init__(self, folder: Path, flags: Sequence[str] = (), token: str = "") -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = (), token: str = "", *, is_storing: bool = True) -> None:
         self._folder = folder
+        self._store = ("-js",) if is_storing else ()
         self._flags = (*flags, "--auth", token) if token else flags
         self.token = token
         self._port = -1
@@ -62,7 +63,7 @@ class BrokerProcess:
         self._folder.mkdir(parents=True, exist_ok=True)
         binary = Path(sys.executable).parent / "nats-server"
         ports = ("--ports_file_dir", str(self._folder))
-        store = ("-js", "-sd", str(self._folder / "store"))
+        store = (*self._store, "-sd", str(self._folder / "store"))
         command = [str(binary), "-a", "127.0.0.1", "-p", str(self._port), *store, *ports, *self._flags]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         path = self._folder / f"nats-server_{process.pid}.ports"
