@@ -307,8 +307,10 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
                 print_status(f"there is no node {node!r}; there are: {known}")
                 return _FAILED
             others = [info for info in membership.list_nodes() if info.instance != found.instance]
-            if found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
-                print_status(f"no other node may run servers now: those of {node!r} end")
+            if found.owned and found.role == "offers":
+                print_status(f"no other node may run the servers that {node!r} offers: they end")
+            elif found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
+                print_status(f"no other node may run servers now: the servers of {node!r} end")
             answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
             count = _read_owned(answer)
             if count is None:

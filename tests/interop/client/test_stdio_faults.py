@@ -78,6 +78,7 @@ async def test_r02_an_early_exit_is_told_with_its_code_and_cause() -> None:
     ("config", "said"),
     [
         (StdioServerConfig("x", "no-such-command"), "was not found: check its spelling and PATH"),
+        (StdioServerConfig("x", "cluster:ada/db"), "only a gateway with --cluster reaches it"),
         (StdioServerConfig("x", "/dev/null"), "may not be executed"),
         (StdioServerConfig("x", "sh", ("-c", "a\0b")), "the command line cannot be used"),
         (StdioServerConfig("x", "sh", cwd="/no/such/place"), "its working directory '/no/such"),
