@@ -60,6 +60,13 @@ def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the setting cluster.brokers" in capsys.readouterr().err
 
 
+def test_rules_of_a_cluster_cannot_allow_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"deny": ["bash"], "allow": ["read"]}', encoding="utf-8")
+    assert run(["cluster", "config", "rules", str(rules), "--cluster", "nats://127.0.0.1:1"]) == 2
+    assert "the rules of a cluster only take away: leave 'allow' out of it" in capsys.readouterr().err
+
+
 @pytest.mark.process
 def test_cluster_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with broker_process(tmp_path) as broker:
