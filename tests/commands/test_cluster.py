@@ -53,6 +53,8 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setitem(sys.modules, "nats", None)
     assert run(["cluster", "status", "--cluster", "nats://127.0.0.1:1"]) == 1
     assert "pip install 'indus-deck[cluster]'" in capsys.readouterr().err
+    assert run(["serve", "--http", "--cluster", "nats://127.0.0.1:1"]) == 2
+    assert "pip install 'indus-deck[cluster]'" in capsys.readouterr().err
 
 
 def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
