@@ -174,7 +174,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         return 0
     print_line(f"{tool.name} ({descriptor.title or tool.name})")
     print_line(f"source: {tool.source}, profile: {name_profile(tool.profiles) or 'none'}")
-    print_line(f"read-only: {'yes' if tool.read_only else 'no'}, tokens: {tool.tokens}")
+    print_line(f"read-only: {'yes' if tool.reads_only else 'no'}, tokens: {tool.tokens}")
     print_text(f"\n{descriptor.description}\n")
     print_text(json.dumps(facts["parameters"], indent=2))
     return 0
