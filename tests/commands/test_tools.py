@@ -160,6 +160,9 @@ def test_a_search_ranks_by_words_and_puts_a_name_first(tmp_path: Path) -> None:
     done = run("tools", "search", "Read", "--limit", "1", cwd=tmp_path)
     assert done.stdout.startswith("read(")
     assert "more match less well" in done.stderr
+    most = str(len(run("tools", "search", "Read", "--limit", "50", cwd=tmp_path).stdout.splitlines()) - 1)
+    done = run("tools", "search", "Read", "--limit", most, cwd=tmp_path)
+    assert "indus: 1 more matches less well: " in done.stderr
 
 
 def test_a_search_finds_items_of_a_known_server_without_starting_it(tmp_path: Path) -> None:

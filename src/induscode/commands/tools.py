@@ -249,9 +249,9 @@ def search(
         for hit in answer.hits:
             print_text(format_signature(hit.item, _LONGEST_SIGNATURE))
         if answer.left_out:
-            print_status(
-                f"{answer.left_out} more match less well: --limit {len(answer.hits) + answer.left_out} shows all"
-            )
+            verb = "matches" if answer.left_out == 1 else "match"
+            every = len(answer.hits) + answer.left_out
+            print_status(f"{answer.left_out:,} more {verb} less well: --limit {every} shows all")
     else:
         print_status(f"nothing found among {answer.searched}: {' '.join(words)}")
     return 0 if answer.hits else _NOTHING_FOUND
