@@ -112,7 +112,7 @@ def test_messages_about_a_server_at_a_url_name_the_url_and_no_id_that_was_made_u
         failed = run(*words, "honest__fail", cwd=tmp_path)
         assert failed.stderr == "indus: honest__fail answered with an error (its own)\n"
     closed = run(*words, "honest__echo", "text=a", cwd=tmp_path)
-    one_line(closed, f"the server at {url}: ", "could not be reached", code=3)
+    one_line(closed, f"the server at {url} is faulted: ", "could not be reached", code=3)
     for said in (refused, invalid, failed, closed):
         assert "127-0-0-1" not in said.stderr
 
