@@ -148,8 +148,9 @@ async def test_r06_every_call_in_flight_fails_when_the_server_dies() -> None:
                 tasks.start_soon(call, endpoint, "fault")
         assert failures == ["transport"] * 5
         assert endpoint.phase is EndpointPhase.FAULTED
-        with pytest.raises(ProtocolFault, match="is faulted"):
+        with pytest.raises(ProtocolFault, match="is faulted") as raised:
             await endpoint.invoke("echo", {})
+        assert str(raised.value).startswith("server 'dies' is faulted: the connection was lost")
 
 
 async def test_r07_a_crash_loop_opens_the_circuit_and_a_restart_by_hand_works(tmp_path: Path) -> None:

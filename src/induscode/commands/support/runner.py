@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
+_ENDS_IN_CLUSTER = ("which has left the cluster", "is moved to another node")
+"""How a channel to another node ends, apart from the end of the server there."""
+
+
 def run_until_signal(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     """Run `work` to its end, or until a signal cancels it; return the exit code."""
 
@@ -98,8 +102,18 @@ async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedS
 
 
 def build_fault_note(server: str, fault: ProtocolFault) -> Note:
-    """Build the note of a server's fault; its remedy is the command that examines the server."""
+    """Build the note of a server's fault; its remedy is the command that examines the server, or its cluster."""
     from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    from induscode.commands.support.remedies import format_server_command  # noqa: PLC0415 — on a fault
 
     owner = f"server {server!r}"
-    return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")
+    remedy = "indus cluster status" if _is_of_cluster(fault) else format_server_command("doctor", server)
+    return Note(owner, str(fault).removeprefix(f"{owner}: "), remedy)
+
+
+def _is_of_cluster(fault: ProtocolFault) -> bool:
+    """Return whether a fault lies between the nodes of a cluster, and not at the server."""
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
+
+    # The end of a channel between nodes has the same reason as the end of a server; its words alone tell them apart.
+    return isinstance(fault.cause, ClusterFault) or any(words in str(fault) for words in _ENDS_IN_CLUSTER)
