@@ -288,7 +288,8 @@ class ClusterNode:
         for channel, owner in [*self._remote.items()]:
             if owner in gone:
                 channel.is_unheard = True
-                channel.finish(f"was on node {node.node!r}, which has left the cluster")
+                message = f"was on node {node.node!r}, which has left the cluster"
+                channel.finish(message, FaultDetail(reason="node_changed"))
 
     # -- servers of this node ---------------------------------------------------------------
 
@@ -480,7 +481,7 @@ class ClusterNode:
             served.end("is moved to another node", "moved")
             return
         self.on_note(f"server {served.placement.server!r} is moved while calls run: their outcome is unknown")
-        served.end("is moved to another node")
+        served.end("is moved to another node", "node_changed")
 
     # -- the life of the node ---------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from tests.commands.helpers import one_line, row
 from tests.support.scripts import run
 
-from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from induscode import program
 from induscode.cluster.contract import ClusterFault
 from induscode.commands.support.runner import build_fault_note
@@ -150,10 +150,8 @@ def test_the_remedy_for_a_server_of_a_named_file_names_the_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     "fault",
     [
-        ProtocolFault(
-            "transport", "server 's': the connection was lost: it was on node 'a', which has left the cluster"
-        ),
-        ProtocolFault("spawn_failed", "server 's': the connection could not be made: it is moved to another node"),
+        ProtocolFault("transport", "server 's': its node has left", detail=FaultDetail(reason="node_changed")),
+        ProtocolFault("spawn_failed", "server 's': it is moved", detail=FaultDetail(reason="moved")),
         ProtocolFault(
             "transport", "server 's': no node has a lease now", ClusterFault("away", "no node has a lease now")
         ),

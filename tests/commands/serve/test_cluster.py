@@ -152,6 +152,7 @@ def _stop_past_the_lease(owner: Gateway, rest: tuple[Gateway, str], late: str, p
     wait_for(lambda: not is_alive(process["pid"]))
     successor.process.kill()
     assert wait_for_other_process(late, moved)["parent"] == owner.pid
+    wait_for(lambda: "which has left the cluster (indus cluster status)" in owner.said())
 
 
 def _check_status(broker: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ FaultReason: TypeAlias = Literal[
     "frame_too_large",
     "malformed",
     "moved",
+    "node_changed",
     "not_found",
     "outcome_unknown",
     "rate_limited",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
-_ENDS_IN_CLUSTER = ("which has left the cluster", "is moved to another node")
+_CLUSTER_REASONS = ("moved", "node_changed")
 """How a channel to another node ends, apart from the end of the server there."""
 
 
@@ -115,5 +115,4 @@ def _is_of_cluster(fault: ProtocolFault) -> bool:
     """Return whether a fault lies between the nodes of a cluster, and not at the server."""
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
 
-    # The end of a channel between nodes has the same reason as the end of a server; its words alone tell them apart.
-    return isinstance(fault.cause, ClusterFault) or any(words in str(fault) for words in _ENDS_IN_CLUSTER)
+    return isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
