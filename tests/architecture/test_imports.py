@@ -88,3 +88,23 @@ loaded = [name for name in sys.modules if name.startswith(unwanted)]
 assert not loaded, loaded
 """
     assert loaded_by(code) & HEAVY == set()
+
+
+def test_a_gateway_loads_no_part_that_only_some_runs_need() -> None:
+    code = """
+import sys
+import induscode.commands.serve.run, induscode.deck.mcp.store.fallback, induscode.ui.site
+import indusagi.interop.protocol_bridge.host.http.server
+unwanted = (
+    "indusagi.interop.protocol_bridge.host.http.resource_access",
+    "induscode.commands.serve.page.",
+    "induscode.commands.serve.search_box",
+    "induscode.deck.mcp.store.recovery",
+    "induscode.search.index",
+    "induscode.session.permissions.shell",
+    "induscode.ui.views.",
+)
+loaded = [name for name in sys.modules if f"{name}.".startswith(unwanted)]
+assert not loaded, loaded
+"""
+    assert loaded_by(code) & (HEAVY | {"difflib", "email", "gzip", "html", "tempfile"}) == set()

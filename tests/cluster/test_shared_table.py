@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker_proxy import open_proxy
 from tests.support.stores import stored
 from tests.support.waiting import until
 
@@ -21,6 +23,7 @@ from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.consents import SharedTrust
 from induscode.cluster.shared.state import SharedState, open_shared_state
 from induscode.cluster.shared.table import SharedTable, open_table
+from induscode.cluster.streams import Stream
 from induscode.deck.mcp.config.rows import Origin, parse_row
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.store.journal import Journal
@@ -190,3 +193,32 @@ async def test_call_records_of_all_nodes_are_read_newest_first(broker: BrokerPro
         assert [node for node, *_ in found] == ["one", "one", "two", "two", "one", "one"]
         publishers[0].put([(0, "z")] * 20_002)
         assert publishers[0].dropped == 2
+
+
+async def test_call_records_that_the_broker_did_not_answer_for_are_read_once(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    async with open_proxy([broker.port]) as proxy, open_broker(settings) as reader:
+        async with open_broker(replace(settings, brokers=proxy.urls)) as writer:
+            calls = CallPublisher(writer, KEY)
+            calls.put([(1, "x")])
+            proxy.hold("down")
+            with pytest.raises(ClusterFault, match="no answer in time"):
+                await calls.publish_all()
+            calls.put([(2, "y")])
+            await proxy.release()
+            await until(lambda: _publishes(calls))
+        stream = Stream(reader, settings.calls)
+        assert (await stream.read_state()).messages == 2
+        # Sent again after the time for which brokers know repeated messages.
+        first = await stream.read_at(1)
+        assert first is not None
+        await stream.publish(first.subject, first.data)
+        assert [row async for _, row in read_calls(reader, 2)] == [[1, "x"], [2, "y"]]
+
+
+async def _publishes(calls: CallPublisher) -> bool:
+    try:
+        await calls.publish_all()
+    except ClusterFault:
+        return False
+    return True

@@ -194,8 +194,9 @@ def test_a_long_answer_is_not_cut(tmp_path: Path) -> None:
         ("off__echo", 2, "there is no tool 'off__echo'"),
         ("honest__ecko", 2, "Did you mean 'honest__echo'?"),
         ("grpe", 2, "there is no tool 'grpe'. Did you mean 'grep'?"),
-        ("honest:greet", 2, "the prompt is called by: indus call /honest:greet"),
-        ("honest:file:///a", 2, "the resource is called by: indus call @honest:file:///a"),
+        ("honest:echo", 2, "there is no tool 'honest:echo'; the tool of that server is honest__echo"),
+        ("honest:greet", 2, "there is no tool 'honest:greet'; a prompt is called by: indus call /honest:greet"),
+        ("honest:file:///a", 2, "a resource is called by: indus call @honest:file:///a"),
     ],
 )
 def test_the_exit_code_tells_an_error_from_a_fault_from_misuse(tmp_path: Path, tool: str, code: int, said: str) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.commands.helpers import HONEST, configured, one_line, row, user_file
+from tests.commands.serving import serving
 from tests.support.scripts import run
 
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock
@@ -18,8 +22,6 @@ from induscode.commands.support.arguments import describe_parameters
 from induscode.commands.support.outcome import save_blocks, summarize_block
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from indusagi.core.json import JsonValue
 
 COMMAND = shlex.join(HONEST)
@@ -90,6 +92,29 @@ def test_finding_b11_a_server_on_the_command_line_is_called_and_not_configured(t
     one_line(missing, "the server has no tool 'ecoh'", "'echo'")
     failed = run("call", "--stdio", "sh -c 'exit 3'", "echo", cwd=tmp_path)
     one_line(failed, "the server: ", "exited with code 3", code=3)
+
+
+@pytest.mark.process
+def test_messages_about_a_server_at_a_url_name_the_url_and_no_id_that_was_made_up(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    with serving("--http", "127.0.0.1:0", cwd=tmp_path) as gateway:
+        gateway.until(lambda: "native tools" in gateway.said())
+        found = re.search(r"serving at (\S+)", gateway.said())
+        assert found is not None
+        url, token = found[1], (Path(os.environ["HOME"]) / ".local/state/indus/serve-token").read_text("utf-8").strip()
+        refused = run("call", "--url", url, "honest__echo", "text=a", cwd=tmp_path)
+        one_line(refused, f"the server at {url}: ", "-H 'Authorization: Bearer TOKEN'", code=3)
+        words = ("call", "--url", url, "-H", f"Authorization: Bearer {token}")
+        done = run(*words, "honest__echo", "text=a", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "a\n"), done.stderr
+        invalid = run(*words, "honest__add", "a=1", "b=x", cwd=tmp_path)
+        one_line(invalid, "indus: honest__add: 'b' must be number")
+        failed = run(*words, "honest__fail", cwd=tmp_path)
+        assert failed.stderr == "indus: honest__fail answered with an error (its own)\n"
+    closed = run(*words, "honest__echo", "text=a", cwd=tmp_path)
+    one_line(closed, f"the server at {url} is faulted: ", "could not be reached", code=3)
+    for said in (refused, invalid, failed, closed):
+        assert "127-0-0-1" not in said.stderr
 
 
 @pytest.mark.process

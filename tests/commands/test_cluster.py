@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.support.broker import KEY, broker_process
+from tests.support.broker import KEY, BrokerProcess, broker_process
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterSettings
@@ -53,6 +53,8 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setitem(sys.modules, "nats", None)
     assert run(["cluster", "status", "--cluster", "nats://127.0.0.1:1"]) == 1
     assert "pip install 'indus-deck[cluster]'" in capsys.readouterr().err
+    assert run(["serve", "--http", "--cluster", "nats://127.0.0.1:1"]) == 2
+    assert "pip install 'indus-deck[cluster]'" in capsys.readouterr().err
 
 
 def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,12 +62,19 @@ def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the setting cluster.brokers" in capsys.readouterr().err
 
 
+def test_rules_of_a_cluster_cannot_allow_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"deny": ["bash"], "allow": ["read"]}', encoding="utf-8")
+    assert run(["cluster", "config", "rules", str(rules), "--cluster", "nats://127.0.0.1:1"]) == 2
+    assert "the rules of a cluster only take away: leave 'allow' out of it" in capsys.readouterr().err
+
+
 @pytest.mark.process
 def test_cluster_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with broker_process(tmp_path) as broker:
         where = ["--cluster", broker.url]
         assert run(["cluster", "status", *where]) == 1
-        assert "broker missing" in capsys.readouterr().err
+        assert "prepare it once with `indus cluster init`" in capsys.readouterr().err
         assert run(["cluster", "init", *where, "--lease", "2"]) == 0
         assert "sync_interval: always" in capsys.readouterr().out
         assert run(["cluster", "init", *where]) == 0
@@ -78,6 +87,37 @@ def test_cluster_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert run(["cluster", "drain", "gone", *where]) == 1
         assert "there is no node 'gone'" in capsys.readouterr().err
         assert run(["cluster", "init", *where, "--replicas", "3"]) == 0
+        assert "the first preparation counts: leases of 2 s, each entry on 1 broker\n" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("flags", "settings", "arguments", "reason"),
+    [
+        ([], "", [], "brokers without JetStream: "),
+        ([], "accounts { a: { users: [{user: u, password: p}] } }", [], "brokers without JetStream: "),
+        (["-js"], "", ["--replicas", "3"], "there are fewer brokers than replicas: use --replicas 1"),
+    ],
+)
+def test_brokers_that_cannot_be_prepared_say_why_and_leave_no_key(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    settings: str,
+    arguments: list[str],
+    reason: str,
+) -> None:
+    config, key = tmp_path / "nats.conf", tmp_path / "cluster.key"
+    config.write_text(settings, encoding="utf-8")
+    process = BrokerProcess(tmp_path / "broker", ["-c", str(config), *flags], is_storing=False)
+    try:
+        user = "u:p@" if settings else ""
+        where = ["--cluster", process.url.replace("://", f"://{user}"), "--cluster-key", str(key)]
+        assert run(["cluster", "init", *where, *arguments]) == 1
+    finally:
+        process.close()
+    assert reason in capsys.readouterr().err
+    assert not key.exists()
 
 
 @pytest.mark.anyio

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.commands.helpers import configured, faulty, one_line, project_file, row, told, user_file
+from tests.commands.helpers import PYTHON, configured, faulty, one_line, project_file, row, told, user_file
 from tests.support.scripts import run
 from tests.support.servers import HONEST_TOOLS, SERVERS, diary
 
@@ -147,7 +147,7 @@ def test_a_tool_is_shown_with_all_that_a_model_is_told(tmp_path: Path) -> None:
     assert '"type": "object"' in done.stdout
     file = configured(tmp_path / "s.json", {"honest": row()})
     shown = told("tools", "show", "honest__add", "--json", "--mcp", str(file), cwd=tmp_path)
-    assert (shown["source"], shown["tool"], shown["readOnly"]) == ("honest", "add", False)
+    assert (shown["source"], shown["tool"], shown["readOnly"]) == ("honest", "add", True)
     assert shown["outputSchema"]["required"] == ["sum"]
     assert shown["annotations"]["readOnlyHint"] is True
 
@@ -160,6 +160,9 @@ def test_a_search_ranks_by_words_and_puts_a_name_first(tmp_path: Path) -> None:
     done = run("tools", "search", "Read", "--limit", "1", cwd=tmp_path)
     assert done.stdout.startswith("read(")
     assert "more match less well" in done.stderr
+    most = str(len(run("tools", "search", "Read", "--limit", "50", cwd=tmp_path).stdout.splitlines()) - 1)
+    done = run("tools", "search", "Read", "--limit", most, cwd=tmp_path)
+    assert "indus: 1 more matches less well: " in done.stderr
 
 
 def test_a_search_finds_items_of_a_known_server_without_starting_it(tmp_path: Path) -> None:
@@ -178,6 +181,36 @@ def test_a_search_finds_items_of_a_known_server_without_starting_it(tmp_path: Pa
     assert not {"honest__add", "bash", "process"} & {line.partition("(")[0] for line in done.stdout.splitlines()}
     assert "not searched: rules deny them" in done.stderr
     assert not log.exists()
+
+
+def test_a_search_for_one_kind_finds_nothing_of_another(tmp_path: Path) -> None:
+    configured(user_file(), {"lib": {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "library.py")]}})
+    assert run("prompts", cwd=tmp_path).returncode == run("resources", cwd=tmp_path).returncode == 0
+
+    def search(*words: str) -> list[tuple[str, str]]:
+        found = json.loads(run("tools", "search", "--limit", "50", "--json", *words, cwd=tmp_path).stdout)
+        return [(one["kind"], one["name"]) for one in found["tools"]]
+
+    assert search("--kind", "prompt", "grep") == []
+    assert search("--kind", "prompt", "greet") == [("prompt", "/lib:greet")]
+    words = ("book", "note", "today", "log", "text")
+    assert {kind for kind, _ in search("--kind", "resource", *words)} == {"resource", "template"}
+    assert {kind for kind, _ in search("--kind", "tool", *words)} == {"tool"}
+    assert {kind for kind, _ in search("--kind", "tool", "--kind", "resource", *words)} == {
+        "tool",
+        "resource",
+        "template",
+    }
+
+
+def test_tools_that_their_server_calls_read_only_are_listed_and_found_as_such(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    listed = {one["name"]: one["readOnly"] for one in told("tools", "--json", cwd=tmp_path)["tools"]}
+    expected = {"honest__add": True, "honest__echo": False, "read": True, "write": False}
+    assert {name: listed[name] for name in expected} == expected
+    found = told("tools", "search", "honest__add", "--limit", "1", "--json", cwd=tmp_path)["tools"]
+    assert [(one["name"], one["readOnly"]) for one in found] == [("honest__add", True)]
+    assert "read-only: yes" in run("tools", "show", "honest__add", cwd=tmp_path).stdout
 
 
 def test_a_search_at_one_server_starts_no_other_and_is_silent_about_it(tmp_path: Path) -> None:

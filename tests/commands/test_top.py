@@ -40,7 +40,9 @@ def test_bars_show_the_shape() -> None:
 @pytest.mark.process
 def test_the_figures_of_the_last_minutes(tmp_path: Path) -> None:
     assert "No call" in run("top", cwd=tmp_path).stdout
-    add_calls(("alpha", 2_000, "ok"), ("alpha", 4_000, "error"), ("", 500, "ok"))
+    add_calls(("alpha", 2_000, "ok"))
+    assert "1 call in 5 min, 0 failed" in run("top", cwd=tmp_path).stdout
+    add_calls(("alpha", 4_000, "error"), ("", 500, "ok"))
     done = run("top", cwd=tmp_path)
     assert done.returncode == 0
     assert "3 calls in 5 min, 1 failed" in done.stdout

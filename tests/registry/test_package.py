@@ -77,7 +77,9 @@ def test_arguments_and_variables_are_fixed_given_defaulted_or_referred_to() -> N
                     {"type": "positional", "value": "serve {mode}", "variables": {"mode": {"default": "fast"}}},
                     {"type": "named", "name": "--port", "default": "80"},
                     {"type": "named", "name": "--host"},
-                    {"type": "named", "name": "--verbose", "isRequired": True},
+                    {"type": "named", "name": "--verbose", "isRequired": True, "format": "boolean"},
+                    {"type": "named", "name": "--local-timezone", "isRequired": True},
+                    {"type": "named", "name": "--zone", "isRequired": True, "format": "string"},
                     {"type": "positional", "valueHint": "folder", "isRequired": True},
                     {"type": "positional", "valueHint": "api key", "isRequired": True},
                 ],
@@ -90,12 +92,22 @@ def test_arguments_and_variables_are_fixed_given_defaulted_or_referred_to() -> N
             )
         ),
         None,
-        {"folder": "/data with space"},
+        {"folder": "/data with space", "zone": "UTC"},
     )
-    args = ["-y", "name@1.2.3", "serve fast", "--port=80", "--verbose", "/data with space", "${API_KEY}"]
-    assert made.fields["args"] == args
+    assert made.fields["args"] == [
+        "-y", "name@1.2.3", "serve fast", "--port=80", "--verbose", "--local-timezone=${LOCAL_TIMEZONE}", "--zone=UTC",
+        "/data with space", "${API_KEY}",
+    ]  # fmt: skip
     assert made.fields["env"] == {"TOKEN": "${TOKEN}", "LEVEL": "info", "FIXED": "yes"}
-    assert made.needed == ("TOKEN", "API_KEY")
+    assert made.needed == ("TOKEN", "LOCAL_TIMEZONE", "API_KEY")
+
+
+def test_a_switch_of_a_launcher_needs_no_format_and_the_same_name_of_a_package_does() -> None:
+    arguments = [{"type": "named", "name": "-t", "isRequired": True}]
+    made = build_installation(
+        server(package("oci", "o/s", "1", runtimeArguments=arguments, packageArguments=arguments)), None, {}
+    )
+    assert made.fields["args"] == ["run", "-i", "--rm", "-t", "o/s:1", "-t=${T}"]
 
 
 def test_a_container_gets_its_variables_by_name() -> None:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 LEASE_S = 10.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
 SHORT_LEASE_S = 2.0
-"""For tests that wait for the end of a lease."""
-"""Short: tests wait for its end. The broker takes nothing shorter."""
+"""For tests that wait for the end of a lease; a broker takes no shorter one than a second."""
 _START_S = 20.0
 KEY = ClusterKey(bytes(range(32)))
 
@@ -35,8 +34,9 @@ KEY = ClusterKey(bytes(range(32)))
 class BrokerProcess:
     """One broker with a store of its own; it keeps its port when it is started again."""
 
-    def __init__(self, folder: Path, flags: Sequence[str] = (), token: str = "") -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = (), token: str = "", *, is_storing: bool = True) -> None:
         self._folder = folder
+        self._store = ("-js",) if is_storing else ()
         self._flags = (*flags, "--auth", token) if token else flags
         self.token = token
         self._port = -1
@@ -63,7 +63,7 @@ class BrokerProcess:
         self._folder.mkdir(parents=True, exist_ok=True)
         binary = Path(sys.executable).parent / "nats-server"
         ports = ("--ports_file_dir", str(self._folder))
-        store = ("-js", "-sd", str(self._folder / "store"))
+        store = (*self._store, "-sd", str(self._folder / "store"))
         command = [str(binary), "-a", "127.0.0.1", "-p", str(self._port), *store, *ports, *self._flags]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         path = self._folder / f"nats-server_{process.pid}.ports"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -29,6 +30,11 @@ class Reader(HTMLParser):
 
 
 VISIBLE = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn")))
+
+
+@given(VISIBLE)
+def test_text_is_escaped_as_by_the_standard_library(text: str) -> None:
+    assert tag("p", text, title=text) == f'<p title="{escape(text)}">{escape(text, quote=False)}</p>'
 
 
 @given(VISIBLE, VISIBLE)

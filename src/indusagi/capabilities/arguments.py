@@ -8,7 +8,6 @@ fit.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import re
@@ -125,8 +124,10 @@ async def load_validator() -> None:
 
 def find_similar_name(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar name, ignoring case, underscores and hyphens; None if none is close."""
+    from difflib import get_close_matches  # noqa: PLC0415 — only for a name that is unknown
+
     known = {_bare(candidate): candidate for candidate in names}
-    matches = difflib.get_close_matches(_bare(name), known, n=1)
+    matches = get_close_matches(_bare(name), known, n=1)
     return known[matches[0]] if matches else None
 
 

@@ -2,8 +2,8 @@
 
 Every request has a short deadline, longer while the broker is slow; the client reconnects for as long as it is open,
 and its buffers are bounded. Each outcome updates `state`, which status lines and `indus cluster status` show: a broker
-that is away, slow, full or without a majority is told apart (`health`). Only this module, `bucket`, `prepare` and
-`streams` import `nats`.
+that is away, slow, full or without a majority is told apart (`health`). Only this module, `bucket`, `client`,
+`prepare` and `streams` import `nats`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from induscode.cluster.key import UnsealedError
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
+    from nats.js.errors import APIError
 
     from induscode.cluster.key import ClusterKey
 
@@ -58,6 +59,10 @@ _NO_STORAGE = frozenset({10002, 10023, 10028, 10047, 10077})
 https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
 _OWN_LIMIT = frozenset({"maximum bytes exceeded", "maximum messages exceeded"})
 """What a stream says that has reached its own limit; the others go on."""
+_NO_JETSTREAM = frozenset({10039, 10076})
+"""JetStream is off in the broker, or in the account."""
+_TOO_MANY_REPLICAS = frozenset({10005, 10074})
+"""Fewer brokers than replicas: no peers, or a broker that is in no cluster."""
 _WRONG_LAST = 10071
 """JetStream's error code for another last message than the expected one."""
 MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
@@ -162,12 +167,12 @@ class Broker:
             if exc.err_code == _WRONG_LAST:
                 health.take_answer(loop.time() - began)
                 raise LostRaceError(what) from exc
-            state: BrokerState = "full" if exc.err_code in _NO_STORAGE else "partitioned"
-            if state == "full" and exc.description in _OWN_LIMIT:
+            state, why = _explain_api_error(exc)
+            if state == "ready" or (state == "full" and exc.description in _OWN_LIMIT):
                 health.take_answer(loop.time() - began)
             else:
                 health.take_failure(state, writes)
-            raise ClusterFault(state, f"{what}: {exc.description or exc}") from exc
+            raise ClusterFault(state, f"{what}: {why}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # A connection without an answer: the brokers have no majority, or they are slow.
             self.health.is_connected = self.client.is_connected
@@ -310,8 +315,9 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         ClusterFault: None of them can be reached, or `nats-py` is not installed.
     """
     try:
-        import nats  # noqa: PLC0415 — only with a cluster
         import nats.errors  # noqa: PLC0415 — only with a cluster
+
+        from induscode.cluster.client import BrokerClient  # noqa: PLC0415 — only with a cluster
     except ImportError as exc:
         raise ClusterFault("missing", MISSING_EXTRA) from exc
     brokers: list[Broker] = []
@@ -338,16 +344,17 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
             broker.report()
             broker.on_back()
 
+    client = BrokerClient()
     try:
         async with asyncio.timeout(settings.connect_s * (1 + len(settings.brokers))):
-            client = await nats.connect(  # pyright: ignore[reportUnknownMemberType] — untyped options
+            await client.connect(
                 [*settings.brokers],
                 name=f"indus {settings.node}",
                 error_cb=report_error,
                 disconnected_cb=report_cut,
                 reconnected_cb=report_back,
-                connect_timeout=settings.connect_s,
-                reconnect_time_wait=_RECONNECT_S,
+                connect_timeout=settings.connect_s,  # pyright: ignore[reportArgumentType] — any number
+                reconnect_time_wait=_RECONNECT_S,  # pyright: ignore[reportArgumentType] — any number
                 max_reconnect_attempts=-1,
                 ping_interval=_PING_S,
                 max_outstanding_pings=2,
@@ -378,6 +385,22 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
 def _is_wanted(entry: logging.LogRecord) -> bool:
     """Drop a warning that the client causes with each connection by TLS, and that means nothing."""
     return "eof_received() has no effect" not in str(entry.msg)
+
+
+def _explain_api_error(exc: APIError) -> tuple[BrokerState, str]:
+    """Return the state of brokers that refuse a request, and why, with what to do."""
+    from nats.js.errors import ServiceUnavailableError  # noqa: PLC0415 — only with a cluster
+
+    if exc.err_code in _NO_STORAGE:
+        return "full", exc.description or "they have no storage left"
+    # Nothing listens to requests for JetStream: nats-py gives that an error without a code.
+    is_unheard = isinstance(exc, ServiceUnavailableError) and not exc.err_code
+    if exc.err_code in _NO_JETSTREAM or is_unheard:
+        reason = "JetStream is off in the broker, or in this account, or has not started yet"
+        return "without JetStream", f"{reason}: start nats-server with -js, and give the account `jetstream: enabled`"
+    if exc.err_code in _TOO_MANY_REPLICAS:
+        return ("ready", "there are fewer brokers than replicas: use --replicas 1, or three brokers in a cluster")
+    return "partitioned", exc.description or describe_error(exc)
 
 
 def _explain_refusal(exc: Exception) -> str:

@@ -108,6 +108,11 @@ class Bucket:
         status = await self._broker.run("the bucket could not be read", self._values.status())
         return float(status.ttl or 0.0)
 
+    async def count_replicas(self) -> int:
+        """Return how many brokers keep a copy; raises as `get`."""
+        status = await self._broker.run("the bucket could not be read", self._values.status())
+        return status.stream_info.config.num_replicas or 1
+
     async def list_offline(self) -> Sequence[str]:
         """Name the brokers that should keep a copy and are away, by the broker that answers; raises as `get`."""
         status = await self._broker.run("the bucket could not be read", self._values.status())

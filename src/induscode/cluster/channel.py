@@ -33,7 +33,9 @@ _WHOLE, _PART, _LAST, _END, _REST = b"F", b"P", b"L", b"E", b"R"
 _FRAME_BYTES = 32 * 1024 * 1024
 """The largest frame that is put together; each server has its own, smaller limit."""
 _CLOSED = FaultDetail(reason="closed")
-_REASONS = frozenset({"exited", "closed", "not_found", "refused", "frame_too_large", "malformed", "moved"})
+_REASONS = frozenset(
+    {"exited", "closed", "not_found", "refused", "frame_too_large", "malformed", "moved", "node_changed"}
+)
 _LARGEST_END = 16 * 1024
 _CLOSE_S = 2.0
 """How long frames before the end may take to be sent."""

@@ -14,7 +14,7 @@ from induscode.cluster.key import ClusterKey
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
 """What a node does: serves clients and owns servers; owns its offered servers only; or serves clients only."""
-BrokerState: TypeAlias = Literal["ready", "away", "slow", "full", "partitioned", "missing"]
+BrokerState: TypeAlias = Literal["ready", "away", "slow", "full", "partitioned", "without JetStream", "missing"]
 """The broker as this process sees it: it answers; no connection; answers late; has no storage left; has no majority of
 its own members; has no buckets of ours (`indus cluster init`)."""
 
@@ -201,7 +201,7 @@ class NodeInfo:
 
 def _parse_state(value: object) -> BrokerState:
     """Read the state of the brokers that another node reports; one of a later version counts as `ready`."""
-    states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "missing")
+    states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "without JetStream", "missing")
     for state in states:
         if state == value:
             return state

@@ -23,6 +23,7 @@ STATES: Mapping[BrokerState, str] = {
     "slow": "answer slowly: calls of servers on other nodes take longer",
     "full": "have no storage left: leases cannot be renewed",
     "partitioned": "do not answer: they have no majority, too much to do, or a full disk",
+    "without JetStream": "store nothing: start nats-server with -js",
     "missing": "have lost the buckets of the cluster: indus cluster init",
 }
 """What each state means, after `the brokers`; none for `ready`."""

@@ -23,7 +23,13 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.process.tree import MARK
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, ProtocolFault, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import (
+    CLUSTER_PREFIX,
+    EndpointPhase,
+    FaultDetail,
+    ProtocolFault,
+    StdioServerConfig,
+)
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.broker import Broker, check_key, open_broker
@@ -138,6 +144,9 @@ class ClusterNode:
             return
         target = self.find_target(config)
         try:
+            if config.command.startswith(CLUSTER_PREFIX) and not all(config.command.partition("/")):
+                message = f"the command {config.command!r} is incomplete: it is written {CLUSTER_PREFIX}NODE/SERVER"
+                raise ClusterFault("ready", message)
             if config.replicas > 1 and target.only_node is None:
                 async with ReplicatedServer(self, target, config, handlers).open(watch) as session:
                     yield session
@@ -202,7 +211,7 @@ class ClusterNode:
             elif best is not None and asked.get(best.instance, now) <= now:
                 # Asked in vain before, or now: the next one in the order is asked meanwhile.
                 is_late = asked.pop(best.instance, None) is not None
-                accepts = not is_late and await self.ask_to_own(best, key)
+                accepts = not is_late and await self.ask_to_own(best, key, is_offered=target.only_node is not None)
                 (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
             await asyncio.sleep(_PAUSE_S)
 
@@ -218,14 +227,20 @@ class ClusterNode:
             return f"node {offering!r}, which offers it, is not in the cluster"
         return "no node may run it now: all are full, draining, or run no servers of others"
 
-    async def ask_to_own(self, node: NodeInfo, key: str) -> bool:
-        """Ask another node to become the owner of a server; return whether it will."""
+    async def ask_to_own(self, node: NodeInfo, key: str, *, is_offered: bool = False) -> bool:
+        """Ask another node to become the owner of a server; return whether it will.
+
+        Raises:
+            ClusterFault: The node does not have a server that `is_offered` by it alone.
+        """
         text = compact_json({"op": "own", "key": key}).encode()
         try:
             answer = await self.broker.request(self.broker.settings.node_subject(node.instance), text)
         except ClusterFault as fault:
             _log.debug("node %s was asked to own a server: %s", node.node, fault)
             return False
+        if is_offered and answer == b"unknown":
+            raise ClusterFault("ready", f"node {node.node!r} offers no such server")
         return answer == b"yes"
 
     # -- servers of other nodes -------------------------------------------------------------
@@ -273,7 +288,8 @@ class ClusterNode:
         for channel, owner in [*self._remote.items()]:
             if owner in gone:
                 channel.is_unheard = True
-                channel.finish(f"was on node {node.node!r}, which has left the cluster")
+                message = f"was on node {node.node!r}, which has left the cluster"
+                channel.finish(message, FaultDetail(reason="node_changed"))
 
     # -- servers of this node ---------------------------------------------------------------
 
@@ -406,8 +422,10 @@ class ClusterNode:
         answer = b"no"
         if operation == "task" and isinstance(key, str):
             self.on_task_end(key)
-        elif operation == "ping" or (operation == "own" and isinstance(key, str) and self._accept(key)):
+        elif operation == "ping":
             answer = b"yes"
+        elif operation == "own" and isinstance(key, str):
+            answer = self._accept(key)
         elif operation == "drain" and self._tasks is not None:
             if not self.info.draining:
                 self.membership.info = replace(self.info, draining=True)
@@ -417,11 +435,11 @@ class ClusterNode:
         if message.reply:
             await self.broker.publish(message.reply, answer)
 
-    def _accept(self, key: str) -> bool:
-        """Begin to own a server that another node needs, if this one has it and has room."""
+    def _accept(self, key: str) -> bytes:
+        """Begin to own a server that another node needs; return `yes`, `no` without room, or `unknown`."""
         fleet, tasks = self._fleet, self._tasks
         if fleet is None or tasks is None or self.info.owned >= self.info.capacity:
-            return False
+            return b"no"
         for endpoint in fleet.endpoints():
             config = endpoint.config
             if not isinstance(config, StdioServerConfig):
@@ -430,8 +448,8 @@ class ClusterNode:
             if target.key == key and self.info.may_own(target.only_node):
                 self._wanted[key] = asyncio.get_running_loop().time()
                 tasks.create_task(self._start_server(fleet.wake, config.id))
-                return True
-        return False
+                return b"yes"
+        return b"unknown"
 
     async def drain(self) -> None:
         """Move all servers to other nodes: each when its calls have ended, or after a while."""
@@ -463,7 +481,7 @@ class ClusterNode:
             served.end("is moved to another node", "moved")
             return
         self.on_note(f"server {served.placement.server!r} is moved while calls run: their outcome is unknown")
-        served.end("is moved to another node")
+        served.end("is moved to another node", "node_changed")
 
     # -- the life of the node ---------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX
 from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from induscode.cluster.bucket import Bucket, BucketEntry
     from induscode.cluster.membership import Membership
 
-OFFER_PREFIX = "cluster:"
 _KEY_CHARS = 32
 _OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
 """Variables that a gateway itself gives to its servers."""
@@ -69,8 +69,8 @@ def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None 
     all of its own.
     """
     offering, server = (info.node, config.id) if info.role == "offers" else ("", "")
-    if config.command.startswith(OFFER_PREFIX):
-        offering, _, server = config.command.removeprefix(OFFER_PREFIX).partition("/")
+    if config.command.startswith(CLUSTER_PREFIX):
+        offering, _, server = config.command.removeprefix(CLUSTER_PREFIX).partition("/")
     if offering:
         text = json.dumps(["offer", offering, server])
         return ServerTarget(hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARS], offering)

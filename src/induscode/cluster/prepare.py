@@ -38,6 +38,9 @@ class Prepared:
     """The most that the ledgers take; None: the brokers' storage is the only limit."""
     is_changed: bool = False
     """Whether the limit of ledgers that were there before has changed."""
+    lease_s: float
+    """How long a lease lives; the first preparation decides, and the number of replicas as well."""
+    replicas: int
 
 
 async def prepare_cluster(
@@ -90,7 +93,14 @@ async def prepare_cluster(
         await keys.create(PROOF, key.seal(settings.keys, PROOF.encode()))
     await check_key(broker)
     present = limit if is_changed else before
-    return Prepared(made=made, ledger_bytes=None if present == _NO_LIMIT else present, is_changed=is_changed)
+    leases = await broker.open_bucket(settings.leases)
+    return Prepared(
+        made=made,
+        ledger_bytes=None if present == _NO_LIMIT else present,
+        is_changed=is_changed,
+        lease_s=await leases.read_ttl(),
+        replicas=await leases.count_replicas(),
+    )
 
 
 async def _read_share(broker: Broker, replicas: int) -> int | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
@@ -104,8 +105,8 @@ def command(
         from induscode.commands.support.server_rows import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
         call.plan = plan_ad_hoc_server(context, line, url, headers)
-        call.ad_hoc = call.plan.rows[0].id
-        call.tool = f"{call.ad_hoc}__{tool}"
+        call.ad_hoc = call.plan.rows[0]
+        call.tool = f"{call.ad_hoc.id}__{tool}"
     else:
         from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 
@@ -217,8 +218,8 @@ class _Call:
         """Notes about the ledger that were printed already."""
         self._likely: list[str] = []
         """The servers whose name is a prefix of the tool's name."""
-        self.ad_hoc: str | None = None
-        """The id of the server on the command line, if there is one."""
+        self.ad_hoc: ServerRow | None = None
+        """The server on the command line, if there is one."""
         self.object: JsonObject = {}
         """The arguments of `--json`."""
         self.plan: ServerPlan | None = None
@@ -226,6 +227,14 @@ class _Call:
         self.wrap: Callable[[Capability], Capability] | None = None
         self.dialog: LineDialog | None = None
         """The terminal on which the person is asked, if there is one."""
+
+    def _show(self, text: str) -> str:
+        """Return a message without the id that was made for the server on the command line."""
+        if self.ad_hoc is None:
+            return text
+        from induscode.commands.support.server_rows import hide_ad_hoc_id  # noqa: PLC0415 — for these options
+
+        return hide_ad_hoc_id(text, self.ad_hoc)
 
     async def execute(self, token: CancelToken) -> int:
         """Open the session, call the tool and print its result."""
@@ -313,18 +322,25 @@ class _Call:
         reasons += [str(note) for note in plan.notes if note.owner.startswith(owners)]
         tools = [card.name for card in session.deck().tools()]
         if self.ad_hoc is not None:
-            # The messages do not show the id that was made for the server on the command line.
             if reasons:
-                owner = f"server {self.ad_hoc!r}"
-                print_status("; ".join(reason.replace(owner, "the server") for reason in reasons))
+                print_status(self._show("; ".join(reasons)))
                 return FAULT
-            name, *names = (text.removeprefix(f"{self.ad_hoc}__") for text in (self.tool, *tools))
+            name, *names = map(self._show, (self.tool, *tools))
             raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
+        from induscode.calls.record import find_tool_ref  # noqa: PLC0415 — loaded with the deck
+
         message = f"there is no tool {self.tool!r}"
         server, colon, rest = self.tool.partition(":")
         if colon and any(server == row.id for row in plan.rows):
             kind, mark = ("resource", "@") if "://" in rest else ("prompt", "/")
-            raise click.UsageError(f"{message}; the {kind} is called by: indus call {mark}{self.tool}", self._context)
+            refs = {card.name: find_tool_ref(card) for card in session.deck().tools()}
+            named = [name for name, ref in refs.items() if ref is not None and (ref.server, ref.name) == (server, rest)]
+            meant = (
+                f"the tool of that server is {named[0]}"
+                if named
+                else f"a {kind} is called by: indus call {mark}{self.tool}"
+            )
+            raise click.UsageError(f"{message}; {meant}", self._context)
         if reasons and self._likely:
             print_status(f"{message}: {'; '.join(reasons)}")
             return FAULT
@@ -357,7 +373,7 @@ class _Call:
             if self.plan is not None:  # native tools check their arguments themselves
                 await check_arguments(arguments, card.parameters)
         except ArgumentError as exc:
-            message = f"{card.name}: {exc}. It takes: {describe_parameters(card.parameters)}"
+            message = f"{self._show(card.name)}: {exc}. It takes: {describe_parameters(card.parameters)}"
             raise click.UsageError(message, self._context) from exc
         deck = session.deck()
         # A person reads the result: it is complete, and `edit` does not require that a file was read before.
@@ -366,7 +382,7 @@ class _Call:
         box = ToolDeck(deck.tools(), typed).into_tool_box()
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
         current_entry.set(CallEntry(box, call.id, find_denied=partial(_find_denied, box)))
-        return await box.runner.run(call, token, on_progress=_build_progress_printer(card.name))
+        return await box.runner.run(call, token, on_progress=_build_progress_printer(self._show(card.name)))
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
         """Print the result, and return the exit code."""
@@ -380,7 +396,7 @@ class _Call:
             code = MISUSED if reason in _MISUSES else FAULT if is_fault else ANSWERED_WITH_ERROR
         if code not in {MISUSED, FAULT} and self._save is not None:
             try:
-                for path in save_blocks(outcome.content, self._save, self.tool):
+                for path in save_blocks(outcome.content, self._save, self._show(self.tool)):
                     print_status(f"saved {path}")
             except OSError as exc:
                 print_status(f"--save {self._save}: {exc.strerror or exc}")
@@ -389,14 +405,14 @@ class _Call:
             write_json(to_json(outcome))
             return code
         if code in {MISUSED, FAULT}:
-            message = " ".join(map(format_block, outcome.content))
+            message = self._show(" ".join(map(format_block, outcome.content)))
             if code == MISUSED and card is not None:
                 message += f". It takes: {describe_parameters(card.parameters)}"
             print_status(message)
             return code
         print_blocks(outcome.content, raw=self._output == "raw")
         if outcome.is_error:
-            print_status(f"{self.tool} answered with an error ({outcome.details.get('code', 'its own')})")
+            print_status(f"{self._show(self.tool)} answered with an error ({outcome.details.get('code', 'its own')})")
         return code
 
 

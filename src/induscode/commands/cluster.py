@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +15,14 @@ from anyio import to_thread
 
 from indusagi.core.json import is_json_object
 from indusagi.core.text import format_count
-from induscode.commands.support.cluster import broker_option, find_key_file, key_option, read_settings, run_with_broker
+from induscode.commands.support.cluster import (
+    broker_option,
+    describe_fault,
+    find_key_file,
+    key_option,
+    read_settings,
+    run_with_broker,
+)
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, print_table, write_json
 from induscode.terminal import print_line, print_status
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import NodeInfo
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.membership import Membership
+    from induscode.cluster.prepare import Prepared
     from induscode.cluster.report import BrokerReport
 
 _HERE = "induscode.commands.cluster"
@@ -105,6 +114,7 @@ def init(
     disk every two minutes by default, and a power failure may lose what was written since: set
     `sync_interval: always` in their configuration.
     """
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
     from induscode.cluster.prepare import prepare_cluster  # noqa: PLC0415 — not for the help
     from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
 
@@ -114,30 +124,42 @@ def init(
         key, is_new = await _find_key(broker, path)
         broker.settings = replace(broker.settings, key=key)
         ledger_bytes = None if ledger_mb is None else ledger_mb << 20
-        prepared = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s, ledger_bytes=ledger_bytes)
-        made = prepared.made
+        try:
+            prepared = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s, ledger_bytes=ledger_bytes)
+        except ClusterFault as fault:
+            if is_new and fault.state == "ready":  # refused: nothing is sealed with this key
+                await to_thread.run_sync(os.unlink, path)
+            raise
         if as_json:
-            write_json({"made": [*made], "key_file": path, "ledger_bytes": prepared.ledger_bytes})
+            sizes: JsonObject = {"ledger_bytes": prepared.ledger_bytes, "lease_s": prepared.lease_s}
+            write_json({"made": [*prepared.made], "key_file": path, **sizes, "replicas": prepared.replicas})
             return 0
-        if made:
-            print_line(f"made {', '.join(made)}, each on {replicas} broker{'s' if replicas != '1' else ''}")
-            print_line("advice: `sync_interval: always` in the brokers' `jetstream` block, against power failures")
-        elif not prepared.is_changed:
-            print_line("everything is there already")
-        if prepared.ledger_bytes is None:
-            print_line(
-                "advice: without a limit (`max_file` of the account, or --ledger-limit) ledgers can fill the disk"
-            )
-        elif made or prepared.is_changed:
-            print_line(f"the ledgers take {prepared.ledger_bytes / (1 << 20):,.1f} MB at most")
-        if prepared.ledger_bytes is not None and ledger_bytes is not None and ledger_bytes < prepared.ledger_bytes:
-            kept = prepared.ledger_bytes / (1 << 20)
-            print_line(f"the ledgers keep their limit of {kept:,.1f} MB: it can only grow")
+        _print_prepared(prepared, lease_s=lease_s, replicas=int(replicas), ledger_bytes=ledger_bytes)
         if is_new:
             print_line(f"key of the cluster: {path}; every node that serves clients needs a copy of this file")
         return 0
 
     return run_with_broker(read_settings(context, brokers), work)
+
+
+def _print_prepared(prepared: Prepared, *, lease_s: float, replicas: int, ledger_bytes: int | None) -> None:
+    """Print what was made and changed, and what stays in spite of the flags of this run."""
+    copies = format_count(prepared.replicas, "broker")
+    if prepared.made:
+        print_line(f"made {', '.join(prepared.made)}, each on {copies}")
+        print_line("advice: `sync_interval: always` in the brokers' `jetstream` block, against power failures")
+    elif not prepared.is_changed:
+        print_line("everything is there already")
+    if (prepared.lease_s, prepared.replicas) != (lease_s, replicas):
+        print_line(f"the first preparation counts: leases of {prepared.lease_s:g} s, each entry on {copies}")
+    if prepared.ledger_bytes is None:
+        print_line("advice: without a limit (`max_file` of the account, or --ledger-limit) ledgers can fill the disk")
+        return
+    megabytes = prepared.ledger_bytes / (1 << 20)
+    if prepared.made or prepared.is_changed:
+        print_line(f"the ledgers take {megabytes:,.1f} MB at most")
+    if ledger_bytes is not None and ledger_bytes < prepared.ledger_bytes:
+        print_line(f"the ledgers keep their limit of {megabytes:,.1f} MB: it can only grow")
 
 
 async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
@@ -200,7 +222,7 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
             else:
                 for view in report.brokers:
                     print_line(f"broker {view}")
-                print_status(f"broker {fault.state}: {fault}")
+                print_status(describe_fault(fault))
             return _FAILED
         return 0 if report.is_usable else _FAILED
 
@@ -285,8 +307,10 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
                 print_status(f"there is no node {node!r}; there are: {known}")
                 return _FAILED
             others = [info for info in membership.list_nodes() if info.instance != found.instance]
-            if found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
-                print_status(f"no other node may run servers now: those of {node!r} end")
+            if found.owned and found.role == "offers":
+                print_status(f"no other node may run the servers that {node!r} offers: they end")
+            elif found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
+                print_status(f"no other node may run servers now: the servers of {node!r} end")
             answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
             count = _read_owned(answer)
             if count is None:

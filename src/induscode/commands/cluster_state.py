@@ -278,6 +278,8 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
     found = read_config_file(file)
     if found.trouble is not None:
         raise click.UsageError(f"{file}: {found.trouble}", context)
+    if is_json_object(found.document) and found.document.get("allow"):
+        raise click.UsageError(f"{file}: the rules of a cluster only take away: leave 'allow' out of it", context)
     _, notes = parse_settings(found.document, file, RuleOrigin.PROJECT)
     if notes:
         raise click.UsageError(str(notes[0]), context)

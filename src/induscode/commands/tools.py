@@ -174,7 +174,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         return 0
     print_line(f"{tool.name} ({descriptor.title or tool.name})")
     print_line(f"source: {tool.source}, profile: {name_profile(tool.profiles) or 'none'}")
-    print_line(f"read-only: {'yes' if tool.read_only else 'no'}, tokens: {tool.tokens}")
+    print_line(f"read-only: {'yes' if tool.reads_only else 'no'}, tokens: {tool.tokens}")
     print_text(f"\n{descriptor.description}\n")
     print_text(json.dumps(facts["parameters"], indent=2))
     return 0
@@ -249,9 +249,9 @@ def search(
         for hit in answer.hits:
             print_text(format_signature(hit.item, _LONGEST_SIGNATURE))
         if answer.left_out:
-            print_status(
-                f"{answer.left_out} more match less well: --limit {len(answer.hits) + answer.left_out} shows all"
-            )
+            verb = "matches" if answer.left_out == 1 else "match"
+            every = len(answer.hits) + answer.left_out
+            print_status(f"{answer.left_out:,} more {verb} less well: --limit {every} shows all")
     else:
         print_status(f"nothing found among {answer.searched}: {' '.join(words)}")
     return 0 if answer.hits else _NOTHING_FOUND

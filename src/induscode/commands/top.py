@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.text import format_count
 from induscode.calls.statistics import format_duration
 from induscode.commands.support.output import as_json, live_table, print_table, write_json
 from induscode.console import stdout_console
@@ -87,7 +88,10 @@ def _format(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[
         rows.append((server, count, f"{count / seconds:.2f}", failed, p50, p95, tokens, draw_bars(values)))
     calls, errors = sum(series.calls), sum(series.errors)
     slowest = max(series.p95_us)
-    return rows, f"{calls:,} calls in {minutes} min, {errors:,} failed, highest p95 {format_duration(slowest)}."
+    return (
+        rows,
+        f"{format_count(calls, 'call')} in {minutes} min, {errors:,} failed, highest p95 {format_duration(slowest)}.",
+    )
 
 
 def draw_bars(values: Sequence[int]) -> str:

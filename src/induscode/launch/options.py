@@ -121,6 +121,14 @@ def read_cwd(context: click.Context) -> str:
     return str(_collect_values(context)[0]["cwd"])
 
 
+def list_server_words(context: click.Context) -> list[str]:
+    """List the words of the command line that say whose servers are meant: `--mcp` and `--cwd` with their values."""
+    values, given = _collect_values(context)
+    files = cast("tuple[str, ...]", values["mcp"]) if "mcp" in given else ()
+    words = [word for file in files for word in ("--mcp", file)]
+    return [*words, "--cwd", str(values["cwd"])] if "cwd" in given else words
+
+
 def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
     """Collect the values of all levels, and the keys of the values on the command line."""
     root = context.find_root()

@@ -109,13 +109,16 @@ class RegistryClient:
         Raises:
             RegistryError: There is none, or the registry does not answer.
         """
-        answer = await self._get(f"servers/{quote(name, safe='')}/versions/{quote(version, safe='')}", {})
+        wanted = repr(name) if version == "latest" else f"{name!r} in version {version!r}"
+        path = f"servers/{quote(name, safe='')}/versions/{quote(version, safe='')}"
+        answer = await self._get(path, {}, f"has no server {wanted}: indus mcp search WORDS")
         server = parse_server(answer)
-        if server is None or server.name != name:
-            raise RegistryError(f"{self._url} answered with another server, or none")
+        if server is None or server.name != name or version not in {"latest", server.version}:
+            found = "nothing" if server is None else f"{server.name!r} in version {server.version!r}"
+            raise RegistryError(f"{self._url} was asked for the server {wanted}, and answered with {found}")
         return server
 
-    async def _get(self, path: str, query: dict[str, str]) -> JsonObject:
+    async def _get(self, path: str, query: dict[str, str], absent: str = "") -> JsonObject:
         url = f"{self._url}/v0.1/{path}" + (f"?{urlencode(query)}" if query else "")
         try:
             answer = await self._client.fetch(url, accept="application/json", cap=lambda _: _LARGEST_BYTES)
@@ -123,8 +126,8 @@ class RegistryClient:
             raise RegistryError(f"the registry cannot be reached: {exc}") from exc
         if isinstance(answer, CrossSiteRedirect):
             raise RegistryError(f"the registry {self._url} has moved to {answer.url}: set registry.url, if it is meant")
-        if answer.status == _NOT_FOUND:
-            raise RegistryError(f"{self._url} has no such server or version: indus mcp search WORDS")
+        if answer.status == _NOT_FOUND and absent:
+            raise RegistryError(f"{self._url} {absent}")
         try:
             document: JsonValue = json.loads(answer.body)
         except (ValueError, RecursionError):

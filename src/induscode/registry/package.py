@@ -34,6 +34,8 @@ _IDENTIFIERS = {
 _LAUNCHERS = {"npm": "npx", "pypi": "uvx", "oci": "docker"}
 _RUNTIME_WORDS = {"npm": re.compile(r"-q|--quiet"), "pypi": re.compile(r"-q|--quiet|--isolated|--python=[0-9.]+")}
 """Words for a launcher that an entry may give; others could name a package or an index of their own."""
+_SWITCHES = re.compile(r"-y|--yes|-q|--quiet|--isolated|-i|-t|-it|--interactive|--tty|--rm|--init")
+"""Switches of the launchers, which entries often give without their format."""
 _STEERING = re.compile(
     r"(?:npm_config|uv|pip|ld|dyld|docker)_.*|node_(?:options|path)|python(?:path|home|startup)|path", re.IGNORECASE
 )
@@ -120,7 +122,11 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
         )
     inputs = _Inputs(server, given)
     env = inputs.read_variables(package.get("environmentVariables"))
-    runtime = [word for word in inputs.read_arguments(package.get("runtimeArguments")) if word not in {"-y", "--yes"}]
+    runtime = [
+        word
+        for word in inputs.read_arguments(package.get("runtimeArguments"), _SWITCHES)
+        if word not in {"-y", "--yes"}
+    ]
     foreign = [word for word in runtime if kind != "oci" and _RUNTIME_WORDS[kind].fullmatch(word) is None]
     foreign += [name for name in env if name not in given and _STEERING.fullmatch(name) is not None]
     if foreign:
@@ -194,8 +200,12 @@ class _Inputs:
                 values[name] = value
         return values
 
-    def read_arguments(self, rows: JsonValue) -> list[str]:
-        """Read the words of a command; a named argument without a value is a switch."""
+    def read_arguments(self, rows: JsonValue, switches: re.Pattern[str] | None = None) -> list[str]:
+        """Read the words of a command.
+
+        An argument that is required and has no value refers to a variable of its name. A switch has no value: a named
+        argument of the format `boolean` (the format is `string` by default), or one of `switches`.
+        """
         words: list[str] = []
         for row in rows if isinstance(rows, list) else []:
             if not is_json_object(row):
@@ -204,10 +214,12 @@ class _Inputs:
             label = flag if isinstance(flag, str) else row.get("valueHint")
             name = label.lstrip("-") if isinstance(label, str) else ""
             value = self._read_value(row, name)
-            if value is None and row.get("isRequired") is True and not isinstance(flag, str):
+            is_known = isinstance(flag, str) and switches is not None and switches.fullmatch(flag) is not None
+            is_switch = is_known or (isinstance(flag, str) and row.get("format") == "boolean")
+            if value is None and row.get("isRequired") is True and not is_switch:
                 value = self._refer(name)
             if isinstance(flag, str) and (value is not None or row.get("isRequired") is True):
-                words.append(self._check(flag if value is None else f"{flag}={value}", is_ours="${" in (value or "")))
+                words.append(self._check(flag) if value is None else f"{self._check(flag)}={value}")
             elif value is not None:
                 words.append(value)
         return words
@@ -239,7 +251,7 @@ class _Inputs:
         self.needed.append(variable)
         return f"${{{variable}}}"
 
-    def _check(self, text: str, *, is_ours: bool = False) -> str:
-        if ("${" in text and not is_ours) or not text.isprintable():
+    def _check(self, text: str) -> str:
+        if "${" in text or not text.isprintable():
             raise RegistryError(f"{self._server.name} has a value that refers to your variables: {text[:80]!r}")
         return text

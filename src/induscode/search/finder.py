@@ -130,7 +130,7 @@ class ToolFinder:
             lines.append(f"Nothing matches among {format_count(len(self.tools), 'tool')}.")
             lines += [f"Servers: {', '.join(servers[:_MOST_SERVERS])}"] if servers else []
         elif left_out:
-            lines.append(f"{left_out:,} more match: name a server, or raise limit.")
+            lines.append(f"{left_out:,} more {'matches' if left_out == 1 else 'match'}: name a server, or raise limit.")
         text = "\n".join([*lines, *self._describe_disabled(queries, server)])
         return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
 

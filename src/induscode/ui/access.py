@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from http.cookies import CookieError, SimpleCookie
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -79,11 +78,7 @@ class PageAccess:
 
     def find(self, request: HttpRequest) -> PageUser | None:
         """Find the user of a request by its cookie."""
-        try:
-            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return None
-        key = _digest("" if morsel is None else morsel.value)
+        key = self._digest_cookie(request)
         user, used_at = self._users.pop(key, (None, 0.0))
         now = self._clock()
         if user is None or now - used_at > _IDLE_S:
@@ -93,8 +88,17 @@ class PageAccess:
 
     def close(self, request: HttpRequest) -> None:
         """Sign a browser out."""
-        morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
-        self._users.pop(_digest("" if morsel is None else morsel.value), None)
+        self._users.pop(self._digest_cookie(request), None)
+
+    def _digest_cookie(self, request: HttpRequest) -> bytes:
+        """Digest the cookie of a request; that of the empty text belongs to nobody."""
+        from http.cookies import CookieError, SimpleCookie  # noqa: PLC0415 — for requests of browsers
+
+        try:
+            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            morsel = None
+        return _digest("" if morsel is None else morsel.value)
 
 
 def _digest(secret: str) -> bytes:

@@ -6,10 +6,10 @@ without a script; the script of the page fetches sections again when they have c
 
 from __future__ import annotations
 
-import gzip
+import os
 from functools import lru_cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Final, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 import anyio
@@ -26,13 +26,6 @@ from induscode.ui.contract import PageError, PageRequest, PageView
 from induscode.ui.html import render, tag
 from induscode.ui.layout import build_page, build_refusal, build_sign_in
 from induscode.ui.parts import PREFIX
-from induscode.ui.views.calls import show_call, show_calls
-from induscode.ui.views.cluster import show_cluster
-from induscode.ui.views.drift import show_drifts
-from induscode.ui.views.items import show_prompt, show_prompts, show_resources, show_tool, show_tools
-from induscode.ui.views.servers import show_server, show_servers
-from induscode.ui.views.sessions import show_session, show_sessions
-from induscode.ui.views.timeline import show_deck, show_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -42,23 +35,24 @@ if TYPE_CHECKING:
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
 
-_VIEWS: Mapping[str, ShowView] = {
-    "": show_servers,
-    "/server": show_server,
-    "/tools": show_tools,
-    "/tool": show_tool,
-    "/resources": show_resources,
-    "/prompts": show_prompts,
-    "/prompt": show_prompt,
-    "/drift": show_drifts,
-    "/calls": show_calls,
-    "/call": show_call,
-    "/timeline": show_timeline,
-    "/deck": show_deck,
-    "/cluster": show_cluster,
-    "/sessions": show_sessions,
-    "/session": show_session,
+_VIEWS: Mapping[str, tuple[str, str]] = {
+    "": ("servers", "show_servers"),
+    "/server": ("servers", "show_server"),
+    "/tools": ("items", "show_tools"),
+    "/tool": ("items", "show_tool"),
+    "/resources": ("items", "show_resources"),
+    "/prompts": ("items", "show_prompts"),
+    "/prompt": ("items", "show_prompt"),
+    "/drift": ("drift", "show_drifts"),
+    "/calls": ("calls", "show_calls"),
+    "/call": ("calls", "show_call"),
+    "/timeline": ("timeline", "show_timeline"),
+    "/deck": ("timeline", "show_deck"),
+    "/cluster": ("cluster", "show_cluster"),
+    "/sessions": ("sessions", "show_sessions"),
+    "/session": ("sessions", "show_session"),
 }
+"""The module and the function of each view; a module is loaded by the first request that needs it."""
 _CHANGING: Final = frozenset({"/server", "/tool", "/resources", "/prompt", "/drift"})
 """Views that take a form."""
 _STATIC: Final = {
@@ -100,8 +94,8 @@ class PageSite:
 
     def __init__(self, access: PageAccess, foreign_tokens: Collection[bytes] = ()) -> None:
         self.access = access
-        self.source: PageSource | None = None
-        """The gateway; None until it is open."""
+        self.open_source: Callable[[], Awaitable[PageSource]] | None = None
+        """Gives the gateway, always the same one; None until it is open."""
         self._foreign_tokens = foreign_tokens
 
     def accept(self, request: HttpRequest) -> bool:
@@ -153,10 +147,10 @@ class PageSite:
         if path == "/sign-in":
             return self._respond_sign_in(request, form)
         user = self._find_user(request)
-        if self.source is None:
+        if self.open_source is None:
             return SiteResponse(b"The servers are being opened: try again in a moment.", 503, _HTML)
         if path == "/events":
-            return SiteResponse(events=watch_changes(self.source), headers=_SECURITY)
+            return SiteResponse(events=watch_changes(await self.open_source()), headers=_SECURITY)
         if path == "/sign-out" and request.method == "POST":
             _check_form(user, form)
             self.access.close(request)
@@ -167,8 +161,9 @@ class PageSite:
                 raise HttpRefusal(403, "this page is for looking only")
         elif request.method not in {"GET", "HEAD"}:
             raise refuse_method("GET, POST" if path in _CHANGING else "GET")
-        view = _VIEWS.get(path, _refuse_path)
-        return await self._show(user, request, view, form if request.method == "POST" else {})
+        show = await to_thread.run_sync(_load_view, path)
+        source = await self.open_source()
+        return await self._show(source, user, request, show, form if request.method == "POST" else {})
 
     def _find_user(self, request: HttpRequest) -> PageUser:
         """Find who sends a request: a signed-in browser, or a client with a token.
@@ -196,11 +191,10 @@ class PageSite:
         return SiteResponse(b"", 303, [(b"location", PREFIX.encode()), cookie, *_SECURITY])
 
     async def _show(
-        self, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
+        self, source: PageSource, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
     ) -> SiteResponse:
-        assert self.source is not None
         query = dict(parse_qsl(request.query, keep_blank_values=True))
-        page = PageRequest(source=self.source, user=user, query=query, form=form)
+        page = PageRequest(source=source, user=user, query=query, form=form)
         client = current_client.set(CallingClient(_CLIENT, principal=user.principal))
         try:
             with anyio.fail_after(_VIEW_S):
@@ -213,10 +207,18 @@ class PageSite:
             view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
         finally:
             current_client.reset(client)
-        waiting, has_cluster = len(self.source.session.mcp.disabled), self.source.node is not None
-        cwd = self.source.session.invocation.cwd
+        waiting, has_cluster = len(source.session.mcp.disabled), source.node is not None
+        cwd = source.session.invocation.cwd
         body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
         return SiteResponse(*await _compress(request, body, view.status))
+
+
+def _load_view(path: str) -> ShowView:
+    """Load the view of a path. It blocks."""
+    if path not in _VIEWS:
+        return _refuse_path
+    module, function = _VIEWS[path]
+    return cast("ShowView", getattr(import_module(f"induscode.ui.views.{module}"), function))
 
 
 async def _refuse_path(page: PageRequest) -> PageView:
@@ -231,8 +233,14 @@ def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
 async def _compress(request: HttpRequest, body: bytes, status: int) -> tuple[bytes, int, Headers]:
     if len(body) < _SMALLEST_GZIP or "gzip" not in request.headers.get("accept-encoding", ""):
         return body, status, _HTML
-    packed = await to_thread.run_sync(lambda: gzip.compress(body, 1))
+    packed = await to_thread.run_sync(_pack, body)
     return packed, status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
+def _pack(body: bytes) -> bytes:
+    import gzip  # noqa: PLC0415 — for requests of browsers
+
+    return gzip.compress(body, 1)
 
 
 def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
@@ -244,4 +252,5 @@ def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
 
 @lru_cache(maxsize=4)
 def _read_static(name: str) -> bytes:
-    return (files("induscode.ui") / "static" / name).read_bytes()
+    with open(os.path.join(os.path.dirname(__file__), "static", name), "rb") as file:
+        return file.read()

@@ -10,7 +10,10 @@ import pytest
 from tests.commands.helpers import one_line, row
 from tests.support.scripts import run
 
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from induscode import program
+from induscode.cluster.contract import ClusterFault
+from induscode.commands.support.runner import build_fault_note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,3 +131,33 @@ def test_a_named_file_whose_servers_are_switched_off_is_no_error(tmp_path: Path)
     rows = {"a": {**row(), "enabled": False}, "b": {}}
     path.write_text(json.dumps({"servers": rows}), encoding="utf-8")
     assert program.run(["mcp", "list", "--mcp", str(path)]) == 0
+
+
+@pytest.mark.process
+def test_the_remedy_for_a_server_of_a_named_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "my servers.json").write_text(
+        json.dumps({"servers": {"bad": {"command": "no-such-command"}}}), encoding="utf-8"
+    )
+    for words in (("tools",), ("prompts",), ("resources",)):
+        done = run(*words, "--mcp", "my servers.json", cwd=tmp_path)
+        assert "(indus mcp doctor --mcp 'my servers.json' bad)" in done.stderr, words
+    elsewhere = run("--cwd", "..", "tools", "--mcp", f"{tmp_path.name}/my servers.json", cwd=tmp_path)
+    assert f"--mcp '{tmp_path.name}/my servers.json' --cwd {tmp_path.parent} bad)" in elsewhere.stderr
+    examined = run("mcp", "doctor", "--mcp", "my servers.json", "bad", cwd=tmp_path)
+    assert "indus mcp get --mcp 'my servers.json' bad" in examined.stdout
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ProtocolFault("transport", "server 's': its node has left", detail=FaultDetail(reason="node_changed")),
+        ProtocolFault("spawn_failed", "server 's': it is moved", detail=FaultDetail(reason="moved")),
+        ProtocolFault(
+            "transport", "server 's': no node has a lease now", ClusterFault("away", "no node has a lease now")
+        ),
+    ],
+)
+def test_the_remedy_for_a_fault_between_nodes_is_a_look_at_the_cluster(fault: ProtocolFault) -> None:
+    assert build_fault_note("s", fault).remedy == "indus cluster status"
+    ended = ProtocolFault("transport", "server 's': the connection was lost: it ended by itself")
+    assert build_fault_note("s", ended).remedy == "indus mcp doctor s"

@@ -112,10 +112,15 @@ def test_a_person_is_asked_after_everything_was_shown(tmp_path: Path, answer: st
 @pytest.mark.parametrize(
     ("words", "options", "said"),
     [
-        (["install", "org.example/absent"], {}, "has no such server or version"),
-        (["install", "org.example/git", "--version", "9"], {}, "has no such server or version"),
+        (["install", "org.example/absent"], {}, "has no server 'org.example/absent': indus mcp search WORDS"),
+        (["install", "org.example/git", "--version", "9"], {}, "has no server 'org.example/git' in version '9'"),
+        (
+            ["install", "org.example/git", "--version", "9"],
+            {"answer": json.dumps(GIT).encode()},
+            "'org.example/git' in version '9', and answered with 'org.example/git' in version '1.0.0'",
+        ),
         (["install", "org.example/git", "--set", "x"], {}, "write NAME=VALUE"),
-        (["install", "org.example/git"], {"answer": b"{}"}, "another server, or none"),
+        (["install", "org.example/git"], {"answer": b"{}"}, "the server 'org.example/git', and answered with nothing"),
         (["search", "git"], {"answer": b"no JSON"}, "no usable answer"),
         (["search", "git"], {"location": "http://other.example/"}, "has moved to"),
     ],

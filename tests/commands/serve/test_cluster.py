@@ -152,6 +152,7 @@ def _stop_past_the_lease(owner: Gateway, rest: tuple[Gateway, str], late: str, p
     wait_for(lambda: not is_alive(process["pid"]))
     successor.process.kill()
     assert wait_for_other_process(late, moved)["parent"] == owner.pid
+    wait_for(lambda: "which has left the cluster (indus cluster status)" in owner.said())
 
 
 def _check_status(broker: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +169,8 @@ def _check_status(broker: str, url: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     laptop = configured(tmp_path / "laptop.json", {"db": row()})
-    team = configured(tmp_path / "team.json", {"one": {"command": "cluster:ada/db"}})
+    commands = {"one": "cluster:ada/db", "two": "cluster:ada/no", "three": "cluster:ada"}
+    team = configured(tmp_path / "team.json", {name: {"command": command} for name, command in commands.items()})
     with broker_process(tmp_path / "broker") as broker:
         assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
         words = ("--cluster", broker.url, "--node", "ada", "--offer-only", "--mcp", str(laptop), "--profile", "none")
@@ -180,11 +182,16 @@ def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.Captu
                 process = read_process(url)
                 assert process is not None
                 assert process["parent"] == ada.pid
+                wait_for(lambda: "server 'two': node 'ada' offers no such server" in gateway.said())
+                wait_for(lambda: "server 'three': the command 'cluster:ada' is incomplete" in gateway.said())
                 _check_status(broker.url, url, capsys)
                 assert run(["cluster", "drain", "gw", "--cluster", broker.url]) == 0
+                capsys.readouterr()
+                assert run(["cluster", "drain", "ada", "--cluster", broker.url]) == 0
+                assert "no other node may run the servers that 'ada' offers: they end" in capsys.readouterr().err
+                wait_for(lambda: read_process(url) is None)
                 ada.process.terminate()
                 ada.process.wait(LIMIT_S)
-                wait_for(lambda: read_process(url) is None)
                 wait_for(lambda: "'ada', which offers it, is not in the cluster" in gateway.said())
 
 
@@ -216,6 +223,6 @@ def test_replicas_are_numbered_and_the_last_node_says_that_its_servers_end(
             wait_for(lambda: call(url, "two__pid")["result"].get("structuredContent") is not None)
             assert run(["cluster", "drain", "a", "--cluster", broker.url]) == 0
             shown = capsys.readouterr()
-            assert "no other node may run servers now: those of 'a' end" in shown.err
+            assert "no other node may run servers now: the servers of 'a' end" in shown.err
             assert "a: drained of 2 servers" in shown.out
             assert "does not tell when" not in first.said()

@@ -98,7 +98,7 @@ def test_files_of_a_wrong_shape_change_nothing_and_are_told(tmp_path: Path) -> N
         "null": "it is not an object",
         '{"mcpServers": []}': "'mcpServers' is not an object",
         '{"servers": "a"}': "'servers' is not an object",
-        '{"servers": {"a": {"command": 5}}}': "neither a command nor a url",
+        '{"servers": {"a": {"command": 5}}}': "its command is not text",
         '{"servers": {"a": 5}}': "skipped: it is not an object",
     }
     log = tmp_path / "log"

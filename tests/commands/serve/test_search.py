@@ -18,7 +18,8 @@ from indusagi.interop import create_provider_host
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.host.catalog import Catalog, build_listing
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
-from induscode.commands.serve.search_box import SearchBox, SearchedBoxes
+from induscode.commands.serve.search_box import SearchBox
+from induscode.commands.serve.searched_boxes import SearchedBoxes
 from induscode.commands.serve.view_box import ViewBox
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.launch.views import View

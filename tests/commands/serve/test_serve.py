@@ -566,7 +566,7 @@ def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: 
             gateway.greet()
             gateway.ask("tools/call", name="r__rich", arguments={})
             said.append(gateway.said())
-    for remark in ("its description was cut to", "invisible characters were removed"):
+    for remark in ("its description was cut to", "1 invisible character was removed"):
         assert [one.count(remark) for one in said] == [1, 0]
     whole = json.loads(run("tools", "list", "--json", cwd=tmp_path).stdout)["notes"]
     assert any("its description was cut to" in note for note in whole)

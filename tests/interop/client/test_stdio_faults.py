@@ -78,6 +78,7 @@ async def test_r02_an_early_exit_is_told_with_its_code_and_cause() -> None:
     ("config", "said"),
     [
         (StdioServerConfig("x", "no-such-command"), "was not found: check its spelling and PATH"),
+        (StdioServerConfig("x", "cluster:ada/db"), "only a gateway with --cluster reaches it"),
         (StdioServerConfig("x", "/dev/null"), "may not be executed"),
         (StdioServerConfig("x", "sh", ("-c", "a\0b")), "the command line cannot be used"),
         (StdioServerConfig("x", "sh", cwd="/no/such/place"), "its working directory '/no/such"),
@@ -147,8 +148,9 @@ async def test_r06_every_call_in_flight_fails_when_the_server_dies() -> None:
                 tasks.start_soon(call, endpoint, "fault")
         assert failures == ["transport"] * 5
         assert endpoint.phase is EndpointPhase.FAULTED
-        with pytest.raises(ProtocolFault, match="is faulted"):
+        with pytest.raises(ProtocolFault, match="is faulted") as raised:
             await endpoint.invoke("echo", {})
+        assert str(raised.value).startswith("server 'dies' is faulted: the connection was lost")
 
 
 async def test_r07_a_crash_loop_opens_the_circuit_and_a_restart_by_hand_works(tmp_path: Path) -> None:

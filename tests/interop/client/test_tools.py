@@ -197,6 +197,11 @@ def test_r42_what_is_shown_is_cleaned_and_noted() -> None:
     assert tool.raw["description"] == DIRTY
 
 
+def test_one_removed_character_is_told_as_one() -> None:
+    _, notes = read_tools([row("t", description="a\u202eb")], CONFIG)
+    assert messages(notes) == ["server 'srv', tool 't': 1 invisible character was removed from its definition"]
+
+
 def test_long_texts_are_cut_with_a_note() -> None:
     config = StdioServerConfig("srv", "run", limits=ServerLimits(description_chars=10))
     long = row("t", title="t" * 1_128, description="d" * 5_010)

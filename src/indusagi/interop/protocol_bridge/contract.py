@@ -48,6 +48,7 @@ FaultReason: TypeAlias = Literal[
     "frame_too_large",
     "malformed",
     "moved",
+    "node_changed",
     "not_found",
     "outcome_unknown",
     "rate_limited",
@@ -59,6 +60,8 @@ FaultReason: TypeAlias = Literal[
     "version",
 ]
 """The finer cause of a fault: a closed set."""
+CLUSTER_PREFIX = "cluster:"
+"""A command `cluster:NODE/SERVER` names a server that a node of a cluster offers; it is no program."""
 LATER_START_S = 10.0
 """The start limit of a server that was up before, or that is reached over a network."""
 TransportKind: TypeAlias = Literal["stdio", "sse", "streamable_http"]

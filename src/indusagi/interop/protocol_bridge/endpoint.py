@@ -566,8 +566,9 @@ class ServerEndpointImpl:
         if session is None or self._phase is not EndpointPhase.READY:
             if self._fault is not None and needs_sign_in(self._fault):
                 raise self._fault
-            message = f"server {self._config.id!r} is {self._phase}"
-            because = f": {self._fault}" if self._fault is not None else ""
+            owner = f"server {self._config.id!r}"
+            message = f"{owner} is {self._phase}"
+            because = "" if self._fault is None else f": {str(self._fault).removeprefix(f'{owner}: ')}"
             is_moved = self._fault is not None and self._fault.detail.reason == "moved"
             detail = FaultDetail(server=self._config.id, reason="moved" if is_moved else None)
             raise ProtocolFault("not_connected", f"{message}{because}", self._fault, detail=detail)

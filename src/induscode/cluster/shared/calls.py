@@ -1,7 +1,8 @@
 """Records of calls of all nodes, in a stream that keeps the last days.
 
 Records hold sizes and digests, no arguments and no results. A node publishes them in batches, from a bounded queue;
-what the queue cannot take while the broker is away is dropped and counted, and stays in the node's own database.
+what the queue cannot take while the broker is away is dropped and counted, and stays in the node's own database. A
+batch has an id and is sent again as it was when the broker did not answer: readers take the first of an id.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
+from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.streams import Stream
@@ -41,6 +43,8 @@ class CallPublisher:
         self._stream = Stream(broker, self._settings.calls)
         self._key = key
         self._waiting: deque[Sequence[str | int]] = deque()
+        self._unanswered: JsonObject | None = None
+        """The batch that was sent last, until the broker has answered."""
         self._lock = threading.Lock()
 
     def put(self, rows: Sequence[Sequence[str | int]]) -> None:
@@ -69,21 +73,24 @@ class CallPublisher:
         """
         subject = f"{self._settings.prefix}.calls.{self._settings.node}"
         while True:
-            with self._lock:
-                rows = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-            if not rows:
+            self._unanswered = batch = self._unanswered or self._take_batch()
+            if batch is None:
                 return
-            value: JsonObject = {"node": self._settings.node, "calls": [[*row] for row in rows]}
-            try:
-                await self._stream.publish(subject, self._key.seal(subject, compact_json(value).encode()))
-            except BaseException:
-                with self._lock:
-                    self._waiting.extendleft(reversed(rows))
-                raise
+            sealed = self._key.seal(subject, compact_json(batch).encode())
+            await self._stream.publish(subject, sealed, identity=str(batch["batch"]))
+            self._unanswered = None
+
+    def _take_batch(self) -> JsonObject | None:
+        """Take the next rows of the queue; None if it is empty."""
+        with self._lock:
+            rows = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+        if not rows:
+            return None
+        return {"node": self._settings.node, "batch": new_ulid(), "calls": [[*row] for row in rows]}
 
 
 async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, Sequence[JsonValue]]]:
-    """Read the records of all nodes, the newest first, each with its node; damaged and foreign ones are left out.
+    """Read the records of all nodes, the newest first, each with its node; damaged and repeated ones are left out.
 
     Raises:
         ClusterFault: The broker does not answer.
@@ -92,6 +99,7 @@ async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, 
     assert key is not None
     stream = Stream(broker, settings.calls)
     state = await stream.read_state()
+    seen: set[str] = set()
     for number in range(state.last, max(0, state.first - 1), -1):
         message = await stream.read_at(number)
         if message is None:
@@ -101,8 +109,13 @@ async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, 
         except (ValueError, RecursionError) as exc:
             _log.debug("message %d of the call records: %s", number, exc)
             continue
-        calls = value.get("calls") if is_json_object(value) else None
-        node = str(value.get("node")) if is_json_object(value) else ""
+        if not is_json_object(value):
+            continue
+        calls, node, batch = value.get("calls"), str(value.get("node")), value.get("batch")
+        if isinstance(batch, str):
+            if batch in seen:
+                continue
+            seen.add(batch)
         for row in reversed(calls if isinstance(calls, list) else []):
             if isinstance(row, list) and len(row) == columns:
                 yield node, row

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.text import format_count
 from induscode.commands.support.output import print_notes
+from induscode.commands.support.remedies import format_server_command
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.terminal import print_line, print_status
 
@@ -45,7 +46,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
             print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
             print_notes(note for note in mcp.notes if note in status.notes)
         elif not needs_sign_in(status.fault):
-            print_status(f"{status.fault}. The server stays added: indus mcp doctor {name}")
+            print_status(f"{status.fault}. The server stays added: {format_server_command('doctor', name)}")
         return 0
 
     if name not in plan.configs:  # one of its variables has no value, as a note says

@@ -15,6 +15,7 @@ import click
 from indusagi.core.json import is_json_object
 from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import can_ask_user, confirm
+from induscode.commands.support.remedies import format_server_command
 from induscode.commands.support.server_rows import build_fields, parse_server_row
 from induscode.commands.support.servers import find_own_file, scope_option, switch_server
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path
@@ -165,7 +166,7 @@ def add_server(
         problem = f"the value of {', '.join(plain)} is in a file of the project"
         print_status(f"{problem}: write ${{VARIABLE}} to take it from the environment")
     if command is not None and not _REFERENCE.search(command) and shutil.which(command) is None:
-        print_status(f"the command {command!r} is not on PATH: indus mcp doctor {row.id}")
+        print_status(f"the command {command!r} is not on PATH: {format_server_command('doctor', row.id)}")
     files = [used.origin.file for used in discover_mcp_config(invocation.cwd).rows if used.id == name]
     other = next((file for file in files if file != os.path.abspath(path)), None)
     if other is not None:
@@ -183,7 +184,7 @@ def _check_server(invocation: Invocation, name: str) -> int:
     if status is None or not needs_sign_in(status.fault):
         return 0
     if not can_ask_user() or not confirm(f"Server {name!r} wants a sign-in. Sign in now, in a browser?"):
-        print_status(f"server {name!r} is added and needs a sign-in: indus mcp login {name}")
+        print_status(f"server {name!r} is added and needs a sign-in: {format_server_command('login', name)}")
         return 0
     from induscode.commands.mcp.sign_in import sign_in_and_check  # noqa: PLC0415 — for a sign-in
 

@@ -122,11 +122,16 @@ def complete_cluster(context: click.Context, cluster: ClusterSettings, settings:
     """Add what the settings say, and the key; a node that only offers its servers may be without one.
 
     Raises:
-        click.UsageError: The key is missing, or cannot be used.
+        click.UsageError: The extra or the key is missing, or the key cannot be used.
     """
+    from importlib.util import find_spec  # noqa: PLC0415 — only with --cluster
+
+    from induscode.cluster.broker import MISSING_EXTRA  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.key import find_key_path  # noqa: PLC0415 — only with --cluster
     from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_IDLE, CLUSTER_KEY_FILE  # noqa: PLC0415 — only with --cluster
 
+    if find_spec("nats") is None:
+        raise click.UsageError(MISSING_EXTRA, context)
     chosen = context.params["key_file"] or settings.get(CLUSTER_KEY_FILE)
     idle_s = context.params["idle_stop"]
     idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s

@@ -12,7 +12,8 @@ from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
-from induscode.commands.serve.search_box import report_idle_patterns, select_listed
+from induscode.commands.serve.search_box import select_listed
+from induscode.commands.serve.searched_boxes import report_idle_patterns
 from induscode.commands.serve.view_box import report_unknown_servers, select_tools
 from induscode.commands.serve.view_content import select_rows
 from induscode.commands.support.catalog import NATIVE, ListedTool, list_tools

@@ -10,9 +10,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 import anyio
 import click
@@ -32,6 +30,7 @@ from induscode.calls.record import CallOrigin
 from induscode.collector import spare_start_objects
 from induscode.commands.serve.content import GatewayContent
 from induscode.commands.serve.gateway import FIRST_S, ClientRecorder, Gateway, GatewayContext
+from induscode.commands.serve.page_site import announce_page, build_site, open_page
 from induscode.commands.serve.process import handle_signals, non_blocking_stderr
 from induscode.commands.serve.recursion import (
     EVERYWHERE,
@@ -43,7 +42,7 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
-from induscode.commands.serve.search_box import SearchedBoxes, report_idle_patterns
+from induscode.commands.serve.searched_boxes import SearchedBoxes, report_idle_patterns
 from induscode.commands.serve.task_map import TASKS_FILE, TaskMap
 from induscode.commands.serve.tasks import GatewayTasks
 from induscode.commands.serve.view_box import GatewayViews, read_view_tokens, report_unknown_servers
@@ -60,7 +59,7 @@ from induscode.session.contract import ExitCode
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolBox
     from induscode.calls.metrics import CallMetrics
     from induscode.cluster.task_handles import TaskHandles
-    from induscode.commands.serve.options import PageMode, ServeOptions
+    from induscode.commands.serve.options import ServeOptions
     from induscode.commands.serve.process import SignalState
     from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
@@ -223,7 +222,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
 
         metrics = CallMetrics()
         settings = replace(settings, metrics=metrics.render, more_tokens=[token.decode() for token in tokens])
-    site = await _build_site(options.page, tokens)
+    site = build_site(options.page, tokens)
     settings = None if settings is None else replace(settings, site=site)
     following = anyio.CancelScope()
     what = f"as {context.info.name!r}"
@@ -249,7 +248,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
                 clients.open(gateway.session.mcp)
                 searched.journal = gateway.session.mcp.journal
                 opened.set()
-                _open_page(stack, site, gateway)
+                open_page(stack, site, gateway)
                 _announce_stdio(options, what)
                 with following:
                     codes.extend(await _follow_servers(gateway, options, host, signals, up, ready))
@@ -281,26 +280,6 @@ def _open_task_map() -> TaskMap | None:
         return TaskMap(os.path.join(state_dir(), TASKS_FILE))
     except OSError:
         return None  # the note about the ledger says so
-
-
-async def _build_site(mode: PageMode, view_tokens: Collection[bytes]) -> PageSite | None:
-    """Build the site of the page; None if it is off."""
-    if mode == "off":
-        return None
-    await to_thread.run_sync(import_module, "induscode.ui.site")  # takes a while to load
-    from induscode.ui.access import PageAccess  # noqa: PLC0415 — over HTTP only
-    from induscode.ui.site import PageSite  # noqa: PLC0415 — over HTTP only
-
-    return PageSite(PageAccess(can_act=mode == "full"), frozenset(view_tokens))
-
-
-def _open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) -> None:
-    """Show the gateway on its page, until `stack` closes."""
-    if site is not None:
-        from induscode.commands.serve.page import GatewayPage  # noqa: PLC0415 — over HTTP only
-
-        site.source = page = GatewayPage(gateway)
-        stack.push_async_callback(page.aclose)
 
 
 def _report_auth(
@@ -457,7 +436,7 @@ async def _serve(
                 print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
             _announce_access(settings, serving)
             if site is not None:
-                await _announce_page(site, serving.url.removesuffix(settings.path), serving.token, options)
+                await announce_page(site, serving.url.removesuffix(settings.path), serving.token, options)
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
@@ -483,24 +462,6 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
         print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
     else:
         print_status(f"token: in {serving.token_path}")
-
-
-async def _announce_page(site: PageSite, url: str, token: str | None, options: ServeOptions) -> None:
-    """Print the address of the page: with its key where a person reads it, or where no token is asked for at all."""
-    site.access.token = token or ""
-    site.access.cookie += f"_{urlsplit(url).port}"
-    address = f"{url}{site.prefix}"
-    is_open = options.settings is not None and options.settings.without_token
-    if can_ask_user() or options.is_ui or is_open:
-        address += f"?key={site.access.key}"
-        print_status(f"page: {address}")
-    else:
-        print_status(f"page: {address}" + (", sign in with the token" if token else ""))
-    if options.opens_browser:
-        from induscode.sign_in.prompts import open_browser  # noqa: PLC0415 — for `indus ui`
-
-        if not await to_thread.run_sync(open_browser, address):
-            print_status("there is no browser here: open the address of the page in one")
 
 
 # -- the relay of one server ------------------------------------------------------------------

@@ -6,29 +6,23 @@ it: the gateway's own, or that of a view.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.provision import DeckRunner
-from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
-from induscode.search.background import BackgroundIndex
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
 from induscode.search.names import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
-from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
+    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
     from induscode.commands.serve.view_box import SearchableBox
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.store.journal import Journal
-    from induscode.launch.settings import Settings
     from induscode.search.finder import SearchReport
     from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
@@ -57,14 +51,6 @@ def select_listed(tools: Iterable[ToolDescriptor], options: SearchOptions) -> Se
     """Select the tools that clients are listed beside the search cards."""
     # A person who asks for scripts wants models to see that they can write one.
     return [tool for tool in tools if tool.name == RUN_CODE or options.lists(tool.name)]
-
-
-def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
-    """Print which patterns of `--always-list` match none of these tools; those of the settings are for any servers."""
-    for pattern in options.find_idle_patterns(names):
-        if options.mode == "off" or pattern in settings.get(TOOL_SEARCH_ALWAYS_LIST):
-            continue
-        print_status(f"--always-list {pattern!r}: no tool is called so (indus tools lists the names)")
 
 
 class SearchBox:
@@ -130,53 +116,3 @@ class SearchBox:
     def find_server(self, name: str) -> str | None:
         """Find the server of a tool."""
         return self.box.find_server(name)
-
-
-class SearchedBoxes:
-    """The search boxes of a gateway: one for the clients without a view, and one for each view.
-
-    With `auto`, a box whose tools were searched once stays so: its list must not change back while servers come and go.
-    """
-
-    def __init__(self, options: SearchOptions, report: Callable[[Note], None] = lambda _note: None) -> None:
-        self._report = report
-        self.journal: Journal | None = None
-        """Records the searches; None before the ledger is open."""
-        self._options = options
-        self._indexes: list[BackgroundIndex] = []
-
-    def wrap(self, source: Callable[[], ToolBox]) -> Callable[[], ToolBox]:
-        """Return a function that gives the present box of `source`, with a search in front where it applies."""
-        if self._options.mode == "off":
-            return source
-        is_searched = False
-        known: tuple[ToolBox, ToolBox] | None = None
-
-        index = BackgroundIndex(report=self._report)
-        self._indexes.append(index)
-
-        def find_box() -> ToolBox:
-            nonlocal is_searched, known
-            box = source()
-            if known is not None and known[0] is box:
-                return known[1]
-            if not hasattr(box, "find_ref"):
-                return box  # the empty box before the servers are known
-            is_searched = is_searched or self._options.applies_to(box.descriptors())
-            searched = box
-            if is_searched:
-                searched = SearchBox(cast("SearchableBox", box), self._options, index.open, self._record)
-                index.fill_soon(searched.finder.fill_index)
-            known = box, searched
-            return searched
-
-        return find_box
-
-    def _record(self, report: SearchReport) -> None:
-        if self.journal is not None:
-            self.journal.record_search(report.queries, report.server, report.found, report.left_out)
-
-    async def aclose(self) -> None:
-        """Free the indexes, and end their threads."""
-        for index in self._indexes:
-            await index.aclose()

@@ -39,7 +39,6 @@ class ListedTool:
     source: str
     """`native`, or the id of a server."""
     profiles: tuple[str, ...] = ()
-    read_only: bool = False
     tool: str | None = None
     """Its name at its server."""
     missing: str | None = None
@@ -49,6 +48,11 @@ class ListedTool:
     def name(self) -> str:
         """The name a model calls it by."""
         return self.descriptor.name
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether it changes nothing, by its annotations; of a server's tool that is the server's word."""
+        return self.descriptor.reads_only
 
     @property
     def tokens(self) -> int:
@@ -63,7 +67,7 @@ class ListedTool:
             "tool": self.tool or self.name,
             "title": self.descriptor.title,
             "profiles": [*self.profiles],
-            "readOnly": self.read_only,
+            "readOnly": self.reads_only,
             "tokens": self.tokens,
             "missing": self.missing,
         }
@@ -119,7 +123,7 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     handles = DeckFramework(web=web, saas=build_connector_gateway(web))
     missing = {name: find_missing_backend(name, handles) for name in ("saas-action", "websearch")}
     return [
-        ListedTool(describe(card), NATIVE, names.get(card.name, ()), card.read_only, missing=missing.get(card.name))
+        ListedTool(describe(card), NATIVE, names.get(card.name, ()), missing=missing.get(card.name))
         for card in deck.tools()
     ]
 
@@ -161,7 +165,7 @@ async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> Tool
     try:
         cards, notes = addons.select_cards((*capability_ids(), *(tool.name for tool in listing.tools)))
         sources = {card.name: f"addon {loaded.name}" for loaded in addons.loaded for card in loaded.addon.cards}
-        added = [ListedTool(describe(card), sources[card.name], read_only=card.read_only) for card in cards]
+        added = [ListedTool(describe(card), sources[card.name]) for card in cards]
     finally:
         await addons.aclose()
     states = {**listing.states, **{tool.source: "loaded" for tool in added}}
@@ -218,7 +222,7 @@ async def _list_remote_tools(
 async def list_search_items(
     invocation: Invocation, kinds: Collection[SearchKind], *, check: bool, server: str | None = None
 ) -> tuple[ToolListing, Sequence[SearchItem]]:
-    """List every tool, and what can be found: tools, and the prompts and resources that the ledger knows.
+    """List every tool, and what can be found of these kinds: tools, and prompts and resources that the ledger knows.
 
     With a `server` no other one is started.
 
@@ -231,14 +235,15 @@ async def list_search_items(
     # A template is looked for with the resources.
     wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
     listing = await list_tools(invocation, check=check, kinds=wanted, server=server)
-    denied = await to_thread.run_sync(_find_denied, listing.tools, invocation.cwd)
+    tools = listing.tools if "tool" in kinds else ()
+    denied = await to_thread.run_sync(_find_denied, tools, invocation.cwd)
     if denied:
         reason = "a rule denies it" if len(denied) == 1 else "rules deny them"
         note = Note(format_count(len(denied), "tool"), f"not searched: {reason}")
         listing = replace(listing, notes=(*listing.notes, note))
     items = [
         build_tool_item(tool.descriptor, "" if tool.source == NATIVE else tool.source, tool.tool)
-        for tool in listing.tools
+        for tool in tools
         if tool.name not in denied
     ]
     disabled = {tool.ref for tool in listing.disabled}

@@ -14,7 +14,7 @@ from induscode.terminal import print_status
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from induscode.cluster.broker import Broker
-    from induscode.cluster.contract import ClusterSettings
+    from induscode.cluster.contract import ClusterFault, ClusterSettings
     from induscode.cluster.key import ClusterKey
     from induscode.launch.settings import Settings
 
@@ -99,6 +99,11 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
     return replace(settings, key=load_key(context, read_invocation(context).settings, key_file))
 
 
+def describe_fault(fault: ClusterFault) -> str:
+    """Return what happened, after the state of the brokers if that is the cause."""
+    return str(fault) if fault.state in {"ready", "missing"} else f"brokers {fault.state}: {fault}"
+
+
 def run_with_broker(settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]]) -> int:
     """Connect, do the work and return its exit code; print why there is no connection."""
     from induscode.cluster.broker import check_key, open_broker  # noqa: PLC0415 — not for the help
@@ -111,7 +116,7 @@ def run_with_broker(settings: ClusterSettings, work: Callable[[Broker], Awaitabl
                     await check_key(broker)
                 return await work(broker)
         except ClusterFault as fault:
-            print_status(f"broker {fault.state}: {fault}" if fault.state != "ready" else str(fault))
+            print_status(describe_fault(fault))
             return _FAILED
 
     return run_until_signal(run)

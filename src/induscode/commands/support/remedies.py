@@ -8,8 +8,11 @@ import shlex
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+import click
+
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from induscode.launch.options import list_server_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,14 +20,14 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
 
 _REASONS = {
-    "auth": "it refuses the credentials: check the header in its row, or sign in again: indus mcp login {}",
+    "auth": "it refuses the credentials: check the header in its row, or sign in again: {login}",
     "exited": "it ended by itself: see what it wrote, if anything, and try its command in a shell",
     "frame_too_large": "it sent more than one message may hold",
-    "not_found": "install the command, or correct it: indus mcp get {}",
+    "not_found": "install the command, or correct it: {get}",
     "rate_limited": "try again later",
     "redirect": "put the address it redirects to into its row",
     "refused": "nothing listens at its address: start it, or correct the address",
-    "sign_in": "sign in: indus mcp login {}",
+    "sign_in": "sign in: {login}",
     "version": "it uses another version of the protocol: update it",
 }
 _KINDS = {
@@ -33,10 +36,10 @@ _KINDS = {
     "transport": "check that its address is right and can be reached from here",
     "protocol": "its responses are invalid: check whether it is an MCP server",
 }
-_OWN_ERROR = "this is the server's own error: compare what its documentation requires with its row: indus mcp get {}"
+_OWN_ERROR = "this is the server's own error: compare what its documentation requires with its row: {get}"
 _NOISE = (
     "its standard output may carry protocol messages only: have it log to standard error; if it is "
-    "an HTTP server, add it by its address: indus mcp add -t http {} URL"
+    "an HTTP server, add it by its address: indus mcp add -t http {name} URL"
 )
 # The time limit of a listing is not a key of a row: more time for the start would change nothing.
 _NOT_LISTED = "it came up and does not list its tools: see whether it waits for something, such as a login or a network"
@@ -51,11 +54,26 @@ class Advice:
     notes: Sequence[str] = field(default=())
 
 
+def format_command(*words: str) -> str:
+    """Format a command of `indus` for a shell, with the `--mcp` and `--cwd` of this run.
+
+    Without them the command would look for a server in other files than the run did.
+    """
+    context = click.get_current_context(silent=True)
+    return shlex.join(["indus", *words, *([] if context is None else list_server_words(context))])
+
+
+def format_server_command(verb: str, server: str) -> str:
+    """Format the command `indus mcp VERB SERVER` for a shell, with the `--mcp` and `--cwd` of this run."""
+    return f"{format_command('mcp', verb)} {shlex.quote(server)}"
+
+
 def advise(
     name: str, config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str], *, connected: bool = False
 ) -> Advice:
     """Choose the remedy of a fault of a start or, once `connected`, of the listing after it."""
     notes: list[str] = []
+    words = {"name": shlex.quote(name), **{verb: format_server_command(verb, name) for verb in ("get", "login")}}
     if isinstance(config, StdioServerConfig):
         from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
 
@@ -72,13 +90,13 @@ def advise(
         if damage is not None:
             return Advice(damage, notes)
     if fault.detail.rpc_code is not None and fault.detail.http_status is None:
-        return Advice(_OWN_ERROR.format(name), notes)
+        return Advice(_OWN_ERROR.format_map(words), notes)
     if fault.detail.stdout and fault.detail.reason in {None, "exited", "closed", "malformed"}:
-        return Advice(_NOISE.format(name), notes)
+        return Advice(_NOISE.format_map(words), notes)
     if connected and fault.kind == "timeout":
         return Advice(_NOT_LISTED, notes)
     remedy = _REASONS.get(fault.detail.reason or "") or _KINDS.get(fault.kind, "see the fault")
-    return Advice(remedy.format(name), notes)
+    return Advice(remedy.format_map(words), notes)
 
 
 def _find_damage(config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> str | None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
+_CLUSTER_REASONS = ("moved", "node_changed")
+"""How a channel to another node ends, apart from the end of the server there."""
+
+
 def run_until_signal(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     """Run `work` to its end, or until a signal cancels it; return the exit code."""
 
@@ -98,16 +102,26 @@ async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedS
 
 
 def build_fault_note(server: str, fault: ProtocolFault) -> Note:
-    """Build the note of a server's fault; its remedy is the command that examines the server."""
+    """Build the note of a server's fault; its remedy is the command that examines the server, or its cluster."""
     from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    from induscode.commands.support.remedies import format_server_command  # noqa: PLC0415 — on a fault
 
     owner = f"server {server!r}"
-    return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")
+    remedy = "indus cluster status" if _is_of_cluster(fault) else format_server_command("doctor", server)
+    return Note(owner, str(fault).removeprefix(f"{owner}: "), remedy)
+
+
+def _is_of_cluster(fault: ProtocolFault) -> bool:
+    """Return whether a fault lies between the nodes of a cluster, and not at the server."""
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
+
+    return isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
 
 
 def build_unseen_note(server: str) -> Note:
     """Build the note of a server of which the ledger knows nothing; its remedy is the command that lists its tools."""
     from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    from induscode.commands.support.remedies import format_command  # noqa: PLC0415 — for a server that was never seen
 
     message = "nothing is known of its tools: it was never started"
-    return Note(f"server {server!r}", message, "indus tools starts it once")
+    return Note(f"server {server!r}", message, f"{format_command('tools')} starts it once")

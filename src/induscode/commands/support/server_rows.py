@@ -151,3 +151,25 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     row = parse_server_row(server, fields, os.path.abspath("."), "user")
     configs, notes = resolve_rows([row], os.environ)
     return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
+
+
+def hide_ad_hoc_id(text: str, row: ServerRow) -> str:
+    """Replace the id of a server on the command line in a message of ours: no command and no file knows it.
+
+    The server is named by its address, its tools by their own names; the sign-in becomes a header.
+    """
+    from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig  # noqa: PLC0415 — imports the bridge
+    from induscode.deck.mcp.config.references import show_url  # noqa: PLC0415 — for servers with an address
+
+    config = row.config
+    shown = "the server"
+    if not isinstance(config, StdioServerConfig):
+        shown += f" at {show_url(config.url, row.expansion)}"
+    hidden = {
+        f"indus mcp login {row.id}": "give its token with -H 'Authorization: Bearer TOKEN'",
+        f"server {row.id!r}": shown,
+        f"{row.id}{QUALIFIER}": "",
+    }
+    for made_up, typed in hidden.items():
+        text = text.replace(made_up, typed)
+    return text

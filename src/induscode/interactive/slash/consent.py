@@ -63,8 +63,9 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
     for server in trusted:
         if server in started:
             status = servers.mcp.status()[server]
-            tools = format_count(status.tool_count, "tool")
-            host.screen.show(f"server {server!r} is {status.phase}: {status.fault or tools}")
+            owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
+            what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
+            host.screen.show(f"{owner} is {status.phase}: {what}")
         else:  # it has changed again, or a variable has no value
             host.screen.show(f"server {server!r} is not started: /mcp says why")
 

@@ -137,7 +137,8 @@ async def _explain_fault(servers: SessionServers, status: EndpointStatus) -> tup
     if status.next_try_s is not None:
         message += f" (next try in {status.next_try_s:.0f} s)"
     connected = status.phase is EndpointPhase.READY
-    # In a thread: it looks for the lock files of package managers.
+    # In a thread: it looks for the lock files of package managers. The thread does not see the flags of the command
+    # line, so that the remedy is without them, as a slash command is.
     advice = await to_thread.run_sync(partial(advise, name, config, fault, os.environ, connected=connected))
     return message, name_slash_commands(advice.remedy)
 

@@ -112,6 +112,8 @@ def test_a_bad_row_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Pat
             "servers": [
                 {"command": "nameless"},
                 {"name": "neither"},
+                {"name": "number", "command": 5},
+                {"name": "listed", "url": ["https://h/mcp"]},
                 7,
                 {"name": "good", "command": "x", "args": ["a", 1, None], "env": {"N": 5, "B": True, "L": [0]}},
             ]
@@ -125,8 +127,10 @@ def test_a_bad_row_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Pat
         "row 1 of",
         "it has no name",
         "'neither'",
-        "neither a command nor a url",
-        "row 3 of",
+        f"server 'neither' of {file}: skipped: it has neither a command nor a url",
+        f"server 'number' of {file}: skipped: its command is not text",
+        f"server 'listed' of {file}: skipped: its url is not text",
+        "row 5 of",
         "not an object",
         "2 of its args are not text",
         "L of its env is not text",
@@ -618,9 +622,7 @@ def test_consent_is_given_to_names_and_values_come_later(tmp_path: Path) -> None
     assert x.config.args == ("${A}",)
     resolved, notes = resolve_rows([x, r], {"A": "1", "TOKEN": "t"})
     assert resolved == {"x": StdioServerConfig("x", "x", ("1",), {"T": "t"}, cwd="/d")}
-    assert [str(note) for note in notes] == [
-        f"server 'r' of {file} (claude-code): not started: the variable HOST is not set"
-    ]
+    assert [str(note) for note in notes] == [f"server 'r' of {file}: not started: the variable HOST is not set"]
     resolved, notes = resolve_rows([r], {"HOST": "h", "TOKEN": "t"})
     remote = resolved["r"]
     assert isinstance(remote, StreamableHttpServerConfig)

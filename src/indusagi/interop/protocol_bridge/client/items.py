@@ -18,7 +18,12 @@ from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.skills import SKILLS
-from indusagi.interop.protocol_bridge.client.tools import AmbiguousDefinitionError, clean_definition, model_name
+from indusagi.interop.protocol_bridge.client.tools import (
+    AmbiguousDefinitionError,
+    clean_definition,
+    describe_removed,
+    model_name,
+)
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.uris import UriMap
 from indusagi.runtime.contract import ToolDescriptor
@@ -77,7 +82,7 @@ def read_items(
             notes.append(Note(subject, "its address or arguments hold invisible characters, and it was left out"))
             continue
         if removed:
-            notes.append(Note(subject, f"{removed:,} invisible characters were removed from its definition"))
+            notes.append(Note(subject, describe_removed(removed)))
         if name in items:
             notes.append(Note(subject, "listed more than once; the last definition is used"))
         ref = RemoteToolRef(config.id, name, kind)

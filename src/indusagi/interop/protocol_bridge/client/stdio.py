@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop.protocol_bridge.client.start.environment import child_environment
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
-from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
+from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, encode_frame
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ async def start_server_process(config: StdioServerConfig) -> StdioTransport:
             message, reason = f"the command line cannot be used: {exc}", "malformed"
         elif config.cwd is not None and exc.filename == config.cwd:
             message, reason = f"its working directory {config.cwd!r}: {exc.strerror}", "not_found"
+        elif isinstance(exc, FileNotFoundError) and config.command.startswith(CLUSTER_PREFIX):
+            message = "it runs on another node of a cluster: only a gateway with --cluster reaches it"
+            reason = "not_found"
         elif isinstance(exc, FileNotFoundError):
             message = f"the command {config.command!r} was not found: check its spelling and PATH"
             reason = "not_found"

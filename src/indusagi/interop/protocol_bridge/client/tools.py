@@ -21,7 +21,7 @@ from indusagi.core.faults import CoreError, Note
 from indusagi.core.invisible import clean_json, clean_names
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, content_hash, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import clean_text, cut_text, escape_invisible
+from indusagi.core.text import clean_text, cut_text, escape_invisible, format_count
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,
     RemoteTool,
@@ -75,6 +75,12 @@ _SHOWN_CHARACTERS = 120
 
 class AmbiguousDefinitionError(CoreError):
     """Two names or values of a definition become equal without their invisible characters."""
+
+
+def describe_removed(number: int) -> str:
+    """Describe how many invisible characters were removed from a definition."""
+    count = format_count(number, "invisible character")
+    return f"{count} {'was' if number == 1 else 'were'} removed from its definition"
 
 
 def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
@@ -252,7 +258,7 @@ class _ToolReader:
             self.note(subject, "its inputSchema is not an object, and it was left out")
             return
         if removed:
-            message = f"{removed:,} invisible characters were removed from its definition"
+            message = describe_removed(removed)
             self.note_definition(name, subject, message)
         if name in self.tools:
             self.note(subject, "listed more than once; the last definition is used")

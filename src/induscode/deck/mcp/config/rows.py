@@ -42,7 +42,8 @@ class Origin:
     dialect: str
 
     def __str__(self) -> str:
-        return f"{self.file} ({self.dialect})"
+        # The program of a file that was named on the command line is only a guess by the keys of the file.
+        return self.file if self.scope == "given" or self.dialect == "indus" else f"{self.file} ({self.dialect})"
 
 
 @record
@@ -199,7 +200,10 @@ class _RowParser:
                 exclude_tools=exclude,
             )
         if command is None:
-            raise InvalidRowError("it has neither a command nor a url")
+            unusable = [key for key in ("command", "url") if not isinstance(self.row.get(key, ""), str | None)]
+            raise InvalidRowError(
+                f"its {unusable[0]} is not text" if unusable else "it has neither a command nor a url"
+            )
         return StdioServerConfig(
             identity,
             command,

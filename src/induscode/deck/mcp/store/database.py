@@ -40,6 +40,8 @@ APPLICATION_ID = 0x696E6475
 """Marks the file as a ledger: https://www.sqlite.org/pragma.html#pragma_application_id."""
 BUSY_S = 5.0
 """How long to wait for another process that writes."""
+_CACHE_KB = 512
+"""Pages in memory: a run reads the pins and documents of its servers once, and then appends (2 MB by default)."""
 _ADDRESSES_PER_QUERY = 500
 _DAY_MS = 86_400_000
 
@@ -188,6 +190,7 @@ def open_database(path: str | None) -> sqlite3.Connection:
         # Acknowledged rows survive a loss of power: https://www.sqlite.org/pragma.html#pragma_synchronous.
         connection.execute("PRAGMA synchronous = FULL").close()
         connection.execute("PRAGMA trusted_schema = OFF").close()
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}").close()
     except BaseException:
         connection.close()
         raise

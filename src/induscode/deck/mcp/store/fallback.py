@@ -39,7 +39,6 @@ from induscode.deck.mcp.store.pins_backup import (
     pins_path,
     read_backup,
 )
-from induscode.deck.mcp.store.recovery import build_recovery_batch, salvage, write_recovered
 from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_schema_damage
 
 if TYPE_CHECKING:
@@ -151,6 +150,8 @@ class FallbackStore:
 
     def _recover(self, path: str, reason: str) -> LedgerDb:
         """Put a file with the valid rows in the place of a damaged one, which is set aside."""
+        from induscode.deck.mcp.store.recovery import salvage, write_recovered  # noqa: PLC0415 — for a damaged file
+
         with locked_directory(os.path.dirname(os.path.abspath(path))):
             try:
                 replaced = file_identity(path) != self._identity
@@ -294,6 +295,8 @@ class FallbackStore:
 
 
 def _build_pin_batch(backup: PinsBackup, reason: str) -> Batch:
+    from induscode.deck.mcp.store.recovery import build_recovery_batch  # noqa: PLC0415 — for lost pins
+
     return build_recovery_batch([*backup.pins.values()], {"reason": reason})
 
 

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
-    from indusagi.interop.protocol_bridge.host.http.access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
+    from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import (
         AccessPolicy,
         FindSchema,

@@ -23,8 +23,8 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from email.utils import formatdate
 from functools import lru_cache
+from time import asctime, gmtime
 from typing import TYPE_CHECKING, Protocol, cast
 
 import h11
@@ -575,4 +575,5 @@ class HttpConnection(asyncio.Protocol):
 @lru_cache(maxsize=1)
 def _format_date(loop_second: int) -> bytes:
     """Format the Date header once a second: https://www.rfc-editor.org/rfc/rfc9110#section-6.6.1."""
-    return formatdate(usegmt=True).encode()
+    day, month, date, clock, year = asctime(gmtime()).split()  # in English, whatever the locale is
+    return f"{day}, {date:0>2} {month} {year} {clock} GMT".encode()

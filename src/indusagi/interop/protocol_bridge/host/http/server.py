@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
-from indusagi.interop.protocol_bridge.host.http.access import ResourceAccess
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
 from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy, build_url
@@ -19,7 +17,9 @@ from indusagi.interop.protocol_bridge.host.http.settings import build_access_pol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
+    from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
+    from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, HttpSettings, NewSession
 
 _ACCEPTED = 128
@@ -59,7 +59,7 @@ async def serve_app(
         tracker = ConnectionTracker(settings, limit)
         auth, access = settings.auth, None
         if auth is not None:
-            access = ResourceAccess(auth, ProtectedResource(auth, build_url(settings, port), settings.path))
+            access = _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         # asyncio's own group: its tasks are started by callbacks of the connections, which run outside of any task.
         async with asyncio.TaskGroup() as tasks:
@@ -90,6 +90,14 @@ async def serve_app(
                     await tracker.close(_CLOSE_S)
                 for task in running:
                     task.cancel()
+
+
+def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
+    """Open the access by access tokens; its modules are loaded for such a host only."""
+    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource  # noqa: PLC0415 — see above
+    from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess  # noqa: PLC0415 — see above
+
+    return ResourceAccess(auth, ProtectedResource(auth, build_url(settings, port), settings.path))
 
 
 def _open_listener(settings: HttpSettings) -> socket.socket:
