@@ -195,26 +195,33 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str])
         [command(), "calls", "--follow", *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environ
     )
     with following:
-        output, lines = following.stdout, list[str]()
-        assert output is not None
-        reader = threading.Thread(target=lambda: lines.append(output.readline()))
-        reader.start()
-        # Calls before the start of the command are not shown, so that one has to come later. They fill no buffer.
-        for _ in range(50):
-            store({"tool": "new"})
-            reader.join(0.4)
-            if not reader.is_alive():
-                break
-        assert not reader.is_alive()
-        assert "new" in lines[0]
-        following.send_signal(signal.SIGINT)
-        assert following.wait(20) == 130
+        try:
+            output, lines = following.stdout, list[str]()
+            assert output is not None
+            reader = threading.Thread(target=lambda: lines.append(output.readline()))
+            reader.start()
+            # Calls before the start of the command are not shown, so that one has to come later. They fill no buffer.
+            for _ in range(50):
+                store({"tool": "new"})
+                reader.join(0.4)
+                if not reader.is_alive():
+                    break
+            assert not reader.is_alive()
+            assert "new" in lines[0]
+            following.send_signal(signal.SIGINT)
+            assert following.wait(20) == 130
+        finally:
+            following.kill()
 
 
 @pytest.mark.process
 def test_following_ends_with_its_reader_though_no_call_comes(tmp_path: Path) -> None:
     store({})
     following = subprocess.Popen([command(), "calls", "--follow"], stdout=subprocess.PIPE, cwd=tmp_path)
-    assert following.stdout is not None
-    following.stdout.close()
-    assert following.wait(20) == 128 + signal.SIGPIPE
+    try:
+        assert following.stdout is not None
+        following.stdout.close()
+        assert following.wait(20) == 128 + signal.SIGPIPE
+    finally:
+        following.kill()
+        following.wait()
