@@ -81,7 +81,7 @@ def print_rich_table(
 
     widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
     if sum(widths[:-1]) + _GAP * len(widths) + min(widths[-1], _NARROWEST_TEXT) > console.width:
-        _print_records(console, heads, rows)
+        _print_records(console, heads, rows, has_text=not right[-1])
         return
     console.print(build_rich_table(heads, rows, right))
 
@@ -100,19 +100,20 @@ def build_rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right:
     return table
 
 
-def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print each row as its first cell, a line of facts below it, and the text of the last cell."""
+def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], *, has_text: bool) -> None:
+    """Print each row as its first cell and a line of facts below it; with `has_text` the last cell is a text below."""
     from rich.padding import Padding  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
     for row in rows:
         console.print(Text(row[0], "bold", overflow="fold"))
         facts = Text(overflow="fold")
-        for head, cell in zip(heads[1:-1], row[1:-1], strict=True):
+        end = len(row) - has_text
+        for head, cell in zip(heads[1:end], row[1:end], strict=True):
             if cell:
                 facts.append(f"{', ' if facts else ''}{head.lower()}: ")
                 facts.append(cell, STATE_STYLES.get(cell, ""))
-        for line in (facts, Text(row[-1], overflow="fold")):
+        for line in (facts, Text(row[-1] if has_text else "", overflow="fold")):
             if line:
                 console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
 

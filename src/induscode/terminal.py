@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from induscode.console import print_status_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 _output: Callable[[str], object] | None = None
 """Receives status lines while a screen is shown; None: they go to standard error."""
 _held: list[str] | None = None
@@ -94,6 +95,15 @@ def print_text(text: str) -> None:
     """Print text of several lines on standard output; CRLF becomes a newline, one newline ends it."""
     visible = escape_controls(text.replace("\r\n", "\n"))
     print(visible, end="" if visible.endswith("\n") else "\n")  # noqa: T201 — see print_line
+
+
+def is_reader_gone() -> bool:
+    """Return whether standard output is a pipe or a socket that its reader has closed; a file has no reader."""
+    if sys.stdout is None:
+        return False
+    watched = select.poll()
+    watched.register(_STDOUT, 0)  # POLLERR and POLLHUP are always reported: poll(2)
+    return bool(watched.poll(0))
 
 
 def redirect_to_null(descriptor: int) -> None:

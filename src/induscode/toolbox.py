@@ -90,6 +90,7 @@ async def open_deck(
         session = replace(session, native=session.native.graft(cards))
         for note in (*permissions.notes, *session.notes):
             _log.warning("%s", note)
+        session.calls.report_to(lambda note: _log.warning("%s", note))
         yield SessionToolBox(session, stack)
 
 

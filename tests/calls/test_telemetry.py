@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import AsyncExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.calls.helpers import load_calls, observed_box
-from tests.support.scripts import unmeasured
+from tests.support.scripts import run, unmeasured
 
 from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -249,6 +249,66 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
     assert "indus-deck[otel]" in str(note)
 
 
+def observe_dead_collector(monkeypatch: pytest.MonkeyPatch, *variables: str) -> None:
+    """Name collectors at an address where none listens."""
+    for name in variables:
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["OTEL_EXPORTER_OTLP_ENDPOINT"], [["OTEL_EXPORTER_OTLP_ENDPOINT", "unset"]]),
+        (
+            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"],
+            [["metrics", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"], ["spans", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]],
+        ),
+    ],
+)
+async def test_a_collector_that_does_not_listen_is_one_note_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], expected: list[list[str]]
+) -> None:
+    observe_dead_collector(monkeypatch, *given)
+    notes: list[Note] = []
+    async with AsyncExitStack() as stack:
+        observers = await open_observers(stack, Settings(), CallOrigin())
+        observers.report_to(notes.append)
+        observer = observers.combine()
+        assert observer is not None
+        current_client.set(CallingClient("editor"))
+        await observed_box(observer).runner.run(ToolCall("1", "echo", {"text": "a"}))
+        current_client.set(None)
+    texts = sorted(map(str, notes))
+    assert len(texts) == len(expected)
+    for text, parts in zip(texts, expected, strict=True):
+        assert "Connection refused" in text
+        for part in parts:
+            assert part in text
+
+
+@contextmanager
+def holding() -> Generator[str]:
+    """Run a collector that answers nothing until the end of the block."""
+    released = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            released.wait()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            released.set()
+            server.shutdown()
+            thread.join()
+
+
 @contextmanager
 def collecting() -> Generator[tuple[str, dict[str, bytes]]]:
     """Run a collector that keeps what it is sent, by path."""
@@ -308,3 +368,28 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry.sdk")
     subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=tmp_path, env=env, timeout=30, stdout=subprocess.DEVNULL
     )
+
+
+@pytest.mark.process
+def test_a_command_with_a_dead_collector_prints_one_line_about_it(tmp_path: Path) -> None:
+    done = run("call", "ls", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("indus: OpenTelemetry: ")
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in line
+
+
+@pytest.mark.process
+def test_a_command_ends_while_its_collector_still_holds_the_last_exports(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.argv = ["indus", "call", "ls"]
+from induscode.calls import telemetry
+telemetry.CLOSE_S = 0.1
+from induscode.cli import main
+sys.exit(main())
+"""
+    with holding() as url:
+        more = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
+        words = [sys.executable, "-c", code]
+        subprocess.run(words, check=True, cwd=tmp_path, env=unmeasured() | more, timeout=20, stdout=subprocess.DEVNULL)

@@ -123,6 +123,13 @@ async def test_no_script_exhausts_the_machine_on_monty(canary: Path, tmp_path: P
         assert (await runs.run("1 + 1")).output == "2"
 
 
+async def test_a_script_that_computes_too_long_is_told_its_limit_in_plain_words(tmp_path: Path) -> None:
+    async with script_runs(tmp_path, "monty", limits=LIMITS) as runs:
+        text = str((await runs.run("while True: pass")).output)
+    assert f"the script computed for longer than its limit of {LIMITS.cpu_s:g} s" in text
+    assert "feed" not in text
+
+
 needs_bubblewrap = pytest.mark.skipif(
     not find_bubblewrap(os.environ.get("PATH", ""), "/nowhere")[0],
     reason="bubblewrap is not installed, or does not work here",

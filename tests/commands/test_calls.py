@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.calls.helpers import calls_file, make_record, read_calls
-from tests.commands.helpers import configured, row, user_file
+from tests.commands.helpers import configured, on_terminal, row, user_file
 from tests.commands.serving import greeted
 from tests.support.scripts import command, run
 
+from indusagi import __version__
 from indusagi.core.time import now_ms
 from induscode import program
 from induscode.calls.database import CallDatabase, Payload
@@ -101,6 +103,8 @@ def test_an_export_has_every_call_and_a_spreadsheet_computes_nothing(shown: Any)
     rows = list(csv.DictReader(io.StringIO(shown("--export", "csv"))))
     assert [one["client"] for one in rows] == ["'=HYPERLINK(1)", ""]
     assert rows[1]["tool"] == 'quo"te,d'
+    (last,) = csv.DictReader(io.StringIO(shown("--export", "csv", "--limit", "1")))
+    assert last["tool"] == 'quo"te,d'
 
 
 @pytest.mark.parametrize(("text", "expected"), [("10min", 1), ("3d", 2), ("2001-01-01T00:00", 2)])
@@ -115,7 +119,27 @@ def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
     assert "--export and --json exclude each other" in shown("--export", "csv", "--json", code=2)
     calls_file().parent.mkdir(parents=True, exist_ok=True)
     calls_file().write_bytes(b"no database" * 100)
-    assert "cannot be read" in shown(code=1)
+    said = shown(code=1)
+    assert f"the records of calls {str(calls_file())!r} cannot be read" in said
+    assert "remove it" in said
+
+
+@pytest.mark.process
+def test_a_damaged_file_that_a_call_sets_aside_is_named(tmp_path: Path) -> None:
+    calls_file().parent.mkdir(parents=True, exist_ok=True)
+    calls_file().write_bytes(b"no database" * 100)
+    done = run("call", "ls", cwd=tmp_path)
+    (aside,) = calls_file().parent.glob("calls.db.corrupt-*")
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"indus: the records of calls {str(calls_file())!r}: it was damaged and set aside")
+    assert str(aside) in done.stderr
+    assert [one.tool for one in read_calls()] == ["ls"]
+
+
+@pytest.mark.process
+def test_in_a_narrow_terminal_every_figure_has_its_name(tmp_path: Path) -> None:
+    store({"tool": "echo", "tokens": 77})
+    assert "tokens: 77" in on_terminal("calls", cwd=tmp_path, columns=30)
 
 
 def test_dropped_calls_are_said(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +171,13 @@ def test_calls_of_a_gateway_and_of_the_command_are_recorded_with_their_client_an
 
 
 @pytest.mark.process
+def test_our_own_client_names_the_version_of_the_program(tmp_path: Path) -> None:
+    config = configured(tmp_path / "behind.json", {"gw": {"command": command(), "args": ["serve", "--no-mcp"]}})
+    assert run("call", "gw__ls", "--mcp", str(config), cwd=tmp_path).returncode == 0
+    assert {one.client for one in read_calls() if one.via == "gateway"} == {f"indus-protocol-bridge {__version__}"}
+
+
+@pytest.mark.process
 def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
     settings = user_file().parents[1] / "indus" / "settings.json"
     settings.parent.mkdir(parents=True)
@@ -156,19 +187,41 @@ def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_new_calls_are_followed_until_a_signal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str]) -> None:
     store({"tool": "old"})
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     following = subprocess.Popen(
-        [command(), "calls", "--follow", "--json"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [command(), "calls", "--follow", *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environ
     )
     with following:
-        output, lines = following.stdout, list[str]()
-        assert output is not None
-        reader = threading.Thread(target=lambda: lines.append(output.readline()))
-        reader.start()
-        while reader.is_alive():  # calls before the start of the command are not shown, so that one has to come later
-            store({"tool": "new"})
-            reader.join(0.1)
-        assert json.loads(lines[0])["tool"] == "new"
-        following.send_signal(signal.SIGINT)
-        assert following.wait(20) == 130
+        try:
+            output, lines = following.stdout, list[str]()
+            assert output is not None
+            reader = threading.Thread(target=lambda: lines.append(output.readline()))
+            reader.start()
+            # Calls before the start of the command are not shown, so that one has to come later. They fill no buffer.
+            for _ in range(50):
+                store({"tool": "new"})
+                reader.join(0.4)
+                if not reader.is_alive():
+                    break
+            assert not reader.is_alive()
+            assert "new" in lines[0]
+            following.send_signal(signal.SIGINT)
+            assert following.wait(20) == 130
+        finally:
+            following.kill()
+
+
+@pytest.mark.process
+def test_following_ends_with_its_reader_though_no_call_comes(tmp_path: Path) -> None:
+    store({})
+    following = subprocess.Popen([command(), "calls", "--follow"], stdout=subprocess.PIPE, cwd=tmp_path)
+    try:
+        assert following.stdout is not None
+        following.stdout.close()
+        assert following.wait(20) == 128 + signal.SIGPIPE
+    finally:
+        following.kill()
+        following.wait()

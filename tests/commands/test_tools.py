@@ -66,7 +66,7 @@ def test_with_no_check_nothing_is_started_and_it_is_said(tmp_path: Path) -> None
     done = run("tools", "--no-check", cwd=tmp_path)
     assert done.returncode == 0
     assert "honest  unseen" in done.stdout
-    assert "it was never started (leave out --no-check)" in done.stderr
+    assert "it was never started (indus tools starts it once)" in done.stderr
     assert not log.exists()
 
 

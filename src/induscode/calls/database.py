@@ -310,11 +310,14 @@ def open_calls() -> CallDatabase | None:
     Raises:
         UnreadableCallsError: It cannot be read.
     """
+    path = CALLS_FILE
     try:
         path = os.path.join(state_dir(), CALLS_FILE)
         return CallDatabase(path, write=False) if os.path.lexists(path) else None
     except (OSError, sqlite3.Error, TypeError) as exc:
-        raise UnreadableCallsError(f"the records of calls cannot be read: {exc}") from exc
+        is_damaged = isinstance(exc, sqlite3.DatabaseError) and not isinstance(exc, sqlite3.OperationalError)
+        remedy = " (remove it, or make a call: it is set aside then)" if is_damaged else ""
+        raise UnreadableCallsError(f"the records of calls {path!r} cannot be read: {exc}{remedy}") from exc
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ from induscode.calls.recorder import CallRecorder, RecordSettings
 from induscode.launch.settings import CALLS_KEEP_DAYS, CALLS_PAYLOAD_HOURS, CALLS_RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AsyncExitStack
 
     from indusagi.core.faults import Note
@@ -39,12 +39,21 @@ class CallObservers:
     @property
     def notes(self) -> Sequence[Note]:
         """What is not observed, and why."""
-        return (*self.unopened, *(() if self.recorder is None else self.recorder.notes))
+        return (*self.unopened, *(note for one in self._opened for note in one.notes))
+
+    @property
+    def _opened(self) -> Sequence[CallRecorder | CallTelemetry]:
+        return [one for one in (self.telemetry, self.recorder) if one is not None]
+
+    def report_to(self, on_note: Callable[[Note], None]) -> None:
+        """Have `on_note` receive what is not observed from now on, until they are closed."""
+        for one in self._opened:
+            one.on_note = on_note
 
     def combine(self, *others: CallObserver | None) -> CallObserver | None:
         """Combine them with others into one observer; None if there is none."""
         # The recorder is the last to start and the first to finish: it reads the trace that telemetry sets.
-        observers = [one for one in (*others, self.telemetry, self.recorder) if one is not None]
+        observers = [one for one in (*others, *self._opened) if one is not None]
         return ObserverChain(observers) if len(observers) > 1 else observers[0] if observers else None
 
     def attach_servers(self, mcp: BootedBridge) -> None:

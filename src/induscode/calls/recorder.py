@@ -258,8 +258,12 @@ class CallRecorder:
                     self._start_thread()
             elif len(self._queue) == _HURRY_AT:
                 self._hurry.set()
-        if (self.dropped or self._notes) and self.on_note is not None:
-            notes = self.notes
+        if self.dropped or self._notes:
+            self._report_notes()
+
+    def _report_notes(self) -> None:
+        notes = self.notes
+        if len(notes) > self._said and self.on_note is not None:
             said, self._said = self._said, len(notes)
             for note in notes[said:]:
                 self.on_note(note)
@@ -277,7 +281,7 @@ class CallRecorder:
         return blake2b(data, key=self._key, digest_size=16).hexdigest(), len(data)
 
     async def aclose(self) -> None:
-        """Write what is left, and end the thread."""
+        """Write what is left, end the thread, and report what came since the last call."""
         from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
         self._closing.set()
@@ -286,6 +290,7 @@ class CallRecorder:
         if self._thread is not None:
             with move_on_after(CLOSE_S, shield=True):
                 await to_thread.run_sync(self._thread.join, CLOSE_S)
+        self._report_notes()
 
     def _start_thread(self) -> None:
         # A daemon: a run that forgets to close its recorder can still end.

@@ -12,7 +12,7 @@ Nothing of OpenTelemetry is loaded unless the environment names a collector
 from __future__ import annotations
 
 from contextlib import contextmanager
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.faults import Note
@@ -20,7 +20,7 @@ from indusagi.runtime.calls import UNLISTED, current_agent, current_client, curr
 from induscode.calls.record import find_outcome, find_tool_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from contextvars import Token
 
     from opentelemetry.metrics import Histogram, MeterProvider
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolOutcome
+    from induscode.calls.exporters import ExportWatch
 
 _ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -40,7 +41,7 @@ BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md#metrics"""
 _METHODS = {"resource": "resources/read", "prompt": "prompts/get"}
 CLOSE_S = 5.0
-"""The longest wait for the last export."""
+"""The longest wait for the last exports together."""
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:
@@ -55,34 +56,39 @@ def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
         message = "nothing is sent: of the OTLP protocols only http/protobuf is supported"
         return Note(owner, message, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
     try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 — an extra
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 — an extra
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 — an extra
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415 — an extra
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 — an extra
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 — an extra
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 — an extra
+
+        from induscode.calls.exporters import ExportWatch, WatchedMetricExporter, WatchedSpanExporter  # noqa: PLC0415 — an extra
     except ImportError:
         return Note(owner, "a collector is configured, and the package is missing", "pip install 'indus-deck[otel]'")
     from indusagi import __version__  # noqa: PLC0415 — for a collector
 
     named = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "indus"}
     resource = Resource.create({**named, "service.version": __version__})
-    traces, metrics = TracerProvider(resource=resource), None
+    # At the exit of the process nothing is waited for: the end of the run has its limit.
+    watch, traces, readers = ExportWatch(environ), TracerProvider(resource=resource, shutdown_on_exit=False), ()
     if environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
-        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        traces.add_span_processor(BatchSpanProcessor(WatchedSpanExporter(watch)))
     if environ.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp":
-        metrics = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
-    return CallTelemetry(traces, metrics or MeterProvider(resource=resource))
+        readers = (PeriodicExportingMetricReader(WatchedMetricExporter(watch)),)
+    return CallTelemetry(traces, MeterProvider(readers, resource, shutdown_on_exit=False), watch)
 
 
 class CallTelemetry:
     """Makes a span and a measurement of every call; a `CallObserver`."""
 
-    def __init__(self, traces: TracerProvider, metrics: MeterProvider) -> None:
+    def __init__(self, traces: TracerProvider, metrics: MeterProvider, watch: ExportWatch | None = None) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 — an extra
 
         self.providers: tuple[Any, Any] = (traces, metrics)
+        self._watch = watch
+        self.on_note: Callable[[Note], None] | None = None
+        """Receives what does not reach the collector, in the thread of the event loop."""
+        self._said = 0
         self.tracer: Tracer = traces.get_tracer("indus")
         self.propagator = TraceContextTextMapPropagator()
         self.find_transport: Callable[[str], str] = lambda _: ""
@@ -97,8 +103,21 @@ class CallTelemetry:
             for side in ("server", "client")
         )
 
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What does not reach the collector, and why."""
+        return () if self._watch is None else self._watch.notes
+
+    def _report_notes(self) -> None:
+        notes = self.notes
+        if len(notes) > self._said and self.on_note is not None:
+            said, self._said = self._said, len(notes)
+            for note in notes[said:]:
+                self.on_note(note)
+
     def start(self, call: ToolCall, tool: object) -> ObservedSpan:
         """Start the span of a call."""
+        self._report_notes()
         return ObservedSpan(self, call, tool)
 
     @contextmanager
@@ -114,15 +133,26 @@ class CallTelemetry:
             yield
 
     async def aclose(self) -> None:
-        """Export what is left, and end the threads of the SDK."""
-        from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
+        """Export what is left within `CLOSE_S`, all exporters at once; a failed export is not repeated."""
+        import threading  # noqa: PLC0415 — for a collector
 
-        def shut_down() -> None:
-            for provider in self.providers:
-                provider.shutdown()
+        from anyio import CancelScope, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
-        with move_on_after(CLOSE_S, shield=True):
-            await to_thread.run_sync(shut_down, abandon_on_cancel=True)
+        if self._watch is not None:
+            self._watch.close()
+        # Daemons, unlike the threads of a pool: the process does not wait for them once more.
+        threads = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self.providers]
+
+        def wait_for_exports() -> None:
+            deadline = monotonic() + CLOSE_S
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(max(0.0, deadline - monotonic()))
+
+        with CancelScope(shield=True):
+            await to_thread.run_sync(wait_for_exports)
+        self._report_notes()
 
 
 class ObservedSpan:

@@ -104,7 +104,7 @@ class MontyScript:
             self._fail_at_runtime(exc)
         except monty.MontyCrashedError as exc:
             if exc.timed_out:
-                self._fail("limit", f"TimeoutError: it computed for more than {self._request['cpu_s']:g} s")
+                self._fail("limit", self._describe_time_limit())
             else:
                 self._fail("crash", "the interpreter ended by itself")
         except monty.MontyError as exc:
@@ -160,9 +160,14 @@ class MontyScript:
     def _fail_at_runtime(self, exc: Any) -> None:
         message, inner = exc.display("type-msg"), exc.exception()
         is_limit = isinstance(inner, (MemoryError, RecursionError)) or "limit exceeded" in message
+        if "feed time limit exceeded" in message:
+            message = self._describe_time_limit()
         if isinstance(inner, TypeError) and "coroutine" in message:
             message += ". In a script with `await`, every call of a tool needs one"
         self._fail("limit" if is_limit else "exception", message, exc.traceback())
+
+    def _describe_time_limit(self) -> str:
+        return f"TimeoutError: the script computed for longer than its limit of {self._request['cpu_s']:g} s"
 
     def _fail(self, kind: str, message: str, frames: Any = ()) -> None:
         lines = [

@@ -167,6 +167,7 @@ def call_content(
             async with AsyncExitStack() as stack:
                 calls = await open_observers(stack, invocation.settings, CallOrigin(via="call", client="indus"))
                 print_notes(calls.unopened)
+                calls.report_to(lambda note: print_notes([note]))
                 observed = replace(make_inert_context(), framework=Framework(observer=calls.combine()))
                 bridge, content = await stack.enter_async_context(
                     open_content(plan.narrow([server]), checks.remote, observed, handlers)
@@ -270,8 +271,7 @@ class _Call:
                 print_notes(session.addons.notes)
                 session.addons.on_note = lambda note: print_notes([note])
                 print_notes(session.calls.unopened)
-                if session.calls.recorder is not None:
-                    session.calls.recorder.on_note = session.addons.on_note
+                session.calls.report_to(session.addons.on_note)
                 opened = session, await self._find_card(session)
             if opened is None:
                 return 0

@@ -12,7 +12,7 @@ from induscode.calls.statistics import GROUPS, format_duration
 from induscode.commands.support.cluster import key_option, read_keyed_settings, run_with_broker
 from induscode.commands.support.output import as_json, print_table, write_json
 from induscode.console import format_age, stdout_console
-from induscode.terminal import print_line, print_status
+from induscode.terminal import is_reader_gone, print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,7 +54,9 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
     help="Calls of all nodes of a cluster; without URL at the brokers of the setting cluster.brokers.",
 )
 @key_option
-@click.option("--export", type=click.Choice(("jsonl", "csv")), help="Write all of them as JSON lines or CSV.")
+@click.option(
+    "--export", type=click.Choice(("jsonl", "csv")), help="Write all of them, or --limit N, as JSON lines or CSV."
+)
 @as_json
 @click.pass_context
 def command(
@@ -101,7 +103,8 @@ def command(
         if number is not None:
             return _show_call(context, *database.find(number), number=number, as_json=as_json)
         if export is not None:
-            export_calls(database.stream(chosen), export)
+            has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE
+            export_calls(database.latest(chosen, limit) if has_limit else database.stream(chosen), export)
         elif by is not None:
             _show_statistics(database, by, chosen, as_json=as_json)
         else:
@@ -202,7 +205,12 @@ def _list_cluster_calls(
 
 
 def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
-    """Print calls as they are written, until a signal."""
+    """Print calls as they are written, until a signal or until the reader of a pipe has gone.
+
+    Raises:
+        BrokenPipeError: The reader has gone.
+    """
+    import sys  # noqa: PLC0415 — for this option
     from dataclasses import replace  # noqa: PLC0415 — for this option
 
     import anyio  # noqa: PLC0415 — for this option
@@ -229,6 +237,10 @@ def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
                     write_json(call.to_json(), indent=None)
                 else:
                     print_line("  ".join(map(str, _format_cells(call))))
+            if sys.stdout is not None:
+                sys.stdout.flush()  # a pipe is buffered
+            if is_reader_gone():
+                raise BrokenPipeError
             await anyio.sleep(_POLL_S)
 
     return run_until_signal(follow)

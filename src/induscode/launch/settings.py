@@ -91,12 +91,13 @@ def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """
     from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file with hosts
     from indusagi.capabilities.web.url import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
+    from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for a file with hosts
 
     for host in value if isinstance(value, list) else (value,):
         try:
             parse_host_and_port(host if isinstance(host, str) else "")
         except FetchError:
-            raise ValueError(f"takes a list of HOST or HOST:PORT, and {compact_json(host)} is neither") from None
+            raise InvalidPartError(f"takes a list of HOST or HOST:PORT, and {compact_json(host)} is neither") from None
     return cast("tuple[str, ...]", tuple(value if isinstance(value, list) else (value,)))
 
 
@@ -523,7 +524,10 @@ def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequ
         try:
             values[key] = setting.read(value)
         except ValueError as exc:
-            errors.append(f"{path}: {key} {exc}, not {compact_json(value)[:80]}")
+            from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for an invalid value
+
+            shown = "" if isinstance(exc, InvalidPartError) else f", not {compact_json(value)[:80]}"
+            errors.append(f"{path}: {key} {exc}{shown}")
     return values, errors
 
 

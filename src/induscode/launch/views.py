@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields
 from typing import Literal, TypeAlias
 
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import matches_parts
 
@@ -19,6 +19,10 @@ Schemas: TypeAlias = Literal["raw", "model"]
 """The definitions of servers' tools in `tools/list`: the server's own, or the model view."""
 NATIVE = "native"
 """The name under which a view lists the tools that belong to no server."""
+
+
+class InvalidPartError(ValueError):
+    """A part of a setting's value is invalid; the message names the part, so that the whole value need not be shown."""
 
 
 @record(kw_only=True)
@@ -99,15 +103,17 @@ def parse_views(value: JsonValue) -> dict[str, View]:
 
 
 def _parse_view(name: str, value: JsonValue) -> View:
-    if not is_json_object(value) or not name:
-        raise ValueError(f"takes an object for the view {name!r}")
+    if not name:
+        raise InvalidPartError("takes a name for each view, not ''")
+    if not is_json_object(value):
+        raise InvalidPartError(f"takes an object for the view {name!r}, not {compact_json(value)[:80]}")
     given: dict[str, object] = {}
     for key, one in value.items():
         if key not in _FIELDS:
-            raise ValueError(f"takes {', '.join(_FIELDS)} in the view {name!r}, and {key!r} is none of them")
+            raise InvalidPartError(f"takes {', '.join(_FIELDS)} in the view {name!r}, and {key!r} is none of them")
         what, is_valid = _FIELDS[key]
         if not is_valid(one):
-            raise ValueError(f"takes {what} for {key!r} of the view {name!r}")
+            raise InvalidPartError(f"takes {what} for {key!r} of the view {name!r}, not {compact_json(one)[:80]}")
         given[key] = tuple(one) if isinstance(one, list) else one
     return View(name=name, **given)  # type: ignore[arg-type] — `_FIELDS` has checked each value
 

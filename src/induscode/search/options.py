@@ -20,7 +20,7 @@ from induscode.launch.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from indusagi.runtime.contract import ToolDescriptor
 
@@ -52,6 +52,10 @@ class SearchOptions:
     def lists(self, name: str) -> bool:
         """Tell whether a tool stays listed."""
         return any(fnmatchcase(name, pattern) for pattern in self.always_list)
+
+    def find_idle_patterns(self, names: Collection[str]) -> Sequence[str]:
+        """Find the patterns of `always_list` that match none of these tools."""
+        return [one for one in self.always_list if not any(fnmatchcase(name, one) for name in names)]
 
 
 def read_search_options(

@@ -52,6 +52,7 @@ from induscode.session.resources import build_resources, find_leftovers, list_le
 from induscode.session.server_requests import SamplingModel, build_server_handlers
 from induscode.session.servers import ServerPhases, SessionServers
 from induscode.session.transcript import Transcript, add_session_note, open_transcript
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -534,13 +535,13 @@ async def open_conversation(
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
         )
         session.addons.on_note = conversation.note_addon
-        if session.calls.recorder is not None:
-            session.calls.recorder.on_note = conversation.note_addon
+        session.calls.report_to(conversation.note_addon)
         conversation.plan_told = mode.active
         conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
         try:
             yield conversation
         finally:
+            conversation.on_note = lambda note: None if note in conversation.notes else print_status(note)
             await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_S, shield=True):
                 await state.save()

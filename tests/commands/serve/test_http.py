@@ -201,6 +201,38 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
         done = run("serve", *NONE, "--http", str(port), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "(choose another port: --http PORT" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["token", "directory", "home"])
+def test_a_token_that_cannot_be_kept_is_not_blamed_on_the_port(tmp_path: Path, damage: str) -> None:
+    folder = token_file().parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    more: dict[str, str] = {}
+    if damage == "token":
+        folder.mkdir(mode=0o700)
+        token_file().touch(0o600)
+    elif damage == "directory":
+        folder.touch()
+    else:
+        more["XDG_STATE_HOME"] = "/proc/nonexist"
+    done = run("serve", *NONE, "--http", "0", cwd=tmp_path, **more)
+    assert done.returncode == 1
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("indus: the token of clients can be neither read nor created: ")
+    remedy = {"token": "remove it", "directory": "remove it", "home": "XDG_STATE_HOME"}[damage]
+    assert remedy in first
+    assert "listen" not in done.stderr
+
+
+def test_a_wrong_token_is_told_apart_from_none(tmp_path: Path) -> None:
+    with listening(*NONE, cwd=tmp_path) as (_, address):
+        url = address.removesuffix("/mcp")
+        for path in ("/health", "/mcp"):
+            for headers, why in (({}, "a token is needed"), ({"authorization": "Bearer x"}, "the token is not valid")):
+                refused = httpx2.get(f"{url}{path}", headers=headers)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+                assert why in refused.text
 
 
 def test_an_address_that_is_not_ours_is_one_line(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.commands.helpers import configured, row, told, user_file
-from tests.commands.serving import serving
+from tests.commands.serving import greeted, serving
 from tests.support.host_clients import client_of
-from tests.support.scripts import run
+from tests.support.scripts import ROOT, run
 from tests.support.searched import IMAGE, SearchableTools, make_tools
 
 from indusagi.core.json import estimate_tokens
@@ -23,8 +23,9 @@ from induscode.commands.serve.searched_boxes import SearchedBoxes
 from induscode.commands.serve.view_box import ViewBox
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.launch.views import View
+from induscode.search.cards import list_search_cards
 from induscode.search.index import ToolIndex
-from induscode.search.options import SearchOptions
+from induscode.search.options import SearchOptions, estimate_definition
 from induscode.search.words import normalize_name
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ async def ask(box: SearchBox, card: str, /, **arguments: object) -> str:
 
 
 # -- what it costs ------------------------------------------------------------------------------
+
+
+def test_the_documents_name_the_tokens_of_the_three_definitions_that_a_dry_run_counts() -> None:
+    tokens = sum(map(estimate_definition, list_search_cards()))
+    for page, text in (("serve", "three definitions of"), ("local-model", "three more definitions of")):
+        assert f"{text} {tokens} tokens" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
 async def test_527_tools_cost_700_tokens_in_the_list_and_300_in_an_answer_of_five(index: ToolIndex) -> None:
@@ -337,3 +344,16 @@ def test_calls_through_the_search_keep_progress_questions_cancel_and_records(tmp
     assert searches[0]["facts"]["found"][0] == "honest__echo"
     shown = run("serve", "--dry-run", "--search", "on", "--profile", "none", cwd=tmp_path).stdout
     assert "searched: clients list find_tools, describe_tools, call_tool (" in shown
+
+
+@pytest.mark.process
+def test_a_dry_run_lists_what_a_client_is_listed_also_with_code_mode(tmp_path: Path) -> None:
+    words = ("--no-mcp", "--code", "--search", "on", "--always-list", "re*", "--always-list", "git__*")
+    with greeted(*words, cwd=tmp_path) as gateway:
+        listed = gateway.tools()
+        assert "--always-list 'git__*': no tool is called so" in gateway.said()
+    shown = run("serve", *words, "--dry-run", cwd=tmp_path)
+    assert "run_code" in listed
+    assert f"searched: clients list {', '.join(listed)} (" in shown.stdout
+    assert "--always-list 'git__*': no tool is called so" in shown.stderr
+    assert "'re*'" not in shown.stderr

@@ -204,7 +204,41 @@ def test_a_dry_run_shows_each_view_and_what_it_does_not_change(tmp_path: Path) -
     assert "every other client:" in shown.stdout
     assert "view 'odd': it changes 'absent', which it does not show" in shown.stderr
     assert "view 'odd': 'ls' keeps its name" in shown.stderr
+    assert "there is no server" not in shown.stderr
     assert "every other client" not in run("serve", "--view", "look", "--no-mcp", "--dry-run", cwd=tmp_path).stdout
+
+
+@pytest.mark.process
+def test_a_dry_run_starts_no_server_and_names_the_command_that_does(tmp_path: Path) -> None:
+    write_views(odd={"servers": ["honset", "ho*", "native"]})
+    log = tmp_path / "log"
+    configured(user_file(), {"honest": row("--log", log)})
+    shown = run("serve", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "server 'honest': nothing is known of its tools: it was never started (indus tools starts" in shown.stderr
+    assert "no-check" not in shown.stderr
+    assert "view 'odd': there is no server 'honset'" in shown.stderr
+    assert "'ho*'" not in shown.stderr
+    for kind in ("prompts", "resources"):
+        assert "server 'honest': nothing is known" in run(kind, "list", "--no-check", cwd=tmp_path).stderr
+    assert not log.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tolls": ["private"]}, "and 'tolls' is none of them. See"),
+        ({"tools": 5, "servers": ["private"]}, "of the view 'look', not 5. See"),
+    ],
+)
+def test_an_invalid_field_of_a_view_is_named_without_the_rest_of_the_views(
+    capsys: pytest.CaptureFixture[str], fields: dict[str, Any], said: str
+) -> None:
+    write_views(look=fields, other={"servers": ["private"]})
+    assert program.run(["serve", "--no-mcp", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "private" not in error
 
 
 @pytest.mark.parametrize(

@@ -12,28 +12,29 @@ from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
-from induscode.commands.serve.view_box import select_tools
+from induscode.commands.serve.search_box import select_listed
+from induscode.commands.serve.searched_boxes import report_idle_patterns
+from induscode.commands.serve.view_box import report_unknown_servers, select_tools
 from induscode.commands.serve.view_content import select_rows
-from induscode.commands.support.catalog import NATIVE, list_tools
+from induscode.commands.support.catalog import NATIVE, ListedTool, list_tools
 from induscode.commands.support.content import open_content
 from induscode.commands.support.output import print_notes, print_table
-from induscode.commands.support.runner import run_until_signal
+from induscode.commands.support.runner import run_until_signal, usage_errors
 from induscode.deck.contract import Profile
 from induscode.launch.options import PROFILES
-from induscode.launch.settings import SERVE_VIEWS
+from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
 from induscode.search.options import estimate_definition
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolOutcome
     from induscode.commands.serve.options import ServeOptions
-    from induscode.commands.support.catalog import ListedTool
     from induscode.launch.invocation import Invocation
     from induscode.search.options import SearchOptions
 
@@ -45,17 +46,26 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
         listing = await list_tools(invocation, check=False)
         print_notes(listing.notes)
         is_plain = options.names == "plain"
-        box = _ListedBox([tool for tool in listing.tools if _is_in_profile(tool, options.profile)], is_plain=is_plain)
+        tools = [tool for tool in listing.tools if _is_in_profile(tool, options.profile)]
         views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
         if options.view is None:
             views.append(View(name=""))
         content = GatewayContent(plain_names=is_plain)
         async with AsyncExitStack() as stack:
+            if invocation.settings.get(CODE_ENABLED) and not invocation.no_tools:
+                from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — for a run with code mode
+
+                with usage_errors():
+                    card = await open_code_card(stack, invocation.settings)
+                tools.append(ListedTool(card.descriptor, NATIVE))
+            box = _ListedBox(tools, is_plain=is_plain)
             if listing.plan.rows:
-                bridge, known = await stack.enter_async_context(open_content(listing.plan))
+                opening = open_content(listing.plan, starts_unseen=False)
+                bridge, known = await stack.enter_async_context(opening)
                 content.open(bridge, known, lambda _: False)
-            for view in views:
-                _print_view(box, content, view, options.search)
+            report_unknown_servers(views, [row.id for row in listing.plan.rows])
+            shown = {name for view in views for name in _print_view(box, content, view, options.search)}
+        report_idle_patterns(options.search, invocation.settings, shown)
         return 0
 
     return run_until_signal(show)
@@ -66,7 +76,8 @@ def _is_in_profile(tool: ListedTool, profile: str) -> bool:
     return tool.source != NATIVE or (value is not None and str(Profile(value)) in tool.profiles and not tool.missing)
 
 
-def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> None:
+def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
+    """Print what a view shows; return the names of its tools."""
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
     print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
@@ -107,8 +118,7 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
     print_line(", ".join(counts))
     shown = [descriptor for _, descriptor in selected]
     if search.applies_to(shown):
-        kept = [descriptor for descriptor in shown if search.lists(descriptor.name)]
-        listed = [*list_search_cards(), *kept]
+        listed = [*list_search_cards(), *select_listed(shown, search)]
         tokens, whole = (sum(map(estimate_definition, some)) for some in (listed, shown))
         listed_names = ", ".join(descriptor.name for descriptor in listed)
         print_line(f"searched: clients list {listed_names} ({tokens:,} tokens instead of {whole:,})")
@@ -119,6 +129,7 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
             print_status(f"view {view.name!r}: it changes {name!r}, which it does not show")
         elif names[name] != wanted:
             print_status(f"view {view.name!r}: {name!r} keeps its name: another one is called {wanted!r}")
+    return [descriptor.name for descriptor in shown]
 
 
 def _read_front_matter(row: JsonObject) -> JsonObject:

@@ -274,8 +274,7 @@ class Gateway:
         self._started_ms = now_ms()
         self.checks = checks
         session.addons.on_note = lambda note: self._print_notes([note])
-        if session.calls.recorder is not None:
-            session.calls.recorder.on_note = session.addons.on_note
+        session.calls.report_to(session.addons.on_note)
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway."""
@@ -391,13 +390,14 @@ class Gateway:
         if self._enrolment.ledger is not before:
             self._changed.set()
 
-    def summarize(self) -> str:
-        """Say in one line what is served."""
+    def summarize(self, *, has_clients: bool = True) -> str:
+        """Say in one line what is served; native tools are for clients alone."""
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
         servers = f"servers: {len(self.plan.configs)}, of which {ready} ready"
-        return f"native tools: {native}, tools of servers: {remote}, {servers}"
+        natives = f"native tools: {native}, " if has_clients else ""
+        return f"{natives}tools of servers: {remote}, {servers}"
 
     # -- servers ----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ The host answers `initialize` before anything else is opened; `tools/list` waits
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -41,10 +42,10 @@ from induscode.commands.serve.recursion import (
     refuse_recursion,
 )
 from induscode.commands.serve.reload import FileWatch
-from induscode.commands.serve.searched_boxes import SearchedBoxes
+from induscode.commands.serve.searched_boxes import SearchedBoxes, report_idle_patterns
 from induscode.commands.serve.task_map import TASKS_FILE, TaskMap
 from induscode.commands.serve.tasks import GatewayTasks
-from induscode.commands.serve.view_box import GatewayViews, read_view_tokens
+from induscode.commands.serve.view_box import GatewayViews, read_view_tokens, report_unknown_servers
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
@@ -103,6 +104,8 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         # Before the files are read: a change while they are read is a change.
         watch = FileWatch(files) if files else None
         plan = load_plan(invocation)
+        if options.cluster is None:  # a node is offered servers that it has no row of
+            report_unknown_servers(invocation.settings.get(SERVE_VIEWS).values(), [row.id for row in plan.rows])
         settings = options.settings
         address = None if settings is None else ListenAddress(settings.host, settings.port)
         served = drop_own_address(plan, address)
@@ -248,7 +251,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
                 open_page(stack, site, gateway)
                 _announce_stdio(options, what)
                 with following:
-                    codes.extend(await _follow_servers(gateway, host, signals, up, ready))
+                    codes.extend(await _follow_servers(gateway, options, host, signals, up, ready))
                 if following.cancelled_caught and not ready.is_set() and not signals.end.cancelled:
                     # The client left at once; missing servers are reported all the same.
                     await gateway.wait_for_required(FIRST_S)
@@ -356,7 +359,12 @@ async def _open_gateway(
 
 
 async def _follow_servers(
-    gateway: Gateway, host: ProviderHost, signals: SignalState, up: anyio.Event, ready: anyio.Event
+    gateway: Gateway,
+    options: ServeOptions,
+    host: ProviderHost,
+    signals: SignalState,
+    up: anyio.Event,
+    ready: anyio.Event,
 ) -> Sequence[int]:
     """Wait for the first servers, then follow all of them; returns only the exit code of a missing required one."""
     await gateway.wait_for_first()
@@ -365,7 +373,10 @@ async def _follow_servers(
     missing = _report_missing(gateway)
     if missing:
         return missing
-    print_status(gateway.summarize())
+    print_status(gateway.summarize(has_clients=_has_clients(options)))
+    settings = gateway.session.invocation.settings
+    renamed = [name for view in settings.get(SERVE_VIEWS).values() for name in view.rename.values()]
+    report_idle_patterns(options.search, settings, [*(tool.name for tool in gateway.box().descriptors()), *renamed])
     ready.set()
     spare_start_objects()
     await gateway.follow(host, signals)
@@ -429,9 +440,16 @@ async def _serve(
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
-        print_status(str(fault))
+        print_status(f"{fault}{_find_port_remedy(fault.cause, options)}")
         return int(ExitCode.FAILED)
     return 0
+
+
+def _find_port_remedy(cause: BaseException | None, options: ServeOptions) -> str:
+    """Name the flag that chooses another port, if another process has this one."""
+    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+        return ""
+    return f" (choose another port: {'--port N' if options.is_ui else '--http PORT'}, 0 for a free one)"
 
 
 def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:

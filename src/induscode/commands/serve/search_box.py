@@ -16,7 +16,7 @@ from induscode.search.finder import ToolFinder
 from induscode.search.names import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -47,6 +47,12 @@ class _SearchedTools:
         return self.box.list_disabled()
 
 
+def select_listed(tools: Iterable[ToolDescriptor], options: SearchOptions) -> Sequence[ToolDescriptor]:
+    """Select the tools that clients are listed beside the search cards."""
+    # A person who asks for scripts wants models to see that they can write one.
+    return [tool for tool in tools if tool.name == RUN_CODE or options.lists(tool.name)]
+
+
 class SearchBox:
     """A toolbox with the three search cards in front of another one."""
 
@@ -61,8 +67,7 @@ class SearchBox:
         self.finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
         cards = {card.name: card for card in build_search_cards(finder)}
         self._cards = DeckRunner(cards, box.context)
-        # A person who asks for scripts wants models to see that they can write one.
-        listed = [tool for name, tool in finder.tools.items() if name == RUN_CODE or options.lists(name)]
+        listed = select_listed(finder.tools.values(), options)
         self._descriptors = (*(card.descriptor for card in cards.values()), *listed)
 
     @property

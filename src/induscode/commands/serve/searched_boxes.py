@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
+from induscode.terminal import print_status
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolBox
     from induscode.commands.serve.view_box import SearchableBox
     from induscode.deck.mcp.store.journal import Journal
+    from induscode.launch.settings import Settings
     from induscode.search.background import BackgroundIndex
     from induscode.search.finder import SearchReport
     from induscode.search.options import SearchOptions
+
+
+def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
+    """Print which patterns of `--always-list` match none of these tools; those of the settings are for any servers."""
+    for pattern in options.find_idle_patterns(names):
+        if options.mode == "off" or pattern in settings.get(TOOL_SEARCH_ALWAYS_LIST):
+            continue
+        print_status(f"--always-list {pattern!r}: no tool is called so (indus tools lists the names)")
 
 
 class SearchedBoxes:

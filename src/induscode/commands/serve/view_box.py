@@ -14,11 +14,11 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
-from induscode.launch.views import find_view
+from induscode.launch.views import NATIVE, find_view, matches
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
@@ -168,6 +168,14 @@ def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> d
         elif view.token_env:
             print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
     return tokens
+
+
+def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:
+    """Print which names of servers in views match none of these; nothing where there are no servers."""
+    for view in views:
+        for pattern in view.servers:
+            if servers and not any(matches(server, [pattern]) for server in (*servers, NATIVE)):
+                print_status(f"view {view.name!r}: there is no server {pattern!r} (indus mcp list names them)")
 
 
 class GatewayViews:

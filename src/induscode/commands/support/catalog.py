@@ -12,7 +12,7 @@ from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.boot.plans import select_tools
-from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
+from induscode.commands.support.runner import build_fault_note, build_unseen_note, load_plan, opened_store, usage_errors
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ async def _list_remote_tools(
     for one in plan.configs:
         states.setdefault(one, "unseen")
     if not check:
-        message = "nothing is known of its tools: it was never started"
-        faults = [Note(f"server {one!r}", message, "leave out --no-check") for one in unseen]
+        faults = [build_unseen_note(one) for one in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
     # Every tool has the name that an enrolment in this order gives it.

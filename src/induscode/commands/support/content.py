@@ -11,9 +11,16 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.boot.runners import attach_servers
 from induscode.commands.support.output import build_unknown_name, print_notes, print_table, write_json
-from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
+from induscode.commands.support.runner import (
+    build_fault_note,
+    build_unseen_note,
+    load_plan,
+    opened_store,
+    run_until_signal,
+)
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
+from induscode.deck.mcp.store.pins import read_definitions
 from induscode.launch.options import read_invocation
 from induscode.terminal import print_line
 
@@ -60,10 +67,17 @@ async def open_content(
     wrap: Callable[[Capability], Capability] | None = None,
     context: ToolContext | None = None,
     handlers: Handlers | None = None,
+    *,
+    starts_unseen: bool = True,
 ) -> AsyncGenerator[tuple[BootedBridge, ServerContent]]:
-    """Attach the servers of a plan, known ones asleep, inside the block."""
+    """Attach the servers of a plan inside the block: known ones asleep, others started unless `starts_unseen` is false.
+
+    The others are left out then.
+    """
     options = BootOptions(lazy=tuple(plan.configs), kinds=CONTENT_KINDS, handlers=handlers)
     async with opened_store() as store:
+        if not starts_unseen:
+            plan = plan.narrow([*await read_definitions(store, plan.configs.values())])
         bridge = await attach_servers(plan, store, options)
         try:
             yield bridge, ServerContent(bridge, wrap, context)
@@ -82,9 +96,10 @@ def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: b
     items: list[BridgeCapability] = []
 
     async def work(_: CancelToken) -> int:
-        async with open_content(plan) as (bridge, content):
+        async with open_content(plan, starts_unseen=not no_check) as (bridge, content):
             if not no_check:
                 await bridge.list_content()
+            print_notes(build_unseen_note(server) for server in plan.configs if server not in bridge.plan.configs)
             items.extend(item for kind in kinds for item in content.list_items(kind))
             faults = [(server, status.fault) for server, status in bridge.status().items()]
             print_notes(build_fault_note(server, fault) for server, fault in faults if fault is not None)

@@ -54,14 +54,18 @@ class Advice:
     notes: Sequence[str] = field(default=())
 
 
-def format_server_command(verb: str, server: str) -> str:
-    """Format the command `indus mcp VERB SERVER` for a shell, with the `--mcp` and `--cwd` of this run.
+def format_command(*words: str) -> str:
+    """Format a command of `indus` for a shell, with the `--mcp` and `--cwd` of this run.
 
-    Without them the command would look for the server in other files than the run did.
+    Without them the command would look for a server in other files than the run did.
     """
     context = click.get_current_context(silent=True)
-    words = [] if context is None else list_server_words(context)
-    return shlex.join(["indus", "mcp", verb, *words, server])
+    return shlex.join(["indus", *words, *([] if context is None else list_server_words(context))])
+
+
+def format_server_command(verb: str, server: str) -> str:
+    """Format the command `indus mcp VERB SERVER` for a shell, with the `--mcp` and `--cwd` of this run."""
+    return f"{format_command('mcp', verb)} {shlex.quote(server)}"
 
 
 def advise(

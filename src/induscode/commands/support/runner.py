@@ -116,3 +116,12 @@ def _is_of_cluster(fault: ProtocolFault) -> bool:
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
 
     return isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
+
+
+def build_unseen_note(server: str) -> Note:
+    """Build the note of a server of which the ledger knows nothing; its remedy is the command that lists its tools."""
+    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    from induscode.commands.support.remedies import format_command  # noqa: PLC0415 — for a server that was never seen
+
+    message = "nothing is known of its tools: it was never started"
+    return Note(f"server {server!r}", message, f"{format_command('tools')} starts it once")

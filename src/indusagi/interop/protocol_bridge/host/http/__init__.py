@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.host.http.settings import (
     LEAST_TOKEN,
     HttpHost,
     HttpSettings,
+    StoredToken,
     build_url,
     is_loopback,
     load_token,
@@ -65,7 +66,7 @@ async def open_http(
                 if not is_loopback(chosen.host):
                     raise ValueError("without a token only a loopback address is allowed")
             elif chosen.tokens is None:
-                stored = await asyncio.to_thread(load_token)
+                stored = await _load_token()
                 tokens = (stored.token,)
             elif not tokens:
                 raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
@@ -86,3 +87,19 @@ async def open_http(
         if stored is not None:
             host = replace(host, token=stored.token, token_path=stored.path, token_is_new=stored.is_new)
         yield host
+
+
+async def _load_token() -> StoredToken:
+    """Read this user's token, or create one.
+
+    Raises:
+        ProtocolFault: It can be neither read nor created (kind `transport`).
+    """
+    try:
+        return await asyncio.to_thread(load_token)
+    except (OSError, ValueError) as exc:
+        # Without a number it is an error of ours, which has its remedy.
+        has_remedy = not isinstance(exc, OSError) or exc.errno is None
+        remedy = "" if has_remedy else " (set XDG_STATE_HOME to a directory in which you may create files)"
+        message = f"the token of clients can be neither read nor created: {describe_error(exc)}{remedy}"
+        raise ProtocolFault("transport", message, exc) from exc

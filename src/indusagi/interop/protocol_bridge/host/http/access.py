@@ -52,7 +52,10 @@ def check_user_token(request: HttpRequest, policy: AccessPolicy) -> None:
     if policy.tokens and not owner:
         # https://www.rfc-editor.org/rfc/rfc6750#section-3
         headers = [(b"www-authenticate", b"Bearer")]
-        raise HttpRefusal(401, "a token is needed: Authorization: Bearer ...", headers=headers)
+        message = "a token is needed: Authorization: Bearer ..."
+        if is_bearer and presented:
+            message = "the token is not valid: this host has another one"
+        raise HttpRefusal(401, message, headers=headers)
     if owner in policy.limited and request.path in {HEALTH, METRICS}:
         raise HttpRefusal(403, f"{request.path} needs the token of the user")
     request.identity = ClientIdentity(owner=owner)

@@ -1,0 +1,165 @@
+"""The exporters of OpenTelemetry, with a watch: failed exports become a note, and the last one is not repeated.
+
+The SDK reports a failed attempt by the module `logging` alone. A handler reads these records while an exporter of ours
+exports; without a handler the last resort of `logging` would write them to the terminal. A program that configures
+`logging` gets them as before. Imported only where the environment names a collector.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+from indusagi.core.faults import Note, describe_error
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+METRICS_ENDPOINT = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+_LONGEST_CHAIN = 16
+"""The most causes that are followed, since a chain may be cyclic."""
+
+
+class ExportWatch:
+    """Collects why exports fail, one note for each variable that names a collector; for all threads of the SDK."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._notes: dict[str, Note] = {}
+        self._retried: set[_Export] = set()
+        """Exports that wait for their next attempt."""
+        self._is_closing = False
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What does not reach its collector, and why."""
+        return tuple(self._notes.values())
+
+    def close(self) -> None:
+        """Have failed exports not be repeated from now on."""
+        self._is_closing = True
+        for export in [*self._retried]:
+            export.stop()
+
+    def fail(self, export: _Export, reason: str) -> None:
+        """Note a failed attempt; at the end of the run no further one is made."""
+        self._retried.add(export)
+        self._keep_failure(export, reason)
+        if self._is_closing:
+            export.stop()
+
+    def finish(self, export: _Export) -> None:
+        """Forget an export that has ended."""
+        self._retried.discard(export)
+
+    def _keep_failure(self, export: _Export, reason: str) -> None:
+        """Keep the first failure of a collector."""
+        own = export.variable
+        variable = own if self._environ.get(own) else ENDPOINT
+        if variable in self._notes:
+            return
+        named, remedy = f"of {variable}", f"start it, or change or unset {variable}"
+        if not self._environ.get(variable):
+            named, remedy = "at the default address", f"set {own}"
+        message = f"{export.what} do not reach the collector {named}: {reason}"
+        self._notes[variable] = Note("OpenTelemetry", message, remedy)
+
+
+@record
+class _Export:
+    """One export, until it succeeds or fails."""
+
+    watch: ExportWatch
+    what: str
+    variable: str
+    """The one that names the collector of `what` alone."""
+    stop: Callable[[], object]
+    """Ends the exporter, and its wait for the next attempt."""
+
+
+_current: ContextVar[_Export | None] = ContextVar("current export", default=None)
+
+
+class _FailureHandler(logging.Handler):
+    """Hands warnings of an export to its watch."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        export = _current.get()
+        if export is None:
+            return
+        values: Sequence[object] = record.args if isinstance(record.args, tuple) else ()
+        failure = next((value for value in values if isinstance(value, BaseException)), None)
+        # No further record is handled: the shutdown of an exporter that is shut down would be one.
+        token = _current.set(None)
+        try:
+            reason = record.getMessage() if failure is None else describe_error(_find_cause(failure))
+            export.watch.fail(export, reason)
+        finally:
+            _current.reset(token)
+
+
+_HANDLER = _FailureHandler(logging.WARNING)
+logging.getLogger("opentelemetry").addHandler(_HANDLER)
+
+
+@contextmanager
+def _watched(export: _Export) -> Generator[None]:
+    token = _current.set(export)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        export.watch.finish(export)
+
+
+def _find_cause(failure: BaseException) -> BaseException:
+    """Find the exception of the socket inside those of the HTTP client."""
+    cause: BaseException | None = failure
+    for _ in range(_LONGEST_CHAIN):
+        if cause is None:
+            break
+        if isinstance(cause, OSError) and not type(cause).__module__.startswith(("requests", "urllib3")):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return failure
+
+
+class WatchedSpanExporter(OTLPSpanExporter):
+    """Exports spans to the collector of the environment."""
+
+    def __init__(self, watch: ExportWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export spans; a failure is reported to the watch."""
+        with _watched(_Export(self.watch, "spans", TRACES_ENDPOINT, self.shutdown)):
+            return super().export(spans)
+
+
+class WatchedMetricExporter(OTLPMetricExporter):
+    """Exports metrics to the collector of the environment."""
+
+    def __init__(self, watch: ExportWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
+        """Export metrics; a failure is reported to the watch."""
+        exporter: Any = super()  # its methods are partly untyped
+        with _watched(_Export(self.watch, "metrics", METRICS_ENDPOINT, exporter.shutdown)):
+            return exporter.export(metrics_data, timeout_millis, **kwargs)
