@@ -76,16 +76,21 @@ async def full_account(broker: Broker) -> AsyncGenerator[None]:
         with pytest.raises(APIError, match="resource limits exceeded"):
             await _publish_for_ever(streams, size)
 
+    enough = asyncio.Event()
+
     async def keep_full() -> None:
-        while True:
+        # Ended by the event: nats-py waits by `asyncio.wait_for`, which may forget that it was cancelled.
+        while not enough.is_set():
             with suppress(APIError):
-                await _publish_for_ever(streams, 10)
+                await streams.publish("other", bytes(10))
             await asyncio.sleep(0.005)
 
     async with asyncio.TaskGroup() as tasks:
-        filling = tasks.create_task(keep_full())
-        yield
-        filling.cancel()
+        tasks.create_task(keep_full())
+        try:
+            yield
+        finally:
+            enough.set()
     await streams.purge_stream("other")
 
 

@@ -18,7 +18,6 @@ from tests.commands.helpers import configured, on_terminal, row, user_file
 from tests.commands.serving import greeted
 from tests.support.scripts import command, run
 
-from indusagi import __version__
 from indusagi.core.time import now_ms
 from induscode import program
 from induscode.calls.database import CallDatabase, Payload
@@ -168,13 +167,6 @@ def test_calls_of_a_gateway_and_of_the_command_are_recorded_with_their_client_an
     assert (typed.via, typed.client, typed.server) == ("call", "indus", "honest")
     assert echo.run
     assert b"my-secret" not in calls_file().read_bytes()
-
-
-@pytest.mark.process
-def test_our_own_client_names_the_version_of_the_program(tmp_path: Path) -> None:
-    config = configured(tmp_path / "behind.json", {"gw": {"command": command(), "args": ["serve", "--no-mcp"]}})
-    assert run("call", "gw__ls", "--mcp", str(config), cwd=tmp_path).returncode == 0
-    assert {one.client for one in read_calls() if one.via == "gateway"} == {f"indus-protocol-bridge {__version__}"}
 
 
 @pytest.mark.process

@@ -17,7 +17,6 @@ from tests.support.host_clients import CHILD, TOKEN, client_of, host_of, memory
 from tests.support.host_tools import Bench
 from tests.support.scripts import ROOT
 
-from indusagi import __version__
 from indusagi.interop import (
     BridgeConfig,
     HttpSettings,
@@ -152,7 +151,7 @@ def sdk_server(bench: Bench) -> Server[Any]:
             }
         )
 
-    return Server("indus-provider-host", version=__version__, on_list_tools=listed, on_call_tool=called)
+    return Server("indus-provider-host", version="0.1.0", on_list_tools=listed, on_call_tool=called)
 
 
 async def seen(client: Client) -> Any:

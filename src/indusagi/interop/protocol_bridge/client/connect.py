@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from typing import Any, TypeAlias
 
-from indusagi import __version__
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, transport_session
@@ -27,7 +26,8 @@ InjectedTransport: TypeAlias = SessionFactory | Transport | tuple[Any, Any]
 """A session factory; or what one would yield, if that is a transport or a pair of streams."""
 
 CLIENT_NAME = "indus-protocol-bridge"
-CLIENT_VERSION = __version__
+CLIENT_VERSION = "0.1.0"
+"""Of the client, which is specified; the program has a version of its own."""
 CLIENT_INFO: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
 
 OpenSession: TypeAlias = Callable[

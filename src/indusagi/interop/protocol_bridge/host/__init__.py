@@ -13,7 +13,6 @@ from dataclasses import field
 from functools import partial
 from typing import TypeAlias
 
-from indusagi import __version__
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready, ServedView
@@ -39,7 +38,7 @@ class ProviderHostInfo:
     """Name, version and instructions that a client receives."""
 
     name: str = "indus-provider-host"
-    version: str = __version__
+    version: str = "0.1.0"
     title: str | None = field(default=None, kw_only=True)
     instructions: str | None = field(default=None, kw_only=True)
     """Text about the tools as a whole, which a client may give its model."""
