@@ -14,6 +14,9 @@ from indusagi.core.time import iso_utc
 from indusagi.runtime.contract import TextContentBlock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolResult
@@ -172,3 +175,12 @@ def find_tool_ref(tool: object) -> RemoteToolRef | None:
             return ref
         tool = getattr(tool, "inner", None)
     return None
+
+
+def report_new_notes(notes: Sequence[Note], said: int, on_note: Callable[[Note], None] | None) -> int:
+    """Report the notes after the first `said` ones, if a receiver is set; return how many were reported so far."""
+    if on_note is None:
+        return said
+    for note in notes[said:]:
+        on_note(note)
+    return max(said, len(notes))

@@ -22,7 +22,14 @@ from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace
 from indusagi.runtime.contract import ToolCall
-from induscode.calls.record import CallOrigin, estimate_size, find_outcome, find_tool_ref, measure_result
+from induscode.calls.record import (
+    CallOrigin,
+    estimate_size,
+    find_outcome,
+    find_tool_ref,
+    measure_result,
+    report_new_notes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -262,11 +269,7 @@ class CallRecorder:
             self._report_notes()
 
     def _report_notes(self) -> None:
-        notes = self.notes
-        if len(notes) > self._said and self.on_note is not None:
-            said, self._said = self._said, len(notes)
-            for note in notes[said:]:
-                self.on_note(note)
+        self._said = report_new_notes(self.notes, self._said, self.on_note)
 
     @property
     def has_key(self) -> bool:

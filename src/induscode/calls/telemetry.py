@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from indusagi.core.faults import Note
 from indusagi.runtime.calls import UNLISTED, current_agent, current_client, current_requests, current_trace
-from induscode.calls.record import find_outcome, find_tool_ref
+from induscode.calls.record import find_outcome, find_tool_ref, report_new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -109,11 +109,7 @@ class CallTelemetry:
         return () if self._watch is None else self._watch.notes
 
     def _report_notes(self) -> None:
-        notes = self.notes
-        if len(notes) > self._said and self.on_note is not None:
-            said, self._said = self._said, len(notes)
-            for note in notes[said:]:
-                self.on_note(note)
+        self._said = report_new_notes(self.notes, self._said, self.on_note)
 
     def start(self, call: ToolCall, tool: object) -> ObservedSpan:
         """Start the span of a call."""

@@ -368,13 +368,13 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
         raise ClusterFault("away", f"no broker can be used at {where}: {why}") from exc
     broker = Broker(client, settings)
     brokers.append(broker)
-    pulse = asyncio.create_task(broker.measure_round_trips(), name="pulse of the broker")  # noqa: TID251 — awaited below
+    measuring = asyncio.create_task(broker.measure_round_trips(), name="round trips to the broker")  # noqa: TID251 — awaited below
     try:
         await broker.measure_round_trip()  # the deadlines of the first requests follow from it
         yield broker
     finally:
-        pulse.cancel()
-        await asyncio.wait({pulse})
+        measuring.cancel()
+        await asyncio.wait({measuring})
         broker.on_cut = broker.on_back = lambda: None
         broker.on_state = lambda _: None
         with suppress(Exception):  # it is closed either way
