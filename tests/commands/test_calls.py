@@ -86,6 +86,15 @@ def test_statistics_name_calls_errors_and_percentiles(shown: Any) -> None:
     assert report["all"]["calls"] == 3
 
 
+def test_limit_keeps_the_groups_with_the_most_calls(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    store({"tool": "a"}, {"tool": "b"}, {"tool": "b"}, {"tool": "c"})
+    report = json.loads(shown("--by", "tool", "--limit", "1", "--json"))
+    assert [group["tool"] for group in report["groups"]] == ["b"]
+    assert report["all"]["calls"] == 4
+    assert program.run(["calls", "--by", "tool", "--limit", "1"]) == 0
+    assert "2 further groups left out by --limit" in capsys.readouterr().err
+
+
 def test_one_call_is_shown_with_its_texts_while_they_are_kept(shown: Any) -> None:
     store({"client": "editor"}, payload=Payload('{"a":1}', '"done"'))
     text = shown("1")
@@ -115,6 +124,8 @@ def test_since_is_an_age_or_a_time(shown: Any, text: str, expected: int) -> None
 def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
     assert "--since 'soon'" in shown("--since", "soon", code=2)
     assert "--slow and --by exclude each other" in shown("--slow", "--by", "tool", code=2)
+    assert "--limit means nothing with --follow" in shown("--follow", "--limit", "3", code=2)
+    assert "--limit means nothing with NUMBER" in shown("1", "--limit", "3", code=2)
     assert "--export and --json exclude each other" in shown("--export", "csv", "--json", code=2)
     calls_file().parent.mkdir(parents=True, exist_ok=True)
     calls_file().write_bytes(b"no database" * 100)

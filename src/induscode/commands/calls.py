@@ -43,7 +43,12 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 @click.option("--client", metavar="NAME", help="Only calls of this client; * stands for any text.")
 @click.option("--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, or 2026-11-15T20:08 (UTC).")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="The most calls shown."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="The most calls, or groups with --by.",
 )
 @click.option(
     "--cluster",
@@ -78,7 +83,8 @@ def command(
     Records hold sizes and digests, and no arguments and no results unless the setting calls.record is payloads.
     """
     exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
-    _check_flags(context, [flag for flag, value in exclusive.items() if value])
+    has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE
+    _check_flags(context, [flag for flag, value in exclusive.items() if value], has_limit=has_limit)
     from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — imports SQLite
 
     chosen = CallFilter(
@@ -103,17 +109,18 @@ def command(
         if number is not None:
             return _show_call(context, *database.find(number), number=number, as_json=as_json)
         if export is not None:
-            has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE
             export_calls(database.latest(chosen, limit) if has_limit else database.stream(chosen), export)
         elif by is not None:
-            _show_statistics(database, by, chosen, as_json=as_json)
+            _show_statistics(database, by, chosen, limit if has_limit else None, as_json=as_json)
         else:
             _list_calls(database, chosen, limit, slow=slow, as_json=as_json)
     return 0
 
 
-def _check_flags(context: click.Context, given: Sequence[str]) -> None:
+def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: bool) -> None:
     """Refuse flags that exclude each other; `given` are those that choose what is shown."""
+    for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
+        raise click.UsageError(f"--limit means nothing with {flag}", context)
     params = context.params
     if params["brokers"] is not None:
         given = ["--cluster", *given]
@@ -265,15 +272,16 @@ def _show_call(
 # -- statistics and export ----------------------------------------------------------------------
 
 
-def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, *, as_json: bool) -> None:
+def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit: int | None, *, as_json: bool) -> None:
     from induscode.calls.record import format_name  # noqa: PLC0415 — for this option
     from induscode.calls.statistics import read_statistics  # noqa: PLC0415 — for this option
 
-    *groups, everything = read_statistics(database, by, wanted)
+    *found, everything = read_statistics(database, by, wanted)
+    groups = found[:limit]
     if as_json:
         total = {key: value for key, value in everything.to_json(by).items() if key not in {by, "server"}}
-        found = [group.to_json(by) for group in groups]
-        write_json({"by": by, "groups": found, "all": total, "dropped": database.dropped()})
+        shown = [group.to_json(by) for group in groups]
+        write_json({"by": by, "groups": shown, "all": total, "dropped": database.dropped()})
         return
     heads = (by.upper(), "CALLS", "ERRORS", "P50", "P95", "SLOWEST", "TOKENS")
     rows: list[tuple[object, ...]] = []
@@ -282,6 +290,8 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, *, as_
         times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
         rows.append((name, group.calls, group.errors, *times, group.tokens))
     print_table(heads, rows)
+    if len(found) > len(groups):
+        print_status(f"{format_count(len(found) - len(groups), 'further group')} left out by --limit")
     _report_dropped(database)
 
 

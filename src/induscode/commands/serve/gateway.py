@@ -28,6 +28,7 @@ from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.cluster import NodeHooks
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.recursion import drop_own_address
+from induscode.commands.support.remedies import format_server_command
 from induscode.commands.support.runner import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
@@ -577,7 +578,7 @@ class Gateway:
             notes = [note for note in self._bridge.list_remarks(server) if not isinstance(note, hidden)]
             more = len(notes) - _REMARKS
             if more > 0:
-                remedy = f"all of them: indus mcp doctor {server}"
+                remedy = f"all of them: {format_server_command('doctor', server)}"
                 notes[_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
             # Numbers in a remark change all the time; without them it is the same remark.
             self._print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")

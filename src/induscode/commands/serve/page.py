@@ -21,7 +21,7 @@ from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import find_tool_ref
-from induscode.commands.support.remedies import advise
+from induscode.commands.support.remedies import advise, format_server_command
 from induscode.commands.support.servers import STATE_REMEDIES, find_row, list_secret_warnings, name_transport
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
@@ -280,7 +280,7 @@ class GatewayPage:
     async def _sign_in(self, server: str) -> ActionReply:
         if not self._gateway.sign_ins.is_personal:
             # The redirect arrives at a loopback address of this machine, and the sign-in belongs to its user.
-            raise BridgeFault(f"sign in on the machine of the gateway: indus mcp login {server}")
+            raise BridgeFault(f"sign in on the machine of the gateway: {format_server_command('login', server)}")
         if server in self._sign_ins:
             self._sign_ins[server].cancel()
             await self._sign_ins[server].join()

@@ -27,6 +27,7 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
+from induscode.commands.support.remedies import format_server_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -89,7 +90,7 @@ class GatewaySignIns:
     async def sign_in(self, server: str) -> str | None:
         """Sign in to a server by the client of this call; return the problem, None if the call may go on."""
         config, caller = self._bridge.plan.configs.get(server), current_caller.get()
-        command = f"server {server!r} needs a sign-in: indus mcp login {server}"
+        command = f"server {server!r} needs a sign-in: {format_server_command('login', server)}"
         elicitation = None if caller is None else caller.capabilities.get("elicitation")
         can_open_pages = isinstance(elicitation, dict) and "url" in elicitation
         if config is None or caller is None or not can_open_pages or not self.is_personal:

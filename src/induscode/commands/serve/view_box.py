@@ -14,6 +14,7 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
+from induscode.commands.support.remedies import format_command
 from induscode.launch.views import NATIVE, find_view, matches
 from induscode.terminal import print_status
 
@@ -175,7 +176,8 @@ def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> N
     for view in views:
         for pattern in view.servers:
             if servers and not any(matches(server, [pattern]) for server in (*servers, NATIVE)):
-                print_status(f"view {view.name!r}: there is no server {pattern!r} (indus mcp list names them)")
+                remedy = f"{format_command('mcp', 'list')} names them"
+                print_status(f"view {view.name!r}: there is no server {pattern!r} ({remedy})")
 
 
 class GatewayViews:
