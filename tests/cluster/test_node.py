@@ -152,7 +152,7 @@ async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker:
         endpoint = member.endpoint()
         with pytest.raises(ProtocolFault) as caught:
             await endpoint.invoke(
-                "slow", {"seconds": 0.2, "progress": 1}, on_progress=lambda _: jump.__setitem__(0, 10.0)
+                "slow", {"seconds": 0.2, "progress": 1}, on_progress=lambda _: jump.__setitem__(0, 100.0)
             )
         assert caught.value.detail.reason == "outcome_unknown"
         assert endpoint.phase is EndpointPhase.FAULTED

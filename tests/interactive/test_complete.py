@@ -79,12 +79,12 @@ def make_tree(folder: Path) -> None:
 
 def test_ignored_and_hidden_files_are_left_out(tmp_path: Path) -> None:
     make_tree(tmp_path)
-    assert WorkspaceFiles(str(tmp_path))("") == ["src/", "up", "z.txt", "src/app.py"]
+    assert WorkspaceFiles(str(tmp_path), clock=lambda: 0.0)("") == ["src/", "up", "z.txt", "src/app.py"]
 
 
 def test_hidden_files_are_listed_when_they_are_typed(tmp_path: Path) -> None:
     make_tree(tmp_path)
-    files = WorkspaceFiles(str(tmp_path))
+    files = WorkspaceFiles(str(tmp_path), clock=lambda: 0.0)
     assert files(".gi") == [".github/", ".gitignore"]
     assert files(".github/") == [".github/ci.yml"]
     assert files("src/.env") == ["src/.env"]
@@ -93,7 +93,7 @@ def test_hidden_files_are_listed_when_they_are_typed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("query", ["../", "/etc/", "up/", "~/", "src/../../"])
 def test_paths_outside_the_workspace_are_never_listed(tmp_path: Path, query: str) -> None:
     make_tree(tmp_path)
-    assert WorkspaceFiles(str(tmp_path))(query) == ()
+    assert WorkspaceFiles(str(tmp_path), clock=lambda: 0.0)(query) == ()
 
 
 def test_the_walk_is_bounded(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from tests.support.opened import QUICK, fleet_of
-from tests.support.servers import FAST, diary, fault, honest
+from tests.support.servers import STEADY, diary, fault, honest
 from tests.support.waiting import is_alive, until, until_task_ends
 
 from indusagi.capabilities.local import make_local_context
@@ -182,7 +182,7 @@ async def test_listener_receives_events_until_it_unsubscribes() -> None:
 async def test_r34_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     fleet = ServerFleetImpl()
-    limits = replace(FAST, connect_s=20)
+    limits = replace(STEADY, connect_s=20)
     config = BridgeConfig([fault("mute", "--log", log, limits=limits), honest("--log", log)])
     with anyio.move_on_after(0.3):
         await fleet.start(config)
@@ -215,7 +215,7 @@ async def test_r32_many_servers_some_of_them_bad_come_up_together(tmp_path: Path
         ("modern-version", "offer", "2099-01-01"),
     ]
     bad = [
-        fault(str(mode), *words, id=f"{mode} {n}", limits=replace(FAST, connect_s=5))
+        fault(str(mode), *words, id=f"{mode} {n}", limits=replace(STEADY, connect_s=5))
         for mode, *words in ways
         for n in range(3)
     ]
@@ -289,7 +289,7 @@ async def test_finding_e4_the_supervisor_stops_after_a_fault_without_hope() -> N
 
 
 async def test_finding_e4_waiters_are_released_when_a_server_is_closed_while_it_comes_up() -> None:
-    patient = replace(FAST, connect_s=60, probe_s=60)
+    patient = replace(STEADY, connect_s=60, probe_s=60)
     coming = fault("mute", id="slow", limits=patient)
     async with fleet_of() as fleet, asyncio.TaskGroup() as tasks:
         adding = tasks.create_task(fleet.add(coming))

@@ -10,6 +10,7 @@ import pytest
 from tests.support.model_server import model_server
 
 from induscode.launch.invocation import Invocation
+from induscode.session import models
 from induscode.session.models import (
     ANTHROPIC_DEFAULT,
     OPENAI_DEFAULT,
@@ -100,7 +101,8 @@ async def test_key_is_absent_from_representations() -> None:
     assert "sk-canary" not in f"{choice!r} {choice} {choice.label}"
 
 
-async def test_without_a_key_a_local_server_is_found() -> None:
+async def test_without_a_key_a_local_server_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_PORT_PROBE_S", 2.0)  # a busy machine may take longer than the default
     with socket.create_server(("127.0.0.1", 0)) as silent, model_server() as server:
         ports = (silent.getsockname()[1], 9, int(server.url.rpartition(":")[2]))
         choice = await choose_model(asked(), {}, ports)
@@ -131,7 +133,10 @@ async def test_model_is_read_from_the_server_at_base_url() -> None:
         ({}, None),
     ],
 )
-async def test_finding_c9_context_window_is_read_from_the_server(facts: dict[str, Any], window: int | None) -> None:
+async def test_finding_c9_context_window_is_read_from_the_server(
+    facts: dict[str, Any], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_PORT_PROBE_S", 20.0)
     with model_server() as server:
         server.facts.update(facts)
         url, port = f"{server.url}/v1", int(server.url.rpartition(":")[2])
@@ -142,6 +147,14 @@ async def test_finding_c9_context_window_is_read_from_the_server(facts: dict[str
         told = await choose_model(replace(asked("local-model", url), context_window=7), {})
     assert [one.context_window for one in (named, unnamed, local)] == [window] * 3
     assert (other.context_window, told.context_window) == (None, 7)
+
+
+async def test_server_at_base_url_has_more_time_than_a_port_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_PORT_PROBE_S", 0.0)
+    with model_server() as server:
+        assert (await choose_model(asked(None, f"{server.url}/v1"), {})).name == "local-model"
+        with pytest.raises(NoModelError):
+            await choose_model(asked(), {}, (int(server.url.rpartition(":")[2]),))
 
 
 async def test_message_without_any_model_names_three_remedies() -> None:

@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+from induscode.cluster import broker as broker_module
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.key import ClusterKey
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
 
 LEASE_S = 10.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
-SHORT_LEASE_S = 2.0
+SHORT_LEASE_S = 4.0
 """For tests that wait for the end of a lease; a broker takes no shorter one than a second."""
 _START_S = 20.0
+_REQUEST_S = 4.0
 KEY = ClusterKey(bytes(range(32)))
 
 
@@ -105,10 +108,11 @@ class BrokerProcess:
 
 @contextmanager
 def broker_process(folder: Path) -> Generator[BrokerProcess]:
-    """Run a broker inside the block."""
+    """Run a broker inside the block; requests of this process to it have more time than those of a user."""
     process = BrokerProcess(folder)
     try:
-        yield process
+        with patch.multiple(broker_module, REQUEST_S=_REQUEST_S, LONGEST_S=_REQUEST_S):
+            yield process
     finally:
         process.close()
 

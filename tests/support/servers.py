@@ -27,12 +27,13 @@ HONEST_TOOLS = (
 )  # fmt: skip
 """What the honest server lists before the tools it was told to generate."""
 
-FAST = ServerLimits(
-    connect_s=10.0, probe_s=0.2, list_s=5.0, call_idle_s=0.3, call_hard_s=1.0, close_s=0.3, relist_gap_s=0.1
+STEADY = ServerLimits(
+    connect_s=20.0, probe_s=2.0, list_s=20.0, call_idle_s=20.0, call_hard_s=20.0, close_s=0.3, relist_gap_s=0.1
 )
-"""Short where a test waits for a deadline in a call or at the end; long where a busy machine may be
-slow to start a process. A call that should succeed may need more: `ServerLimits()`."""
-SOON = replace(FAST, connect_s=0.5, list_s=0.5)
+"""Limits that a busy machine keeps, apart from the time that a process has to end by itself."""
+SHORT_CALLS = replace(STEADY, call_idle_s=1.0, call_hard_s=3.0)
+"""For tests that wait for the deadline of a call."""
+SHORT_START = replace(STEADY, connect_s=0.5, probe_s=0.2, list_s=0.5)
 """For servers that never come up or never list: it does not matter then why they are late."""
 
 
@@ -45,7 +46,7 @@ def honest(
 
 def fault(mode: str, *args: object, id: str | None = None, limits: ServerLimits | None = None) -> StdioServerConfig:
     """Configure a server with that fault; the modes and their words are those of its file."""
-    return _script("fault.py", (mode, *args), id or mode, limits or FAST, {})
+    return _script("fault.py", (mode, *args), id or mode, limits or STEADY, {})
 
 
 def hidden(hide: str = "", *, id: str = "h") -> StdioServerConfig:
@@ -61,12 +62,12 @@ def remote(
     headers: Mapping[str, str] | None = None,
 ) -> StreamableHttpServerConfig:
     """Configure a server that runs behind HTTP."""
-    return StreamableHttpServerConfig(id, server.url, headers or {}, limits=limits or FAST)
+    return StreamableHttpServerConfig(id, server.url, headers or {}, limits=limits or STEADY)
 
 
 def remote_sse(server: HttpServer, *, id: str = "remote", limits: ServerLimits | None = None) -> SseServerConfig:
     """Configure a server that runs behind the old HTTP transport."""
-    return SseServerConfig(id, server.url, limits=limits or FAST)
+    return SseServerConfig(id, server.url, limits=limits or STEADY)
 
 
 def diary(path: Path, event: str = "") -> list[str]:

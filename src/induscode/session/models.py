@@ -34,7 +34,10 @@ LOCAL_WINDOW = 8_192
 """Context window for the weights in a file, if the person gives none."""
 OWN_KEY = "INDUS_API_KEY"
 """Variable with the key for the address of `--base-url`."""
-_PROBE_S = 0.2
+_ADDRESS_PROBE_S = 5.0
+"""How long a server that the person named may take to list its models."""
+_PORT_PROBE_S = 0.5
+"""The same for a port on which there may be a server."""
 _LARGEST_ANSWER = 256 * 1024
 _WINDOW_KEYS = ("max_model_len", "context_window", "context_length", "max_context_length", "n_ctx")
 """Keys for the context window: vLLM, Groq, OpenRouter, LM Studio and llama.cpp."""
@@ -225,7 +228,7 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
     models: dict[int, ServedModel] = {}
 
     async def probe(port: int) -> None:
-        served = await _probe_server(f"http://127.0.0.1:{port}/v1")
+        served = await _probe_server(f"http://127.0.0.1:{port}/v1", limit_s=_PORT_PROBE_S)
         if served is not None:
             models[port] = served
 
@@ -248,12 +251,14 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
 # -- the model list of a server -----------------------------------------------------------------
 
 
-async def _probe_server(base_url: str, name: str | None = None) -> ServedModel | None:
+async def _probe_server(
+    base_url: str, name: str | None = None, *, limit_s: float = _ADDRESS_PROBE_S
+) -> ServedModel | None:
     """Look up model `name`, or the first one, in a server's list; None if the server does not answer in time.
 
     https://platform.openai.com/docs/api-reference/models/list
     """
-    with anyio.move_on_after(_PROBE_S):
+    with anyio.move_on_after(limit_s):
         try:
             return _find_model(await _get(base_url.rstrip("/") + "/models"), name)
         except (OSError, ValueError, anyio.EndOfStream, anyio.BrokenResourceError):

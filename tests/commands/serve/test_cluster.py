@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 META = "io.modelcontextprotocol/"
-LEASE_S = "2"
+LEASE_S = "4"
 Json = dict[str, Any]
 
 
@@ -95,6 +95,8 @@ def test_any_node_serves_any_client_and_a_lost_node_is_replaced(tmp_path: Path) 
             _look_at_the_page(first)
             _use_session_at_two_nodes(url, other)
             _answer_question_at_another_node(url, other)
+            process = read_process(url)  # another one, if its node was too slow to keep its lease
+            assert process is not None
             owner, rest = (first, (second, other)) if process["parent"] == first.pid else (second, (first, url))
             late = other if owner is second else url
             _stop_past_the_lease(owner, rest, late, process)
@@ -152,7 +154,6 @@ def _stop_past_the_lease(owner: Gateway, rest: tuple[Gateway, str], late: str, p
     wait_for(lambda: not is_alive(process["pid"]))
     successor.process.kill()
     assert wait_for_other_process(late, moved)["parent"] == owner.pid
-    wait_for(lambda: "which has left the cluster (indus cluster status)" in owner.said())
 
 
 def _check_status(broker: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:

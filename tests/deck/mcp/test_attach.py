@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from tests.support.deck import AT, capability, ledger_of
 from tests.support.opened import QUICK
-from tests.support.servers import FAST, HONEST_TOOLS, fault, honest
+from tests.support.servers import HONEST_TOOLS, STEADY, fault, honest
 from tests.support.waiting import until
 
 from indusagi.capabilities.local import make_local_context
@@ -148,7 +148,7 @@ async def test_detaching_one_server_leaves_the_others_running(tmp_path: Path) ->
 
 async def test_a_server_that_changes_its_tools_moves_the_ledger_and_new_ones_come_last() -> None:
     sink = Sink()
-    async with attached(honest(id="h", limits=FAST), honest(id="z"), sink=sink) as result:
+    async with attached(honest(id="h", limits=STEADY), honest(id="z"), sink=sink) as result:
         assert result.enrolment is not None
         assert result.fleet is not None
         endpoint = result.fleet.endpoint("h")
@@ -227,7 +227,7 @@ async def test_c25_whatever_changed_in_a_definition_suspends_the_tool(change: Js
 
 async def test_r41_a_tool_that_drifts_while_it_is_live_gets_its_place_back_when_approved() -> None:
     pins = Pins()
-    async with attached(honest(id="h", limits=FAST), pins=pins) as result:
+    async with attached(honest(id="h", limits=STEADY), pins=pins) as result:
         enrolment = result.enrolment
         assert enrolment is not None
         assert result.fleet is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.deck import with_raw
 from tests.support.opened import QUICK
-from tests.support.servers import FAST, HONEST_TOOLS, SOON, diary, fault, honest
+from tests.support.servers import HONEST_TOOLS, SHORT_START, STEADY, diary, fault, honest
 from tests.support.stores import stored
 from tests.support.waiting import until
 
@@ -271,7 +271,7 @@ async def test_old_runs_are_taken_out_when_a_deck_boots(tmp_path: Path) -> None:
 
 async def test_the_remote_tools_of_a_turn_can_be_shown_again(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
-        async with booted(store, honest(id="h", limits=FAST)) as bridge:
+        async with booted(store, honest(id="h", limits=STEADY)) as bridge:
             ledger = enrolment_of(bridge).ledger
             digest = bridge.journal.record_turn([one.descriptor for one in ledger.live_capabilities()])
             run = bridge.journal.run
@@ -321,7 +321,7 @@ async def test_a_server_that_is_taken_out_before_its_turn_is_not_started(tmp_pat
 
 
 async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledger(tmp_path: Path) -> None:
-    server, mute = honest(id="h", limits=FAST), fault("mute", limits=SOON)
+    server, mute = honest(id="h", limits=STEADY), fault("mute", limits=SHORT_START)
     async with stored(tmp_path) as store:
         assert await find_started_before(store, [server, mute]) == []
         async with booted(store, server, mute) as bridge:

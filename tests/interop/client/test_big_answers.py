@@ -15,7 +15,7 @@ from tests.support.http_behaviours import Modern, OldSse, large, sometimes
 from tests.support.http_peer import http_server
 from tests.support.memory import MIB, peak_memory
 from tests.support.opened import fault_of_call, fleet_of, opened
-from tests.support.servers import FAST, diary, fault, honest, remote, remote_sse
+from tests.support.servers import STEADY, diary, fault, honest, remote, remote_sse
 from tests.support.waiting import is_alive, until
 
 from indusagi.interop import EndpointPhase, ServerLimits, Supervision
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 BIG = 50
-PATIENT = replace(FAST, call_idle_s=20, call_hard_s=20)
 CAPS = [1, ServerLimits().frame_bytes // MIB]
 """Limits in MiB: a low one, and the default."""
 SLACK = 1 * MIB
@@ -41,7 +40,7 @@ SERVER_SLACK = 4 * MIB
 
 
 def capped(mib: int) -> ServerLimits:
-    return replace(PATIENT, frame_bytes=mib * MIB)
+    return replace(STEADY, frame_bytes=mib * MIB)
 
 
 async def works(endpoint: ServerEndpointImpl) -> None:

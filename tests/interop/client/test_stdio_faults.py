@@ -16,7 +16,7 @@ import pytest
 from tests.servers.malformed import ANSWERS, LISTS, READABLE, TOOLS
 from tests.support.opened import attempt, fault_of_call, fault_of_opening, fleet_of, mounted, opened
 from tests.support.scripts import ROOT
-from tests.support.servers import FAST, SOON, diary, fault, honest
+from tests.support.servers import SHORT_CALLS, SHORT_START, STEADY, diary, fault, honest
 from tests.support.transports import settled
 from tests.support.waiting import is_alive, until
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
-PATIENT = replace(FAST, call_idle_s=20, call_hard_s=20)
 """For calls that should succeed, or fail at once, on a machine that may be busy."""
 
 
@@ -57,7 +56,7 @@ async def works(endpoint: ServerEndpointImpl) -> None:
 
 async def test_r01_a_server_that_never_answers_times_out_alone(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with fleet_of(fault("mute", "--log", log, limits=SOON), honest()) as fleet:
+    async with fleet_of(fault("mute", "--log", log, limits=SHORT_START), honest()) as fleet:
         status = fleet.status()
         assert status["mute"].fault is not None
         assert status["mute"].fault.kind == "timeout"
@@ -92,17 +91,17 @@ async def test_r03_what_cannot_be_started_says_why(config: StdioServerConfig, sa
 
 async def test_r04_a_call_that_hangs_times_out_and_the_session_goes_on(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with opened(fault("hang", "--log", log)) as endpoint:
+    async with opened(fault("hang", "--log", log, limits=SHORT_CALLS)) as endpoint:
         failure = await fault_of_call(endpoint)
         assert failure.kind == "timeout"
-        assert "not answered within 0.3 s" in str(failure)
+        assert "not answered within 1 s" in str(failure)
         await until(lambda: bool(diary(log, "cancelled")))
         await works(endpoint)
 
 
 async def test_r05_progress_keeps_a_call_alive_until_the_hard_limit() -> None:
     heard: list[ToolProgress] = []
-    limits = replace(FAST, call_idle_s=0.5, call_hard_s=1.5)
+    limits = replace(STEADY, call_idle_s=0.5, call_hard_s=1.5)
     async with opened(fault("endless-progress", limits=limits)) as endpoint:
         with pytest.raises(ProtocolFault) as caught:
             await endpoint.invoke("fault", {}, on_progress=heard.append)
@@ -113,7 +112,7 @@ async def test_r05_progress_keeps_a_call_alive_until_the_hard_limit() -> None:
 
 
 async def test_r05_progress_starts_the_idle_deadline_anew() -> None:
-    limits = replace(FAST, call_idle_s=1.0, call_hard_s=20)
+    limits = replace(STEADY, call_idle_s=1.0, call_hard_s=20)
     heard: list[ToolProgress] = []
     async with opened(honest(limits=limits)) as endpoint:
         result = await endpoint.invoke("slow", {"seconds": 1.5, "progress": 10}, on_progress=heard.append)
@@ -122,7 +121,7 @@ async def test_r05_progress_starts_the_idle_deadline_anew() -> None:
 
 
 async def test_r06_a_server_killed_in_a_call_comes_back_under_the_same_names() -> None:
-    async with mounted(fault("dies", "KILL", limits=PATIENT)) as bridge:
+    async with mounted(fault("dies", "KILL")) as bridge:
         before = [descriptor.name for descriptor in bridge.box.descriptors()]
         outcome = await bridge.box.runner.run(ToolCall("1", "dies__fault", {}))
         assert outcome.is_error
@@ -142,7 +141,7 @@ async def test_r06_every_call_in_flight_fails_when_the_server_dies() -> None:
     async def call(endpoint: ServerEndpointImpl, name: str) -> None:
         failures.append((await fault_of_call(endpoint, name)).kind)
 
-    async with opened(fault("dies", "KILL", limits=PATIENT)) as endpoint:
+    async with opened(fault("dies", "KILL")) as endpoint:
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(call, endpoint, "fault")
@@ -156,7 +155,7 @@ async def test_r06_every_call_in_flight_fails_when_the_server_dies() -> None:
 async def test_r07_a_crash_loop_opens_the_circuit_and_a_restart_by_hand_works(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rules = Supervision(first_s=0.02, jitter=0, failures=3, open_s=60)
-    crashing = fault("crash-loop", 3, "--log", log, limits=PATIENT)
+    crashing = fault("crash-loop", 3, "--log", log)
     async with fleet_of(crashing, supervision=rules) as fleet:
         await until(lambda: (fleet.status()["crash-loop"].next_try_s or 0) > 30)
         assert len(diary(log, "start")) == 3
@@ -166,7 +165,7 @@ async def test_r07_a_crash_loop_opens_the_circuit_and_a_restart_by_hand_works(tm
 
 
 async def test_r08_garbage_between_the_answers_is_skipped_and_counted_once() -> None:
-    async with opened(fault("garbage", limits=PATIENT)) as endpoint:
+    async with opened(fault("garbage")) as endpoint:
         assert len(await endpoint.list_tools()) >= 1
         await works(endpoint)
         notes = [str(note) for note in endpoint.status().notes if "no protocol messages" in str(note)]
@@ -174,24 +173,24 @@ async def test_r08_garbage_between_the_answers_is_skipped_and_counted_once() -> 
 
 
 async def test_r09_invalid_utf8_survives() -> None:
-    async with opened(fault("bad-utf8", limits=PATIENT)) as endpoint:
+    async with opened(fault("bad-utf8")) as endpoint:
         result = await endpoint.invoke("fault", {})
         assert "\ufffd" in str(result.content)
         await works(endpoint)
 
 
 async def test_r10_half_a_line_and_the_end_is_a_lost_connection_at_once() -> None:
-    async with opened(fault("half-line", "exit", limits=PATIENT)) as endpoint:
+    async with opened(fault("half-line", "exit")) as endpoint:
         assert (await fault_of_call(endpoint)).kind == "transport"
 
 
 async def test_r10_half_a_line_and_silence_is_a_timeout() -> None:
-    async with opened(fault("half-line", "hang")) as endpoint:
+    async with opened(fault("half-line", "hang", limits=SHORT_CALLS)) as endpoint:
         assert (await fault_of_call(endpoint)).kind == "timeout"
 
 
 async def test_r13_a_flood_on_standard_error_stalls_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    async with opened(fault("stderr-flood", limits=PATIENT)) as endpoint:
+    async with opened(fault("stderr-flood")) as endpoint:
         await works(endpoint)
     assert capfd.readouterr().err == ""
 
@@ -207,7 +206,7 @@ async def test_r14_a_server_that_ignores_everything_is_killed(tmp_path: Path) ->
 @pytest.mark.parametrize("words", [(), ("quiet",), ("stubborn",), ("setsid",), ("setsid", "quiet")])
 async def test_r15_children_of_the_server_are_gone_after_the_close(tmp_path: Path, words: tuple[str, ...]) -> None:
     log = tmp_path / "log"
-    async with opened(fault("forks", *words, "--log", log, limits=replace(FAST, close_s=0.5))):
+    async with opened(fault("forks", *words, "--log", log, limits=replace(STEADY, close_s=0.5))):
         await until(lambda: bool(diary(log, "child")))
     children = [int(pid) for pid in diary(log, "child")]
     assert children
@@ -216,7 +215,7 @@ async def test_r15_children_of_the_server_are_gone_after_the_close(tmp_path: Pat
 
 async def test_r18_a_server_that_closes_its_output_is_lost_and_ended(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with opened(fault("closes", "stdout", "--log", log, limits=PATIENT)) as endpoint:
+    async with opened(fault("closes", "stdout", "--log", log)) as endpoint:
         failure = await fault_of_call(endpoint)
         assert (failure.kind, failure.detail.reason) == ("transport", "outcome_unknown")
         assert "closed its output" in str(failure)
@@ -226,21 +225,21 @@ async def test_r18_a_server_that_closes_its_output_is_lost_and_ended(tmp_path: P
 
 
 async def test_r18_a_server_that_stops_reading_is_lost() -> None:
-    async with opened(fault("closes", "stdin", limits=PATIENT)) as endpoint:
+    async with opened(fault("closes", "stdin")) as endpoint:
         await endpoint.invoke("fault", {})
         await until(lambda: endpoint.phase is EndpointPhase.FAULTED)
         assert "stopped reading" in str(endpoint.status().fault)
 
 
 async def test_server_may_close_its_standard_error() -> None:
-    async with opened(fault("closes", "stderr", limits=PATIENT)) as endpoint:
+    async with opened(fault("closes", "stderr")) as endpoint:
         await endpoint.invoke("fault", {})
         await works(endpoint)
 
 
 @pytest.mark.parametrize("kind", list(ANSWERS))
 async def test_r19_no_answer_is_too_odd_to_be_told_at_once(kind: str) -> None:
-    async with opened(fault("answers", kind, limits=replace(PATIENT, frame_bytes=2**26))) as endpoint:
+    async with opened(fault("answers", kind, limits=replace(STEADY, frame_bytes=2**26))) as endpoint:
         outcome = await attempt(endpoint, "fault")
         if isinstance(outcome, ProtocolFault):
             assert outcome.kind in {"protocol", "tool_error", "transport"}
@@ -252,7 +251,7 @@ async def test_r19_no_answer_is_too_odd_to_be_told_at_once(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(TOOLS))
 async def test_r20_one_odd_tool_never_takes_the_others_with_it(kind: str) -> None:
-    async with mounted(fault("tools", kind, limits=PATIENT)) as bridge:
+    async with mounted(fault("tools", kind)) as bridge:
         names = [mounted_tool.ref.name for mounted_tool in bridge.tools]
         assert [name for name in names if name.startswith("good_")] == [f"good_{n}" for n in range(9)]
         assert len(names) == 10 or bridge.notes
@@ -263,7 +262,7 @@ async def test_r20_one_odd_tool_never_takes_the_others_with_it(kind: str) -> Non
 
 @pytest.mark.parametrize("kind", list(LISTS))
 async def test_r20_a_listing_that_is_none_leaves_the_endpoint_ready(kind: str) -> None:
-    async with fleet_of(fault("lists", kind, limits=PATIENT)) as fleet:
+    async with fleet_of(fault("lists", kind)) as fleet:
         status = fleet.status()["lists"]
         assert status.phase is EndpointPhase.READY
         if status.tool_count == 0 and kind != "empty":
@@ -272,7 +271,7 @@ async def test_r20_a_listing_that_is_none_leaves_the_endpoint_ready(kind: str) -
 
 
 async def test_r20_a_listing_that_hangs_times_out_and_leaves_the_endpoint_ready() -> None:
-    async with fleet_of(fault("lists", "hang", limits=replace(SOON, connect_s=10))) as fleet:
+    async with fleet_of(fault("lists", "hang", limits=replace(SHORT_START, connect_s=10))) as fleet:
         status = fleet.status()["lists"]
         assert (status.phase, status.tool_count) == (EndpointPhase.READY, 0)
         assert status.fault is not None
@@ -289,7 +288,7 @@ async def test_r20_a_listing_that_hangs_times_out_and_leaves_the_endpoint_ready(
     ],
 )
 async def test_r21_a_list_without_end_is_capped_and_the_status_says_so(mode: tuple[str, str], said: str) -> None:
-    async with opened(fault(*mode, limits=PATIENT)) as endpoint:
+    async with opened(fault(*mode)) as endpoint:
         tools = await endpoint.list_tools()
         assert 0 < len(tools) <= 1_000
         assert any(said in str(note) for note in endpoint.status().notes)
@@ -297,7 +296,7 @@ async def test_r21_a_list_without_end_is_capped_and_the_status_says_so(mode: tup
 
 async def test_r22_a_burst_of_changes_is_answered_with_few_listings(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with opened(fault("burst", "--log", log, limits=PATIENT)) as endpoint:
+    async with opened(fault("burst", "--log", log)) as endpoint:
         await endpoint.list_tools()
         await endpoint.invoke("fault", {})
         await until(lambda: len(diary(log, "heard tools/list")) >= 2)
@@ -307,14 +306,14 @@ async def test_r22_a_burst_of_changes_is_answered_with_few_listings(tmp_path: Pa
 
 @pytest.mark.parametrize("mode", [("version", "1999-01-01"), ("modern-version", "offer", "2099-01-01")])
 async def test_r23_a_version_we_do_not_speak_is_told_with_both_sides(mode: tuple[str, ...]) -> None:
-    failure = await fault_of_opening(fault(*mode, limits=SOON))
+    failure = await fault_of_opening(fault(*mode))
     assert (failure.kind, failure.detail.reason) == ("protocol", "version")
     assert mode[-1] in str(failure)
     assert "2025-11-25" in str(failure)
 
 
 async def test_r23_a_modern_server_of_another_version_names_it() -> None:
-    failure = await fault_of_opening(fault("modern-version", "refuse", "2099-01-01", limits=SOON))
+    failure = await fault_of_opening(fault("modern-version", "refuse", "2099-01-01"))
     assert failure.kind in {"protocol", "spawn_failed"}
 
 
@@ -333,7 +332,7 @@ async def test_r23_a_modern_server_of_another_version_names_it() -> None:
     ],
 )
 async def test_servers_with_odd_handshakes_are_connected(mode: tuple[str, ...]) -> None:
-    async with opened(fault(*mode, limits=PATIENT)) as endpoint:
+    async with opened(fault(*mode)) as endpoint:
         await works(endpoint)
 
 
@@ -376,7 +375,7 @@ async def test_r33_half_of_the_calls_cancelled_leave_the_others_right() -> None:
 
 async def test_r34_tearing_down_while_connecting_leaves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    slow = fault("mute", "--log", log, limits=replace(FAST, connect_s=20))
+    slow = fault("mute", "--log", log, limits=replace(STEADY, connect_s=20))
     endpoint = create_server_endpoint(slow)
     async with anyio.create_task_group() as tasks:
 
@@ -406,7 +405,7 @@ async def test_r39_a_server_sees_nothing_of_our_environment_but_what_it_needs(mo
 
 
 async def test_r42_what_cannot_be_seen_is_taken_out_of_what_a_model_is_shown() -> None:
-    async with mounted(fault("dirty", limits=PATIENT)) as bridge:
+    async with mounted(fault("dirty")) as bridge:
         for descriptor in bridge.box.descriptors():
             shown = f"{descriptor.name}{descriptor.title}{descriptor.description}"
             assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
@@ -415,20 +414,20 @@ async def test_r42_what_cannot_be_seen_is_taken_out_of_what_a_model_is_shown() -
 
 @pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list"])
 async def test_server_request_without_capability_is_refused(method: str) -> None:
-    async with opened(fault("asks", method, limits=PATIENT)) as endpoint:
+    async with opened(fault("asks", method)) as endpoint:
         result = await endpoint.invoke("fault", {})
         assert "-32601" in str(result.content)
 
 
 async def test_flood_of_server_requests_is_refused_one_by_one() -> None:
-    async with opened(fault("inbound", limits=PATIENT)) as endpoint:
+    async with opened(fault("inbound")) as endpoint:
         await endpoint.invoke("fault", {})
         await works(endpoint)
 
 
 @pytest.mark.parametrize("mode", [("late",), ("ignores-cancel",), ("chatter",), ("odd-progress",)])
 async def test_unsolicited_messages_disturb_no_call(mode: tuple[str, ...]) -> None:
-    async with opened(fault(*mode)) as endpoint:
+    async with opened(fault(*mode, limits=SHORT_CALLS)) as endpoint:
         heard: list[ToolProgress] = []
         outcome = await attempt(endpoint, "fault", on_progress=heard.append)
         assert not isinstance(outcome, ProtocolFault) or outcome.kind == "timeout"
@@ -436,13 +435,13 @@ async def test_unsolicited_messages_disturb_no_call(mode: tuple[str, ...]) -> No
 
 
 async def test_endless_input_requests_end_the_call() -> None:
-    async with opened(fault("input-for-ever", limits=PATIENT)) as endpoint:
+    async with opened(fault("input-for-ever")) as endpoint:
         assert (await fault_of_call(endpoint)).kind in {"protocol", "tool_error"}
 
 
 @pytest.mark.parametrize("how", ["wrong", "missing"])
 async def test_result_that_violates_its_schema_gets_a_note(how: str) -> None:
-    async with mounted(fault("output-mismatch", how, limits=PATIENT)) as bridge:
+    async with mounted(fault("output-mismatch", how)) as bridge:
         outcome = await bridge.box.runner.run(ToolCall("1", "output-mismatch__fault", {}))
         assert not outcome.is_error
         assert outcome.content
@@ -491,8 +490,8 @@ async def test_finding_d12_a_flooding_server_is_read_a_little_in_each_turn_of_th
     counted: dict[int, int] = {}
     handlers = Handlers(on_notification=lambda method, params: heard.update([turn]))
     async with (
-        opened(fault("notice-flood", limits=PATIENT), handlers) as flooding,
-        opened(honest(limits=PATIENT)) as calm,
+        opened(fault("notice-flood"), handlers) as flooding,
+        opened(honest(limits=STEADY)) as calm,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(attempt, flooding, "fault")

@@ -15,6 +15,7 @@ from indusagi.core.json import is_json_object
 from indusagi.interop import ProtocolFault, StdioServerConfig, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.tasks import (
+    ServerTasks,
     read_created_task,
     read_task,
     read_task_result,
@@ -142,6 +143,22 @@ async def test_a_notification_ends_the_pause_between_two_polls() -> None:
     # Polled each minute: only the notification of the server can end the call in time.
     async with server("legacy", "--poll", "60000", limits=ServerLimits(call_hard_s=20)) as endpoint:
         assert text_of(await endpoint.invoke("failing_job", {})) == "it did not work"
+
+
+async def test_a_notification_that_comes_with_the_handle_ends_the_pause_too() -> None:
+    ended: JsonObject = {"taskId": "1", "status": "completed", "result": {"content": []}}
+
+    async def send(method: str, params: JsonObject, limit_s: float) -> JsonObject:
+        assert (method, params) == ("tasks/get", {"taskId": "1"})
+        return ended
+
+    async def run_handler(method: str, params: JsonObject) -> JsonObject:
+        raise AssertionError(method)
+
+    tasks = ServerTasks(send, run_handler, 20.0)
+    tasks.receive(ended)
+    handle: JsonObject = {"taskId": "1", "status": "working", "pollIntervalMs": 60_000}
+    assert await tasks.follow(handle, is_modern=True, limit_s=20.0) == {"content": []}
 
 
 def test_tasks_of_both_revisions_are_read_into_one_shape() -> None:

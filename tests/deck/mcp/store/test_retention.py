@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.deck import AT, capability, ledger_of, request
 from tests.support.opened import QUICK
-from tests.support.servers import FAST, HONEST_TOOLS, honest
+from tests.support.servers import HONEST_TOOLS, STEADY, honest
 from tests.support.stores import stored
 from tests.support.waiting import until
 
@@ -232,7 +232,7 @@ async def test_a_server_that_keeps_changing_is_followed_by_a_short_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enrolment_module, "LONGEST_LOG", 2 * len(HONEST_TOOLS))
-    fast = honest(id="h", limits=replace(FAST, relist_gap_s=0.0))
+    fast = honest(id="h", limits=replace(STEADY, relist_gap_s=0.0))
     async with stored(tmp_path) as store, booted(store, fast) as bridge:
         enrolment = enrolment_of(bridge)
         endpoint = bridge.fleet.endpoint("h")

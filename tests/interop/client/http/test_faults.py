@@ -31,7 +31,7 @@ from tests.support.http_behaviours import (
     together,
 )
 from tests.support.http_peer import http_server, self_signed
-from tests.support.servers import FAST, SOON, remote, remote_sse
+from tests.support.servers import SHORT_CALLS, SHORT_START, STEADY, remote, remote_sse
 from tests.support.waiting import until, until_task_ends
 
 from indusagi.core.cancel import CancelToken
@@ -317,7 +317,7 @@ async def test_r28_one_of_twenty_calls_is_dropped_and_only_that_one_fails(where:
         on=lambda request: bool(request.arguments.get("drop")),
         then=Modern() if era == "modern" else Legacy(),
     )
-    config_limits = replace(FAST, call_idle_s=20, call_hard_s=20)
+    config_limits = STEADY
     async with http_server(together(20, dropped)) as server:
         async with opened(remote(server, limits=config_limits)) as endpoint:
             async with asyncio.TaskGroup() as tasks:
@@ -364,14 +364,14 @@ async def test_r29_a_forgotten_session_is_one_fault_and_one_new_session() -> Non
 @pytest.mark.parametrize("behaviour", [silence, drip(), drip(inside="body")])
 async def test_r30_a_server_that_never_answers_is_given_up(behaviour: Behaviour) -> None:
     async with http_server(behaviour) as server:
-        assert (await refusal(remote(server, limits=SOON))).kind == "timeout"
-        assert (await refusal(remote_sse(server, limits=SOON))).kind in {"timeout", "transport"}
+        assert (await refusal(remote(server, limits=SHORT_START))).kind == "timeout"
+        assert (await refusal(remote_sse(server, limits=SHORT_START))).kind in {"timeout", "transport"}
 
 
 @pytest.mark.parametrize("behaviour", [silence, drip(), drip(inside="body")])
 async def test_r30_a_call_that_is_never_answered_is_given_up(behaviour: Behaviour) -> None:
     hanging = sometimes(behaviour, on="tools/call", times=1, then=Modern())
-    async with http_server(hanging) as server, opened(remote(server)) as endpoint:
+    async with http_server(hanging) as server, opened(remote(server, limits=SHORT_CALLS)) as endpoint:
         assert (await failure(endpoint)).kind == "timeout"
         assert await works(endpoint)
 
@@ -387,8 +387,7 @@ async def test_r30_a_server_that_hangs_at_the_farewell_does_not_hold_us_up() -> 
 async def test_r30_a_notice_that_is_never_answered_does_not_hold_up_calls() -> None:
     behaviour = sometimes(silence, on="notifications/initialized")
     async with http_server(behaviour) as server:
-        limits = replace(FAST, connect_s=0.5, call_idle_s=10, call_hard_s=10)
-        async with opened(remote(server, limits=limits)) as endpoint:
+        async with opened(remote(server, limits=replace(STEADY, connect_s=3.0))) as endpoint:
             assert await works(endpoint)
 
 
@@ -433,7 +432,7 @@ async def test_cancelled_call_is_not_resumed(monkeypatch: pytest.MonkeyPatch) ->
     def count_resumptions() -> int:
         return sum("last-event-id" in get.headers for get in server.heard("GET"))
 
-    async with http_server(behaviour) as server, opened(remote(server)) as endpoint:
+    async with http_server(behaviour) as server, opened(remote(server, limits=SHORT_CALLS)) as endpoint:
         assert (await failure(endpoint)).kind == "timeout"
         resumptions = count_resumptions()
         assert resumptions > 2
@@ -557,7 +556,7 @@ async def test_error_body_is_read_only_if_short_and_quick(size: int) -> None:
 
     behaviour = sometimes(reluctant, on="tools/call", times=1, then=Modern())
     async with http_server(behaviour) as server:
-        limits = replace(FAST, call_idle_s=10, call_hard_s=10)
+        limits = STEADY
         async with opened(remote(server, limits=limits)) as endpoint:
             assert (await failure(endpoint)).detail.http_status == 503
             assert await works(endpoint)
@@ -573,7 +572,7 @@ async def test_refused_credentials_are_reported_with_an_rpc_error_body() -> None
 
 
 async def test_kept_failures_are_limited() -> None:
-    guard = _http.HttpGuard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), FAST)
+    guard = _http.HttpGuard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), STEADY)
     for number in range(1000):
         guard.note(number, _http.build_failure("failed", "upstream"))
     assert guard.find_failure(0) is None

@@ -13,7 +13,7 @@ from tests.support.http_behaviours import Legacy, Modern, OldSse, large, redirec
 from tests.support.http_peer import http_server, self_signed
 from tests.support.http_proxy import http_proxy
 from tests.support.opened import fault_of_opening, opened
-from tests.support.servers import FAST, SOON, remote
+from tests.support.servers import SHORT_START, STEADY, remote
 
 from indusagi.interop.protocol_bridge.client.http import guard as _http
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy, is_this_machine
@@ -235,7 +235,7 @@ async def test_r27_the_old_transport_does_not_post_to_another_origin_through_a_p
         await exchange.until_gone()
 
     async with http_server(lure) as server, http_proxy({HOST: server}) as proxy:
-        sse = SseServerConfig("it", f"http://{HOST}/mcp", proxy=proxy.url(), limits=FAST)
+        sse = SseServerConfig("it", f"http://{HOST}/mcp", proxy=proxy.url(), limits=STEADY)
         fault = await fault_of_opening(sse)
         assert proxy.asked_for == {HOST}
     assert fault.detail.reason == "redirect"
@@ -301,7 +301,7 @@ async def test_silent_proxy_times_out(scheme: str) -> None:
 
     async with await asyncio.start_server(mute, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
-        given = config(url=f"{scheme}://{HOST}/mcp", proxy=f"http://127.0.0.1:{port}", limits=SOON)
+        given = config(url=f"{scheme}://{HOST}/mcp", proxy=f"http://127.0.0.1:{port}", limits=SHORT_START)
         assert (await fault_of_opening(given)).kind == "timeout"
         release.set()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.http_behaviours import Legacy, Modern, OldSse, status
 from tests.support.http_peer import http_server
-from tests.support.servers import FAST, SOON
+from tests.support.servers import STEADY
 
 from indusagi.interop import ProtocolFault, SseServerConfig, create_server_endpoint
 
@@ -38,7 +38,7 @@ def answering_get(code: int | None, then: Behaviour) -> Behaviour:
 @pytest.mark.parametrize("era", [Legacy, Modern])
 async def test_finding_a11_the_present_transport_is_tried_next(code: int | None, era: type[Legacy | Modern]) -> None:
     async with http_server(answering_get(code, era())) as server:
-        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=FAST))
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         await endpoint.open()
         try:
             assert await endpoint.list_tools()
@@ -49,7 +49,7 @@ async def test_finding_a11_the_present_transport_is_tried_next(code: int | None,
 
 async def test_sse_server_is_not_tried_with_streamable_http() -> None:
     async with http_server(OldSse()) as server:
-        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=FAST))
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         await endpoint.open()
         await endpoint.close()
         assert next(one.path for one in server.requests if one.method == "POST") != "/mcp"
@@ -58,13 +58,13 @@ async def test_sse_server_is_not_tried_with_streamable_http() -> None:
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 405, 406, 429, 500, 503])
 async def test_finding_a11_a_refusal_in_both_is_told_with_its_status(code: int) -> None:
     async with http_server(status(code)) as server:
-        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=SOON))
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         with pytest.raises(ProtocolFault, match=f"HTTP {code}"):
             await endpoint.open()
 
 
 async def test_finding_a11_a_refusal_in_the_words_of_the_protocol_has_a_reason_too() -> None:
     async with http_server(answering_get(405, status(405))) as server:
-        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=SOON))
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         with pytest.raises(ProtocolFault, match=r"it refused the request \(HTTP 405\)"):
             await endpoint.open()

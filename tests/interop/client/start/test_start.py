@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from tests.support.opened import QUICK, fault_of_opening, fleet_of, opened
-from tests.support.servers import FAST, SERVERS, SOON, fault, honest
+from tests.support.servers import SERVERS, SHORT_CALLS, STEADY, fault, honest
 from tests.support.waiting import until
 
 from indusagi.core.process.child import ChildProcess
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 PYTHON = (sys.executable, "-I", "-S")
-UNSTATED = replace(FAST, connect_s=None)
+UNSTATED = replace(STEADY, connect_s=None)
 
 
 def package_manager(
@@ -65,7 +65,7 @@ def leftovers(folder: Path) -> list[str]:
     return [str(one) for one in folders if (one / "concurrency.lock").exists() or not (one / "whole").exists()]
 
 
-def script(text: str, *, limits: ServerLimits = SOON) -> StdioServerConfig:
+def script(text: str, *, limits: ServerLimits = STEADY) -> StdioServerConfig:
     """Configure a server that is a few lines of Python."""
     return StdioServerConfig("s", PYTHON[0], [*PYTHON[1:], "-c", text], limits=limits)
 
@@ -107,11 +107,11 @@ async def test_finding_b1_standard_error_is_life_where_the_system_tells_nothing(
         "def report():\n"
         "    while True: print('step', file=sys.stderr, flush=True); time.sleep(0.02)\n"
         "threading.Thread(target=report, daemon=True).start()\n"
-        "time.sleep(1.6)\n"
+        "time.sleep(4)\n"
         f"sys.argv = ['honest.py']\nsys.path.insert(0, {str(SERVERS)!r})\n"
         f"import runpy; runpy.run_path({str(SERVERS / 'honest.py')!r}, run_name='__main__')\n"
     )
-    policy = StartPolicy(first_s=0.8, cap_s=60)
+    policy = StartPolicy(first_s=3.2, cap_s=60)
     endpoint = create_server_endpoint(script(text, limits=UNSTATED), policy=policy, history=StartHistory())
     try:
         await endpoint.open()
@@ -132,7 +132,7 @@ async def test_finding_b1_a_later_start_that_takes_too_long_makes_the_next_one_p
 
 async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) -> None:
     heard: list[FleetEvent] = []
-    config = BridgeConfig([package_manager(tmp_path, 4), honest(id="quick", limits=FAST)])
+    config = BridgeConfig([package_manager(tmp_path, 4), honest(id="quick", limits=STEADY)])
     fleet = await start_server_fleet(
         config, policy=StartPolicy(slow_s=0.25), history=StartHistory(), on_event=heard.append
     )
@@ -150,8 +150,8 @@ async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) 
 
 @pytest.mark.parametrize("on_signal", ["clean", "finish"])
 async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(tmp_path: Path, on_signal: str) -> None:
-    limits = replace(FAST, connect_s=0.7)
-    failure = await fault_of_opening(package_manager(tmp_path, 30, on_signal, limits=limits))
+    limits = replace(STEADY, connect_s=0.7)
+    failure = await fault_of_opening(package_manager(tmp_path, 20, on_signal, limits=limits))
     assert failure.kind == "timeout"
     assert leftovers(tmp_path) == []
 
@@ -214,7 +214,7 @@ async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.Mon
     fleet = ServerFleetImpl(pacer=StartPacer(2))
     fleet.subscribe(heard)
     try:
-        await fleet.start(BridgeConfig([honest(id=f"s{n}", limits=FAST) for n in range(6)]))
+        await fleet.start(BridgeConfig([honest(id=f"s{n}", limits=STEADY) for n in range(6)]))
         phases = {one.phase for one in fleet.status().values()}
         assert (most, phases) == (2, {EndpointPhase.READY})
     finally:
@@ -223,9 +223,9 @@ async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.Mon
 
 async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others() -> None:
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
-    limits = replace(FAST, connect_s=30)
+    limits = replace(STEADY, connect_s=30)
     async with anyio.create_task_group() as tasks:
-        config = BridgeConfig([fault("mute", limits=limits), honest(limits=FAST)])
+        config = BridgeConfig([fault("mute", limits=limits), honest()])
         tasks.start_soon(fleet.start, config)
         await until(lambda: bool(fleet.status()) and fleet.status()["honest"].phase is EndpointPhase.READY)
         assert fleet.status()["mute"].phase is EndpointPhase.CONNECTING
@@ -235,7 +235,7 @@ async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others() -> No
 async def test_finding_c3_a_call_starts_its_server_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "_SAMPLE_S", 60.0)
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
-    config = BridgeConfig([fault("mute", limits=replace(FAST, connect_s=30)), honest(limits=FAST)])
+    config = BridgeConfig([fault("mute", limits=replace(STEADY, connect_s=30)), honest()])
     await fleet.start(config, waiting={"mute": "asleep", "honest": "asleep"})
     async with anyio.create_task_group() as tasks:
         for server in ("mute", "honest"):
@@ -253,11 +253,11 @@ async def test_finding_c3_a_call_starts_its_server_out_of_turn(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("text", "quoted"),
     [
-        ("print('Listening on port 3000', flush=True); input(); input(); input()", "Listening on"),
-        ("print('Listening', end='', flush=True); input(); input(); input()", "Listening"),
-        ('print(\'{"level": "info", "msg": "up"}\', flush=True); input(); input()', "msg"),
-        ("print('\\x1b[32mready\\x1b[0m', flush=True); input(); input()", "'ready'"),
-        ("print('[1, 2]', flush=True); input(); input()", "[1, 2]"),
+        ("print('Listening on port 3000', flush=True); input()", "Listening on"),
+        ("print('Listening', end='', flush=True); input()", "Listening"),
+        ('print(\'{"level": "info", "msg": "up"}\', flush=True); input()', "msg"),
+        ("print('\\x1b[32mready\\x1b[0m', flush=True); input()", "'ready'"),
+        ("print('[1, 2]', flush=True); input()", "[1, 2]"),
         ("print('Missing configuration: run setup first')", "Missing configuration"),
     ],
     ids=["a line", "no newline", "a JSON log", "colours", "other JSON", "and exits"],
@@ -289,13 +289,13 @@ async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(mon
         return link
 
     monkeypatch.setattr(connect, "start_server_process", spawn_late)
-    text = "print('Usage: serve --port N', flush=True); input(); input(); input()"
+    text = "print('Usage: serve --port N', flush=True); input()"
     assert "it wrote 'Usage: serve --port N'" in str(await fault_of_opening(script(text)))
 
 
 async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_standard_error() -> None:
     text = "import sys; print('Error: no database at db:5432', file=sys.stderr, flush=True)\nwhile True: input()"
-    failure = await fault_of_opening(script(text))
+    failure = await fault_of_opening(script(text, limits=replace(STEADY, connect_s=3.0)))
     assert failure.kind == "timeout"
     assert "(its stderr: Error: no database at db:5432)" in str(failure)
 
@@ -305,7 +305,7 @@ async def test_finding_b5_a_cause_that_stands_far_above_the_end_is_found() -> No
         "import sys\nprint('ValueError: the port is taken', file=sys.stderr)\n"
         "for n in range(60): print('   at frame', n, file=sys.stderr)\nsys.exit(1)"
     )
-    failure = await fault_of_opening(script(text, limits=FAST))
+    failure = await fault_of_opening(script(text))
     assert "(its stderr: ValueError: the port is taken)" in str(failure)
     assert len(failure.detail.stderr) == 20
 
@@ -345,7 +345,7 @@ for line in sys.stdin:
 )
 async def test_finding_c6_the_error_of_a_server_that_cannot_list_is_the_message(error: str, said: str) -> None:
     text = REFUSING.replace("METHOD", "tools/list").replace("ERROR", error)
-    async with opened(script(text, limits=FAST)) as endpoint:
+    async with opened(script(text)) as endpoint:
         with pytest.raises(ProtocolFault) as caught:
             await endpoint.list_tools()
     assert f"its tools could not be listed: it answered with an error: {said}" in str(caught.value)
@@ -355,7 +355,7 @@ async def test_finding_c6_the_error_of_a_server_that_cannot_list_is_the_message(
 async def test_finding_c6_the_error_of_a_server_that_refuses_to_initialize_is_the_message() -> None:
     error = '{"code": -32002, "message": "run `login` first"}'
     text = REFUSING.replace("METHOD", "initialize").replace("ERROR", error)
-    failure = await fault_of_opening(script(text, limits=FAST))
+    failure = await fault_of_opening(script(text))
     assert "it answered with an error: run `login` first (code -32002)" in str(failure)
     assert failure.detail.rpc_code == -32002
 
@@ -365,7 +365,7 @@ async def test_finding_c6_the_error_of_a_server_that_refuses_to_initialize_is_th
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_finding_d10_a_server_that_answers_nothing_any_more_is_started_anew(era: str) -> None:
-    async with fleet_of(fault("block", "--era", era)) as fleet:
+    async with fleet_of(fault("block", "--era", era, limits=SHORT_CALLS)) as fleet:
         endpoint = fleet.endpoint("block")
         assert endpoint is not None
         with pytest.raises(ProtocolFault):
@@ -398,7 +398,7 @@ async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_fault
     said = "print('tick', file=sys.stderr, flush=True)" if writing else "pass"
     text = SHAKES_HANDS_ONLY.replace("WRITING", said)
     # One that still writes may be at work: it has the time that a call may take in all.
-    limits = replace(FAST, call_idle_s=0.3, call_hard_s=0.9)
+    limits = replace(STEADY, call_idle_s=0.3, call_hard_s=0.9)
     async with opened(script(text, limits=limits)) as endpoint:
         endpoint.notify("notifications/message", {"text": "x" * 1024 * 1024})
         await until(lambda: endpoint.phase is EndpointPhase.FAULTED)
@@ -406,7 +406,7 @@ async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_fault
 
 
 async def test_timed_out_call_leaves_a_responsive_server_running() -> None:
-    async with opened(fault("hang")) as endpoint:
+    async with opened(fault("hang", limits=SHORT_CALLS)) as endpoint:
         with pytest.raises(ProtocolFault):
             await endpoint.invoke("fault", {})
         for _ in range(3):
@@ -416,7 +416,7 @@ async def test_timed_out_call_leaves_a_responsive_server_running() -> None:
 
 async def test_finding_d10_a_banner_without_an_end_of_line_costs_no_wait() -> None:
     # The old protocol is asked for after this time, or once the first question is answered.
-    limits = replace(FAST, probe_s=30.0, connect_s=20.0)
+    limits = replace(STEADY, probe_s=30.0, connect_s=20.0)
     async with opened(fault("banner", "--era", "legacy", limits=limits)) as endpoint:
         assert endpoint.phase is EndpointPhase.READY
         (note,) = endpoint.status().notes

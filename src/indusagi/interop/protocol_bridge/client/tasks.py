@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
@@ -46,6 +47,8 @@ _FIRST_POLL_S, _UNTOLD_POLL_S = 0.1, 2.0
 _CANCEL_S = 2.0
 _QUESTIONS = 100
 """Questions of one task that are answered."""
+_EARLY = 100
+"""Tasks of which an early notification is remembered."""
 _CORE_NAMES = {"ttlMs": "ttl", "pollIntervalMs": "pollInterval"}
 """Fields of a task that revision 2025-11-25 names differently."""
 
@@ -186,12 +189,17 @@ class ServerTasks:
         self._run_handler = run_handler
         self._idle_s = idle_s
         self._changed: dict[str, asyncio.Event] = {}
+        self._early: deque[str] = deque(maxlen=_EARLY)
+        """Tasks with a notification that came before `follow`: with the handle, in one read of the pipe."""
 
     def receive(self, task: JsonObject) -> None:
         """Take a notification about a task: it is looked at once instead of after the pause."""
-        changed = self._changed.get(str(task.get("taskId")))
+        task_id = str(task.get("taskId"))
+        changed = self._changed.get(task_id)
         if changed is not None:
             changed.set()
+        elif task_id not in self._early:
+            self._early.append(task_id)
 
     async def follow(
         self,
@@ -212,6 +220,9 @@ class ServerTasks:
         """
         task_id, has_ended = str(task["taskId"]), False
         changed = self._changed[task_id] = asyncio.Event()
+        if task_id in self._early:
+            self._early.remove(task_id)
+            changed.set()
         try:
             async with asyncio.timeout(limit_s):
                 report = on_progress if is_modern else None  # a legacy server reports progress itself
