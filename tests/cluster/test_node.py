@@ -20,6 +20,7 @@ from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.cluster.broker import open_broker
+from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
@@ -221,6 +222,20 @@ async def test_cancelled_request_stays_cancelled_when_its_answer_comes_at_the_sa
         await asyncio.sleep(0)
         task.cancel()
     assert task.cancelled()
+
+
+async def test_connecting_ends_though_the_client_forgets_that_it_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget_cancellation(*_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OSError("it failed at the same moment") from None
+
+    monkeypatch.setattr(BrokerClient, "_connect_to_server", forget_cancellation)
+    settings = ClusterSettings(brokers=["nats://127.0.0.1:1"], node="x", connect_s=0.1)
+    with pytest.raises(ClusterFault, match="no broker can be used"):
+        async with open_broker(settings):
+            pass
 
 
 async def test_second_node_of_a_name_is_refused(broker: BrokerProcess) -> None:

@@ -618,11 +618,11 @@ async def test_r17_signal_during_server_start_ends_everything(tmp_path: Path) ->
     with model_server(says("never")) as server:
         setup = SessionSetup(tmp_path, server)
         log = tmp_path / "log"
-        setup.mount(fault("hang", "--log", log, id="late"))
+        setup.mount(fault("mute", "--log", log, id="late"))
         process = setup.start()
         await until(lambda: bool(diary(log, "start")))
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=20)
     assert (process.returncode, out, server.requests) == (128 + signal.SIGTERM, "", [])
     assert [is_alive(int(pid)) for pid in diary(log, "start")] == [False]
 

@@ -353,8 +353,8 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
                 error_cb=report_error,
                 disconnected_cb=report_cut,
                 reconnected_cb=report_back,
-                connect_timeout=settings.connect_s,  # pyright: ignore[reportArgumentType] — any number
-                reconnect_time_wait=_RECONNECT_S,  # pyright: ignore[reportArgumentType] — any number
+                connect_timeout=settings.connect_s,
+                reconnect_time_wait=_RECONNECT_S,
                 max_reconnect_attempts=-1,
                 ping_interval=_PING_S,
                 max_outstanding_pings=2,

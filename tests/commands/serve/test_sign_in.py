@@ -119,7 +119,8 @@ async def test_a_client_without_pages_gets_the_command_and_notices_the_sign_in(t
         await client.wait_for_tool("demo__sign_in")
         text, is_error = await client.call("demo__sign_in")
         assert is_error
-        assert text == "server 'demo' needs a sign-in: indus mcp login demo"
+        command = f"indus mcp login --mcp {tmp_path / 'servers.json'} demo"
+        assert text == f"server 'demo' needs a sign-in: {command}"
         await sign_in(configure(site.server.url))
         await client.wait_for_tool("demo__whoami")
         assert await client.call("demo__whoami") == ("ada@example.org", False)

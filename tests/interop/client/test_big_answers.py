@@ -40,7 +40,7 @@ SERVER_SLACK = 4 * MIB
 
 
 def capped(mib: int) -> ServerLimits:
-    return replace(STEADY, frame_bytes=mib * MIB)
+    return replace(STEADY, call_idle_s=50.0, call_hard_s=50.0, frame_bytes=mib * MIB)
 
 
 async def works(endpoint: ServerEndpointImpl) -> None:
