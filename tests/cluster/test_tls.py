@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 def settings_for(url: str) -> ClusterSettings:
-    return ClusterSettings(brokers=[url], node="a", key=KEY, connect_s=0.5)
+    return ClusterSettings(brokers=[url], node="a", key=KEY, connect_s=1.5)
 
 
 @pytest.fixture

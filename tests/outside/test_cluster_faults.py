@@ -137,10 +137,17 @@ def test_plan_is_a_function_of_its_seed() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("broken", ["fencing", None])
 async def test_nodes_that_ignore_their_lease_are_caught_and_others_pass(tmp_path: Path, broken: Break | None) -> None:
-    """The same faults, with real brokers and servers: every node is cut off for longer than its lease."""
+    """The same faults, with real brokers and servers: every node is cut off for longer than its lease.
+
+    On a machine that is busy just then, no call may fall into the time with two owners: there are three tries.
+    """
     with broker_process(tmp_path) as broker:
         campaign = Campaign([broker], tmp_path)
         await campaign.prepare()
-        [wrong] = await campaign.run_batch(0, [make_broken_plan(1, "fencing")], broken)
+        wrong: list[str] = []
+        for seed in range(1, 4 if broken else 2):
+            [wrong] = await campaign.run_batch(0, [make_broken_plan(seed, "fencing")], broken)
+            if any(line.startswith("overlap") for line in wrong):
+                break
     assert any(line.startswith("overlap") for line in wrong) is (broken is not None), wrong
     assert broken is not None or not wrong
