@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz cluster-faults mutants properties scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz cluster-faults mutants properties stalls scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -98,6 +98,9 @@ mutants: setup  ## change one line of src at a time, and check that a test notic
 
 properties: setup  ## try the properties on many examples that no run had before (SEED=)
 	@.venv/bin/python -m pytest -q -m hypothesis --timeout 900 --hypothesis-profile many $(if $(SEED),--hypothesis-seed $(SEED)) -n logical --maxprocesses 4 --dist worksteal
+
+stalls: setup  ## run all tests while each is paused once, as on a busy machine (SEED=)
+	@.venv/bin/python -m pytest -q -p tests.support.stalls $(if $(SEED),--stall-seed $(SEED)) --timeout 180 -n 8 --dist worksteal
 
 scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools
