@@ -378,7 +378,7 @@ async def test_r30_a_call_that_is_never_answered_is_given_up(behaviour: Behaviou
 
 async def test_r30_a_server_that_hangs_at_the_farewell_does_not_hold_us_up() -> None:
     async with http_server(sometimes(silence, on="DELETE")) as server:
-        endpoint = create_server_endpoint(remote(server))
+        endpoint = create_server_endpoint(remote(server, limits=replace(STEADY, close_s=2.0)))
         await endpoint.open()
         await endpoint.close()
         assert len(server.heard("DELETE")) == 1
