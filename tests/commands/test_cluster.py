@@ -14,12 +14,13 @@ from tests.support.broker import KEY, BrokerProcess, broker_process
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.membership import open_membership
+from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.options import find_node_name, parse_brokers
 from induscode.cluster.prepare import prepare_cluster
 from induscode.program import run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from nats.aio.msg import Msg
@@ -141,6 +142,30 @@ async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
             await stop()
     assert ended.returncode == 1
     assert b"node 'a' does not drain: it stops now" in ended.stderr
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_command_waits_for_the_report_of_a_busy_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with broker_process(tmp_path) as process:
+        settings = ClusterSettings(brokers=[process.url], node="a", key=KEY)
+        async with open_broker(settings) as broker:
+            await prepare_cluster(broker, replicas=1)
+            async with open_membership(broker) as busy:
+                report, list_silent = busy.report, Membership.list_silent
+
+                async def report_nothing() -> None:
+                    pass
+
+                async def list_and_report(membership: Membership) -> Sequence[str]:
+                    silent = await list_silent(membership)
+                    await report()
+                    return silent
+
+                busy.report = report_nothing
+                monkeypatch.setattr(Membership, "list_silent", list_and_report)
+                async with open_membership(broker, observer=True) as seen:
+                    assert [info.node for info in seen.list_nodes()] == ["a"]
 
 
 @pytest.mark.process
