@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _EARLIEST_S, _LATEST_S = 0.002, 2.0
+_kill = os.kill  # a test may replace it
 _SLICE_S = 0.9
 """The longest sleep of one system call: POSIX lets `usleep` refuse a second."""
 
@@ -91,4 +92,4 @@ def list_descendants(pid: int) -> list[int]:
 def _signal_all(processes: list[int], number: signal.Signals) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
-            os.kill(process, number)
+            _kill(process, number)
