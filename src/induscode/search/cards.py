@@ -69,6 +69,9 @@ _CALL: JsonObject = {
 }
 
 
+_CALL_FIELDS: Final = frozenset({"name", "arguments"})
+
+
 def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
     """Build the cards over a finder."""
 
@@ -163,7 +166,9 @@ def resolve_call(
     """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged.
 
     Small models misspell names: one that differs from a single tool in case and separators alone means that tool. A
-    name with a server means no tool of another one, and what may mean a disabled tool means no other.
+    name with a server means no tool of another one, and what may mean a disabled tool means no other. A call with a
+    field that `call_tool` does not have, such as `args`, stays as it is, so that its fields are checked: the tool must
+    not run without the arguments that were meant for it.
 
     Args:
         call: The call.
@@ -172,7 +177,7 @@ def resolve_call(
         list_disabled: Lists the names of disabled tools.
     """
     given = call.input
-    if call.name != CALL_TOOL or not is_json_object(given):
+    if call.name != CALL_TOOL or not is_json_object(given) or given.keys() - _CALL_FIELDS:
         return call
     name = given.get("name")
     if not isinstance(name, str) or name == CALL_TOOL:

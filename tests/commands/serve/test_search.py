@@ -202,6 +202,16 @@ async def test_arguments_that_a_model_has_written_as_a_text_are_read(index: Tool
     assert [call.input for call in inner.called] == [{"event_id": "7"}, {"event_id": "7"}, "seven", {}]
 
 
+@pytest.mark.parametrize("fields", [{"args": {"event_id": "7"}}, {"event_id": "7"}, {"arguments": {}, "extra": 1}])
+async def test_a_call_with_a_field_that_call_tool_lacks_calls_nothing(index: ToolIndex, fields: JsonObject) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    answer = await ask(box, "call_tool", name=EVENT, **fields)
+    assert "call_tool was not run, the arguments do not fit" in answer
+    assert "Accepted: name, arguments" in answer
+    assert inner.called == []
+
+
 # -- what is not found ----------------------------------------------------------------------------
 
 
