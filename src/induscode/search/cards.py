@@ -18,7 +18,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
-from induscode.search.finder import UnknownServerError
+from induscode.search.finder import MOST_FOUND, NEAREST, UnknownServerError
 from induscode.search.index import FOUND
 from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
 from induscode.search.words import LONGEST_NAME, normalize_name
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from induscode.search.finder import ToolFinder
 
 
-_MOST_FOUND: Final = 20
 _MOST_NAMES: Final = 10
 
 _FIND: JsonObject = {
@@ -47,7 +46,7 @@ _FIND: JsonObject = {
             "description": 'One for each thing you need: a few words, such as "create a calendar event", or a name',
         },
         "server": {"type": "string", "description": "Only tools of this server"},
-        "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_FOUND, "description": f"{FOUND} by default"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": MOST_FOUND, "description": f"{FOUND} by default"},
     },
     "required": ["queries"],
     "additionalProperties": False,
@@ -95,7 +94,8 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         return ToolResult.text(report.text)
 
     async def describe(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        text, is_known = await to_thread.run_sync(finder.describe, _list_texts(arguments["names"]))
+        names = [*dict.fromkeys(_list_texts(arguments["names"]))]
+        text, is_known = await to_thread.run_sync(finder.describe, names)
         return ToolResult.text(text) if is_known else ToolResult.error(text, code="unknown_tool")
 
     async def refuse(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -103,9 +103,12 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         if name == CALL_TOOL:
             return ToolResult.error("call_tool cannot call itself.", code="invalid_arguments")
         message = await to_thread.run_sync(finder.explain_unknown, name)
-        remedy = "Call one of these by its complete name, or search with find_tools."
-        text = f"{message}\n{remedy}" if "\n" in message else f"{message} Search with find_tools."
-        return ToolResult.error(text, code="unknown_tool")
+        first, mark, _ = message.partition("\n")
+        if first.endswith(NEAREST):
+            return ToolResult.error(
+                f"{message}\nCall one of these by its complete name, or search with find_tools.", code="unknown_tool"
+            )
+        return ToolResult.error(f"{message}{mark or ' '}Search with find_tools.", code="unknown_tool")
 
     return _define_cards(find, describe, refuse)
 

@@ -168,6 +168,40 @@ async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) ->
     assert "; the nearest: calendar__create_event" in catalog.describe_unknown("calender__create_evnt")
 
 
+async def test_what_was_left_out_names_only_ways_that_are_open(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    for arguments, expected in (
+        ({"queries": ["delete"], "limit": 19}, "match: name a server, or raise limit."),
+        ({"queries": ["delete"], "limit": 20}, "match: name a server."),
+        ({"queries": ["delete"], "server": "music"}, "match: raise limit."),
+        ({"queries": ["music"], "server": "music", "limit": 20}, "match: search for more exact words."),
+    ):
+        assert (await ask(box, "find_tools", **arguments)).endswith(expected)
+
+
+async def test_a_server_may_be_spelt_otherwise_and_an_unknown_one_names_those_that_there_are(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    only = await ask(box, "find_tools", queries=["delete"], server="Music")
+    assert {line.partition("__")[0] for line in only.splitlines()[:5]} == {"music"}
+    tool = make_tools(1)[0]
+    many = [replace(tool, name=f"s{number:02}__get") for number in range(33)]
+    crowded = SearchBox(SearchableTools(many), SearchOptions(), lambda: index)
+    assert (await ask(crowded, "find_tools", queries=["get"], server="t")).endswith("s28, s29, and 3 more")
+    native = SearchBox(SearchableTools([replace(tool, name="read")]), SearchOptions(), lambda: index)
+    assert (await ask(native, "find_tools", queries=["read"], server="t" * 5_000)).endswith(
+        "more characters]' with tools; leave it out, no tool here belongs to a server"
+    )
+
+
+async def test_an_answer_repeats_a_name_once_and_not_at_any_length(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    for card, arguments in (("call_tool", {"name": "x" * 50_000}), ("describe_tools", {"names": ["x" * 50_000]})):
+        answer = await ask(box, card, **arguments)
+        assert "[49,900 more characters]" in answer
+        assert len(answer) < 300
+    assert len((await ask(box, "describe_tools", names=[EVENT, EVENT])).splitlines()) == 1
+
+
 async def test_every_tool_that_an_ambiguous_name_may_mean_is_suggested(index: ToolIndex) -> None:
     tool = make_tools(1)[0]
     inner = SearchableTools([replace(tool, name="s__get_user"), replace(tool, name="s__getUser")])
@@ -235,6 +269,26 @@ async def test_a_disabled_tool_is_named_with_the_remedy_and_answers_why(index: T
     assert "tracker__lost' is disabled" in await ask(box, "describe_tools", names=["tracker__lost"])
     await ask(box, "call_tool", name="tracker__lost")
     assert inner.called[0].name == "tracker__lost"  # the box behind it gives the reason
+
+
+@pytest.mark.parametrize("name", ["Tracker-Lost", "lost"])
+async def test_a_name_that_may_mean_a_disabled_tool_is_answered_with_it(index: ToolIndex, name: str) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    for card, arguments in (("call_tool", {"name": name}), ("describe_tools", {"names": [name]})):
+        answer = await ask(box, card, **arguments)
+        assert answer.startswith(f"There is no tool named {name!r}.")
+        assert "Not callable: tracker__lost, disabled" in answer
+        assert "indus mcp approve tracker lost" in answer
+    assert inner.called == []
+
+
+async def test_what_a_view_hides_is_unknown_also_where_a_rule_denies_it(index: ToolIndex) -> None:
+    inner = SearchableTools(denied={"music__delete_song", EVENT})
+    box = SearchBox(ViewBox(inner, View(name="v", servers=("calendar",))), SearchOptions(), lambda: index)
+    answer = await ask(box, "describe_tools", names=["music__delete_song", EVENT])
+    assert answer.startswith("There is no tool named 'music__delete_song'.")
+    assert answer.endswith(f"{EVENT!r} is denied by a rule.")
 
 
 async def test_the_name_of_a_disabled_tool_adds_no_line_to_an_answer(index: ToolIndex) -> None:
