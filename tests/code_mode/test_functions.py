@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.runtime.contract import ToolDescriptor
+from induscode.code_mode.calls import read_search
 from induscode.code_mode.contract import FunctionCall, ScriptCallError
 from induscode.code_mode.functions import FunctionTable
 from induscode.code_mode.stubs import format_stub
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
 
 EMPTY: JsonSchema = {"type": "object", "properties": {}}
@@ -79,6 +81,41 @@ def test_arguments_are_bound_by_position_and_by_name() -> None:
         function.bind(FunctionCall("send", ["me"], {"owner": "you"}))
     with pytest.raises(ScriptCallError, match="got 5 arguments; it takes owner, body"):
         function.bind(FunctionCall("send", [1, 2, 3, 4, 5], {}))
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "expected"),
+    [
+        (["a"], {}, (["a"], 5)),
+        (["a", 2], {}, (["a"], 2)),
+        ([["a", "b"]], {"limit": 50}, (["a", "b"], 50)),
+        ([], {"queries": ["a"]}, (["a"], 5)),
+        ([], {"query": "a", "limit": None}, (["a"], 5)),
+    ],
+)
+def test_a_search_takes_words_or_a_list_of_them(
+    positional: list[JsonValue], named: JsonObject, expected: tuple[list[str], int]
+) -> None:
+    assert read_search(FunctionCall("find_tools", positional, named)) == expected
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "message"),
+    [
+        ([], {}, "takes words"),
+        (["a"], {"server": "github"}, "and got 'server'"),
+        (["a"], {"query": "b"}, "and got 'query' twice"),
+        (["a", 1, 2], {}, "and got 3 arguments"),
+        ([["a", 1]], {}, "takes words, or a list of such texts"),
+        ([" "], {}, "takes words"),
+        (["a", 0], {}, "from 1 to 50"),
+        (["a"], {"limit": 51}, "from 1 to 50"),
+        (["a"], {"limit": "5"}, "from 1 to 50"),
+    ],
+)
+def test_a_search_with_other_arguments_is_refused(positional: list[JsonValue], named: JsonObject, message: str) -> None:
+    with pytest.raises(ScriptCallError, match=message):
+        read_search(FunctionCall("find_tools", positional, named))
 
 
 def test_a_stub_shows_types_of_arguments_and_result() -> None:

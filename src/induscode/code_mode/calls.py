@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _FOUND = 5
 _MOST_FOUND = 50
+_FIND_USAGE = f"{FIND_TOOLS}(query, limit={_FOUND}) takes words, or a list of such texts"
 _LONGEST_ERROR = 8_000
 _ERRORS = {
     "denied": "PermissionError",
@@ -101,24 +102,48 @@ class ScriptCalls:
         from induscode.search.index import ToolIndex  # noqa: PLC0415 — for a script that searches
         from induscode.search.items import build_tool_item  # noqa: PLC0415 — for a script that searches
 
-        words = [value for value in (*call.positional, *call.named.values()) if isinstance(value, str)]
-        numbers = [value for value in (*call.positional, *call.named.values()) if isinstance(value, int)]
-        if not words:
-            raise ScriptCallError("TypeError", f"{FIND_TOOLS}(query, limit=5) takes words")
+        queries, limit = read_search(call)
         functions = {function.descriptor.name: function for function in self.functions.functions}
 
-        def search() -> Sequence[str]:
+        def find() -> Sequence[str]:
             denied = self._entry.find_denied([*functions])
             items = [build_tool_item(function.descriptor) for name, function in functions.items() if name not in denied]
             index = ToolIndex(items)
             try:
-                answer = index.search(words, limit=min(numbers[0] if numbers else _FOUND, _MOST_FOUND))
+                answer = index.search(queries, limit=limit)
             finally:
                 index.close()
             return [hit.item.qualified_name for hit in answer.hits]
 
-        found = await to_thread.run_sync(search)
+        found = await to_thread.run_sync(find)
         return [{"name": functions[name].name, "stub": format_stub(functions[name])} for name in found]
+
+
+def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
+    """Read the queries and the limit of a call of `find_tools`: one text or several, as `query` or `queries`.
+
+    Raises:
+        ScriptCallError: The arguments are others.
+    """
+    names = ("queries", "limit")
+    given: dict[str, JsonValue] = {}
+    for name, value in (*zip(names, call.positional, strict=False), *call.named.items()):
+        key = "queries" if name == "query" else name
+        if key in given or key not in names:
+            raise ScriptCallError("TypeError", f"{_FIND_USAGE}, and got {name!r}{' twice' if key in given else ''}")
+        given[key] = value
+    if len(call.positional) > len(names):
+        raise ScriptCallError("TypeError", f"{_FIND_USAGE}, and got {len(call.positional)} arguments")
+    value, limit = given.get("queries"), given.get("limit")
+    texts = value if isinstance(value, list) else [value]
+    queries = [text for text in texts if isinstance(text, str) and text.strip()]
+    if not queries or len(queries) < len(texts):
+        raise ScriptCallError("TypeError", _FIND_USAGE)
+    if limit is None:
+        limit = _FOUND
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
+        raise ScriptCallError("ValueError", f"{_FIND_USAGE}; the limit is a number from 1 to {_MOST_FOUND}")
+    return queries, limit
 
 
 def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
@@ -130,9 +155,9 @@ def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
     try:
         size = len(compact_json(value))
     except (NotJson, RecursionError) as exc:
-        raise ScriptCallError("ValueError", f"{subject} are {exc}") from exc
+        raise ScriptCallError("ValueError", f"{subject}: {exc}") from exc
     if size > limits.value_bytes:
-        message = f"{subject} take {size:,} characters as JSON, and {limits.value_bytes:,} are the limit"
+        message = f"{subject}: {size:,} characters as JSON, and {limits.value_bytes:,} are the limit"
         raise ScriptCallError("MemoryError", message)
 
 

@@ -106,7 +106,8 @@ def _format_output(result: ScriptResult) -> str:
     value = result.value
     shown = "" if value is None else value if isinstance(value, str) else compact_json(value)
     text = "\n".join(part for part in (result.output.rstrip("\n"), shown) if part)
-    return text or "The script printed nothing, and its last line is no expression with a value."
+    ends = "its value is an empty text" if value == "" else "its last line is no expression with a value"
+    return text or f"The script printed nothing, and {ends}."
 
 
 def _format_fault(result: ScriptResult, fault: ScriptFault, reports: Sequence[CallReport]) -> str:
