@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.searched import SearchableTools
 
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
+from indusagi.runtime.calls import CallEntry
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.code_mode.calls import read_search
-from induscode.code_mode.contract import FunctionCall, ScriptCallError
+from induscode.code_mode.calls import ScriptCalls, read_search
+from induscode.code_mode.contract import CodeLimits, FunctionCall, ScriptCallError
 from induscode.code_mode.functions import FunctionTable
 from induscode.code_mode.stubs import format_stub
+from induscode.deck.provision import DeckRunner, DeckToolBox
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -186,3 +190,16 @@ def test_every_stub_is_valid_python(name: str, parameters: JsonSchema, result: J
         assert definition.name == function.name
         assert [argument.arg for argument in definition.args.args] == [*function.parameters]
         assert all(isinstance(one, ast.ClassDef) for one in classes)
+
+
+@pytest.mark.anyio
+async def test_a_disabled_tool_is_answered_by_its_box_and_no_other_one_is_suggested() -> None:
+    box = SearchableTools([describe("tracker__last")])
+    calls = ScriptCalls(CallEntry(box, "call_1"), make_inert_context(), CodeLimits())
+    await calls.call(FunctionCall("tracker__lost", [], {"id": 1}))
+    assert [(call.name, call.input) for call in box.called] == [("tracker__lost", {"id": 1})]
+
+    deck = DeckToolBox(DeckRunner({}, make_inert_context()), disabled={"tracker__lost"})
+    calls = ScriptCalls(CallEntry(deck, "call_1"), make_inert_context(), CodeLimits())
+    with pytest.raises(ScriptCallError, match=r"tracker__lost is disabled: .* indus mcp diff"):
+        await calls.call(FunctionCall("tracker__lost", [], {}))

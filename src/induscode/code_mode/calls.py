@@ -16,10 +16,11 @@ from anyio import to_thread
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, current_entry
-from indusagi.runtime.contract import TextContentBlock, ToolCall, ToolProgress, project_content
+from indusagi.runtime.contract import TextContentBlock, ToolCall, ToolDescriptor, ToolProgress, project_content
 from induscode.code_mode.contract import CallReport, ScriptCallError
-from induscode.code_mode.functions import FunctionTable, list_descriptors
+from induscode.code_mode.functions import FunctionTable, ToolFunction, list_descriptors
 from induscode.code_mode.stubs import format_stub
+from induscode.deck.provision import DeckToolBox
 from induscode.search.names import FIND_TOOLS
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class ScriptCalls:
             raise ScriptCallError("RuntimeError", f"a script makes {self._limits.calls} calls at most")
         if call.name == FIND_TOOLS:
             return await self._find_tools(call)
-        function = self.functions.get(call.name)
+        function = self._find_disabled(call.name) or self.functions.get(call.name)
         arguments, number = function.bind(call), self._count
         _measure(arguments, f"the arguments of {call.name}", self._limits)
         tool = function.descriptor.name
@@ -89,6 +90,23 @@ class ScriptCalls:
         value = result.structured if result.structured is not None else project_content(result.content)
         _measure(value, f"the result of {call.name}", self._limits)
         return value
+
+    def _find_disabled(self, name: str) -> ToolFunction | None:
+        """Find a tool that is disabled: its box answers a call of it with the reason, and no other tool is suggested.
+
+        Raises:
+            ScriptCallError: It is disabled, in a session.
+        """
+        box = self._entry.box
+        if isinstance(box, DeckToolBox):
+            if name in box.disabled:
+                message = f"{name} is disabled: its definition is not the one that was approved"
+                raise ScriptCallError("RuntimeError", f"{message}. A person can look at it: indus mcp diff")
+            return None
+        answers_unlisted = getattr(box, "answers_unlisted", None)
+        if answers_unlisted is None or not answers_unlisted(name):
+            return None
+        return ToolFunction(name, ToolDescriptor(name, "", {"type": "object"}), {})
 
     def _report(self, message: str) -> None:
         self._progress += 1

@@ -18,7 +18,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
-from induscode.search.finder import MOST_FOUND, NEAREST, UnknownServerError
+from induscode.search.finder import MOST_FOUND, NEAREST, UNKNOWN, UnknownServerError
 from induscode.search.index import FOUND
 from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
 from induscode.search.words import LONGEST_NAME, normalize_name
@@ -105,10 +105,10 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         message = await to_thread.run_sync(finder.explain_unknown, name)
         first, mark, _ = message.partition("\n")
         if first.endswith(NEAREST):
-            return ToolResult.error(
-                f"{message}\nCall one of these by its complete name, or search with find_tools.", code="unknown_tool"
-            )
-        return ToolResult.error(f"{message}{mark or ' '}Search with find_tools.", code="unknown_tool")
+            message += "\nCall one of these by its complete name, or search with find_tools."
+        elif first.startswith(UNKNOWN):
+            message += f"{mark or ' '}Search with find_tools."
+        return ToolResult.error(message, code="unknown_tool")
 
     return _define_cards(find, describe, refuse)
 

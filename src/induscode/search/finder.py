@@ -35,6 +35,8 @@ _LONGEST_COMMAND: Final = 160
 _MOST_SERVERS: Final = 30
 MOST_FOUND: Final = 20
 """The most tools that a caller may ask for."""
+UNKNOWN: Final = "There is no tool named"
+"""How an answer about an unknown name begins."""
 NEAREST: Final = "The nearest:"
 """How the first line of an answer ends that tools with similar names follow."""
 _EVERY: Final = 1_000_000
@@ -188,7 +190,7 @@ class ToolFinder:
             return f"{name!r} is {disabled.reason}. A person can {disabled.remedy}"
         if name in denied and name in self.tools:  # a view may hide what a rule denies as well
             return f"{name!r} is denied by a rule."
-        lines = [f"There is no tool named {cut_text(name, _LONGEST_ECHO)!r}."]
+        lines = [f"{UNKNOWN} {cut_text(name, _LONGEST_ECHO)!r}."]
         nearest = self.suggest(name)
         if nearest:
             # With signatures, a model that has guessed a name needs no further search.
