@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tests.commands.serving import greeted, serving
 from tests.support.host_clients import client_of
 from tests.support.scripts import ROOT, run
 from tests.support.searched import IMAGE, SearchableTools, make_tools
+from tests.support.servers import SERVERS
 
 from indusagi.core.json import estimate_tokens
 from indusagi.interop import create_provider_host
@@ -421,3 +423,20 @@ def test_a_dry_run_lists_what_a_client_is_listed_also_with_code_mode(tmp_path: P
     assert f"searched: clients list {', '.join(listed)} (" in shown.stdout
     assert "--always-list 'git__*': no tool is called so" in shown.stderr
     assert "'re*'" not in shown.stderr
+
+
+@pytest.mark.process
+def test_a_dry_run_keeps_the_names_of_the_search_cards_free_as_the_gateway_does(tmp_path: Path) -> None:
+    script = tmp_path / "named.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(SERVERS)!r})\nfrom peer import Peer, text\npeer = Peer('named', {{}})\n"
+        "for name in ('find_tools', 'other'):\n    peer.add(name, lambda call: text('x'))\npeer.serve()\n",
+        encoding="utf-8",
+    )
+    configured(user_file(), {"named": {"command": sys.executable, "args": [str(script)]}})
+    words = ("--profile", "none", "--names", "plain", "--search", "off")
+    with greeted(*words, cwd=tmp_path) as gateway:
+        listed = gateway.tools()
+    assert listed == ["named__find_tools", "other"]
+    lines = run("serve", *words, "--dry-run", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines if " named " in line] == listed
