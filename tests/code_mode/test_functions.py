@@ -19,10 +19,14 @@ from induscode.code_mode.contract import CodeLimits, FunctionCall, ScriptCallErr
 from induscode.code_mode.functions import FunctionTable
 from induscode.code_mode.stubs import format_stub
 from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.search.index import ToolIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
+    from induscode.search.items import SearchItem
 
 EMPTY: JsonSchema = {"type": "object", "properties": {}}
 
@@ -203,3 +207,24 @@ async def test_a_disabled_tool_is_answered_by_its_box_and_no_other_one_is_sugges
     calls = ScriptCalls(CallEntry(deck, "call_1"), make_inert_context(), CodeLimits())
     with pytest.raises(ScriptCallError, match=r"tracker__lost is disabled: .* indus mcp diff"):
         await calls.call(FunctionCall("tracker__lost", [], {}))
+
+
+@pytest.mark.anyio
+async def test_the_searches_of_a_script_share_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[ToolIndex] = []
+
+    class CountedIndex(ToolIndex):
+        def __init__(self, items: Iterable[SearchItem]) -> None:
+            super().__init__(items)
+            built.append(self)
+
+    monkeypatch.setattr("induscode.search.index.ToolIndex", CountedIndex)
+    box = SearchableTools([describe("tracker__lost"), describe("tracker__last")])
+    entry = CallEntry(box, "call_1", find_denied=lambda _names: {"tracker__last"})
+    calls = ScriptCalls(entry, make_inert_context(), CodeLimits())
+    for query in ("lost", "last"):
+        found = await calls.call(FunctionCall("find_tools", [query], {}))
+        assert isinstance(found, list)
+        assert len(found) == (query == "lost")
+    calls.close()
+    assert len(built) == 1

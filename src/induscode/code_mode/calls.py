@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,12 +25,13 @@ from induscode.deck.provision import DeckToolBox
 from induscode.search.names import FIND_TOOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ProgressSink, ToolResult
     from induscode.code_mode.contract import CodeLimits, FunctionCall
+    from induscode.search.index import ToolIndex
 
 _FOUND = 5
 _MOST_FOUND = 50
@@ -55,6 +57,8 @@ class ScriptCalls:
         self._count = self._progress = 0
         self._slots = anyio.CapacityLimiter(limits.parallel)
         self._order = ReadWriteLock()
+        self._lock = Lock()
+        self._index: ToolIndex | None = None
 
     async def call(self, call: FunctionCall) -> JsonValue:
         """Make a call, and return the result of the tool, whole.
@@ -117,24 +121,33 @@ class ScriptCalls:
 
     async def _find_tools(self, call: FunctionCall) -> JsonValue:
         """Find functions by what they do: the name and the stub of each, the best one first."""
-        from induscode.search.index import ToolIndex  # noqa: PLC0415 — for a script that searches
-        from induscode.search.items import build_tool_item  # noqa: PLC0415 — for a script that searches
-
         queries, limit = read_search(call)
         functions = {function.descriptor.name: function for function in self.functions.functions}
 
         def find() -> Sequence[str]:
-            denied = self._entry.find_denied([*functions])
-            items = [build_tool_item(function.descriptor) for name, function in functions.items() if name not in denied]
-            index = ToolIndex(items)
-            try:
-                answer = index.search(queries, limit=limit)
-            finally:
-                index.close()
+            answer = self._open_index(functions).search(queries, limit=limit)
             return [hit.item.qualified_name for hit in answer.hits]
 
         found = await to_thread.run_sync(find)
         return [{"name": functions[name].name, "stub": format_stub(functions[name])} for name in found]
+
+    def _open_index(self, functions: Mapping[str, ToolFunction]) -> ToolIndex:
+        """Build the index of what the script may call, for its first search. It blocks."""
+        from induscode.search.index import ToolIndex  # noqa: PLC0415 — for a script that searches
+        from induscode.search.items import build_tool_item  # noqa: PLC0415 — for a script that searches
+
+        with self._lock:
+            if self._index is None:
+                denied = self._entry.find_denied([*functions])
+                self._index = ToolIndex(
+                    build_tool_item(function.descriptor) for name, function in functions.items() if name not in denied
+                )
+            return self._index
+
+    def close(self) -> None:
+        """Free the memory of the search, after the last call."""
+        if self._index is not None:
+            self._index.close()
 
 
 def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:

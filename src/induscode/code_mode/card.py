@@ -90,6 +90,8 @@ class RunCodeCard:
             result = await self.engine.run(code, calls.functions.names, calls.call, self._limits)
         except EngineUnavailable as exc:
             return ToolResult.error(f"Nothing ran: {exc}", code="unavailable")
+        finally:
+            calls.close()
         details: dict[str, JsonValue] = {
             "engine": self.engine.name,
             "calls": [{"name": report.name, "state": report.state} for report in calls.reports],
