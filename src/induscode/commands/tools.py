@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.core.text import cut_text
+from indusagi.core.text import cut_text, format_count
 from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server, complete_tool
 from induscode.commands.support.output import as_json, build_unknown_name, print_notes, print_table, write_json
 from induscode.commands.support.runner import run_until_signal
@@ -235,7 +235,10 @@ def search(
     if server is not None and server not in listing.states:
         raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
     index, notes = open_index(
-        items, lambda done, total: print_status(f"vectors of {total} definitions, once") if done == 0 else None
+        items,
+        lambda done, total: (
+            print_status(f"vectors of {format_count(total, 'definition')}, once") if done == 0 else None
+        ),
     )
     answer = index.search([query], server=server, limit=limit)
     print_notes((*listing.news, *notes))

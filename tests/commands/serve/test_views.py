@@ -80,7 +80,6 @@ def names(view: View) -> list[str]:
         ({"servers": []}, []),
         ({"rename": {"git__log": "history"}}, ["read", "history", "git__push", "web__get"]),
         ({"rename": {"git__log": "git__push"}}, ["read", "git__log", "git__push", "web__get"]),
-        ({"rename": {"git__log": "find_tools"}}, ["read", "git__log", "git__push", "web__get"]),
         ({"tools": ["git__log"], "rename": {"git__log": "web__get"}}, ["git__log"]),
     ],
 )

@@ -16,7 +16,6 @@ from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
 from induscode.commands.support.remedies import format_command
 from induscode.launch.views import NATIVE, find_view, matches
-from induscode.search.names import SEARCH_CARDS
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -237,8 +236,7 @@ class GatewayViews:
 def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
     """Select the tools that a view shows, each with its original name.
 
-    A new name that another shown tool has is not given: the tool keeps its own. The names of the search cards are
-    taken, for a search would hide a tool that has one of them.
+    A new name that another shown tool has is not given: the tool keeps its own.
     """
     every = box.descriptors()
     shown = [
@@ -246,7 +244,7 @@ def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]
         for descriptor in every
         if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
     ]
-    taken = {*SEARCH_CARDS, *(descriptor.name for descriptor in every)}
+    taken = {descriptor.name for descriptor in every}
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
         text, definition = view.describe.get(descriptor.name), descriptor.definition
