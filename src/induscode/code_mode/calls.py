@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
+from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, current_entry
@@ -128,7 +129,10 @@ class ScriptCalls:
             answer = self._open_index(functions).search(queries, limit=limit)
             return [hit.item.qualified_name for hit in answer.hits]
 
-        found = await to_thread.run_sync(find)
+        try:
+            found = await to_thread.run_sync(find)
+        except CoreError as exc:  # a Python without full text search
+            raise ScriptCallError("RuntimeError", str(exc)) from exc
         return [{"name": functions[name].name, "stub": format_stub(functions[name])} for name in found]
 
     def _open_index(self, functions: Mapping[str, ToolFunction]) -> ToolIndex:
