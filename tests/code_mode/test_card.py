@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from induscode.code_mode.contract import FunctionCall, ScriptResult
 
 pytestmark = pytest.mark.process
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system call filter is one of Linux")
 
 
 class CallLog:
@@ -241,24 +242,40 @@ async def test_a_value_that_was_not_awaited_is_an_error_that_says_so(tmp_path: P
             assert "2 calls made before, not undone: echo ok (2)." in str(outcome.output)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system call filter is one of Linux")
-async def test_cpython_tells_awaiting_scripts_apart_by_their_code_too() -> None:
+async def run_on_cpython(code: str) -> ScriptResult:
+    """Run a script in the process of the engine cpython, under its filter and without bubblewrap."""
+
     async def echo(call: FunctionCall) -> JsonValue:
         return call.named["text"]
 
-    async def run(code: str) -> ScriptResult:
-        process = ScriptProcess([sys.executable, "-I", "-S", "-B", cpython_host.__file__], ends_with_us=True)
-        try:
-            await process.start()
-            return await process.run(code, ["echo"], echo, CodeLimits())
-        finally:
-            await process.end()
+    process = ScriptProcess([sys.executable, "-I", "-S", "-B", cpython_host.__file__], ends_with_us=True)
+    try:
+        await process.start()
+        return await process.run(code, ["echo"], echo, CodeLimits())
+    finally:
+        await process.end()
 
-    assert (await run("# no await here\necho(text='a')")).value == "a"
-    assert (await run("'await'\n[await echo(text=t) for t in 'bc']")).value == ["b", "c"]
-    result = await run("await echo(text='a')\n[echo(text='b')]")
+
+@on_linux
+async def test_cpython_tells_awaiting_scripts_apart_by_their_code_too() -> None:
+    assert (await run_on_cpython("# no await here\necho(text='a')")).value == "a"
+    assert (await run_on_cpython("'await'\n[await echo(text=t) for t in 'bc']")).value == ["b", "c"]
+    result = await run_on_cpython("await echo(text='a')\n[echo(text='b')]")
     assert result.fault is not None
     assert "its value is no result but a call" in result.fault.message
+
+
+@on_linux
+async def test_asyncio_run_works_on_cpython() -> None:
+    main = "import asyncio\nasync def main():\n    return {}\nasyncio.run(main())"
+    assert (await run_on_cpython(main.format("await echo(text='a')"))).value == "a"
+    assert (await run_on_cpython(main.format("1"))).value == 1
+
+
+@on_linux
+async def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    result = await run_on_cpython("print('a\\ud800')\n[echo(text='\\udc00'), '\\U0001f600', {'\\ud800': 1}]")
+    assert (result.output, result.value) == ("a\ufffd\n", ["\ufffd", "\U0001f600", {"\ufffd": 1}])
 
 
 async def test_values_that_json_cannot_carry_are_described(tmp_path: Path) -> None:

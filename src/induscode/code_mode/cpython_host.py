@@ -43,7 +43,7 @@ import time
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 MODULES: Mapping[str, types.ModuleType] = {
@@ -204,6 +204,11 @@ class CPythonHost:
         linecache.cache[_FILE] = (len(code), None, code.splitlines(keepends=True), _FILE)
         loop = asyncio.new_event_loop()  # made before the filter, which permits no new one
         loop.add_reader(0, self._take_answers)
+
+        def run_coroutine(main: Coroutine[Any, Any, Any], **_: Any) -> Any:
+            return loop.run_until_complete(main)
+
+        asyncio.run = run_coroutine
         lock_down(request["cpu_s"], request["memory_bytes"])
         try:
             parts, uses_await = compile_script(code)
