@@ -20,7 +20,7 @@ from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import MOST_FOUND, NEAREST, UNKNOWN, UnknownServerError
 from induscode.search.index import FOUND
-from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
+from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 from induscode.search.words import LONGEST_NAME, normalize_name
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
 
     async def describe(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         names = [*dict.fromkeys(_list_texts(arguments["names"]))]
-        text, is_known = await to_thread.run_sync(finder.describe, names)
+        text, is_known = await to_thread.run_sync(finder.describe, [name for name in names if name not in SEARCH_CARDS])
+        listed = [f"{name} is in the list of tools, with its definition." for name in names if name in SEARCH_CARDS]
+        text, is_known = "\n".join([*listed, *([text] if text else [])]), is_known or bool(listed)
         return ToolResult.text(text) if is_known else ToolResult.error(text, code="unknown_tool")
 
     async def refuse(arguments: JsonObject, ctx: ToolContext) -> ToolResult:

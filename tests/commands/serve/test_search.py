@@ -204,6 +204,14 @@ async def test_an_answer_repeats_a_name_once_and_not_at_any_length(index: ToolIn
     assert len((await ask(box, "describe_tools", names=[EVENT, EVENT])).splitlines()) == 1
 
 
+async def test_a_search_card_is_said_to_be_listed(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    listed = "find_tools is in the list of tools, with its definition."
+    assert await ask(box, "describe_tools", names=["find_tools"]) == listed
+    both = (await ask(box, "describe_tools", names=[EVENT, "find_tools"])).splitlines()
+    assert (both[0], json.loads(both[1])["name"]) == (listed, EVENT)
+
+
 async def test_every_tool_that_an_ambiguous_name_may_mean_is_suggested(index: ToolIndex) -> None:
     tool = make_tools(1)[0]
     inner = SearchableTools([replace(tool, name="s__get_user"), replace(tool, name="s__getUser")])
