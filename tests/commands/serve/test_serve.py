@@ -126,13 +126,13 @@ def test_over_standard_streams_nothing_heavy_is_loaded(tmp_path: Path) -> None:
         input="".join(json.dumps(frame) + "\n" for frame in frames),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=50,
         check=True,
         env=unmeasured(),
         cwd=tmp_path,
     )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["id"] for one in answers} == {0, 1, 2}
+    sent = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["id"] for one in sent if "id" in one} == {0, 1, 2}  # a late server announces its tools
     code, modules = json.loads(done.stderr.splitlines()[-1])
     assert code == 0
     assert {name.partition(".")[0] for name in modules} & HEAVY == set()
