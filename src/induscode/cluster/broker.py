@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, TypeVar
 from indusagi.core.faults import describe_error
 from indusagi.core.records import record
 from induscode.cluster.bucket import Bucket
-from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
+from induscode.cluster.contract import (
+    BrokerState,
+    ClusterFault,
+    ClusterSettings,
+    LostRaceError,
+    UnheardError,
+    WrongKeyError,
+)
 from induscode.cluster.health import BrokerHealth
 from induscode.cluster.key import UnsealedError
 
@@ -91,6 +98,8 @@ class Broker:
         """Called when the connection is lost: what was sent may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is there again."""
+        self.check_write: Callable[[], None] = lambda: None
+        """Called before something is shared with other nodes; raises `ClusterFault` while this node may not do that."""
         self.names: dict[str, str] = {}
         """The names of brokers by address, as they have greeted."""
         self._asked_at: float | None = None
@@ -427,7 +436,8 @@ async def check_key(broker: Broker) -> bool:
     """Check that this process has the key of the cluster; False if the cluster has none yet.
 
     Raises:
-        ClusterFault: It has another key, or the broker does not answer.
+        WrongKeyError: It has another key.
+        ClusterFault: The broker does not answer.
     """
     key = broker.settings.key
     place = broker.settings.keys
@@ -443,7 +453,7 @@ async def check_key(broker: Broker) -> bool:
         message = (
             "the key of the cluster was replaced (indus cluster rotate-key): copy the new key file to this machine"
         )
-    raise ClusterFault("ready", message)
+    raise WrongKeyError(message)
 
 
 def is_sealed_with(key: ClusterKey, place: str, data: bytes) -> bool:

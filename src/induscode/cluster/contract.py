@@ -45,6 +45,13 @@ class UnheardError(ClusterFault):
         super().__init__("ready", message)
 
 
+class WrongKeyError(ClusterFault):
+    """The cluster has another key than this process."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("ready", message)
+
+
 class LostRaceError(Exception):
     """Another writer has changed the entry first; not an error of the broker."""
 

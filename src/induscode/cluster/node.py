@@ -109,6 +109,7 @@ class ClusterNode:
         """Called with the handle of a task of a server that another node has seen to have ended."""
         membership.on_lost = self._fence
         membership.on_regained = self._regain
+        membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
         membership.on_joined = lambda _: self._retry_faulted()
         broker.on_state = self._report_state
         membership.on_gone = self._lose_node

@@ -56,8 +56,9 @@ class Stream:
 
         Raises:
             LostRaceError: The last message of the subject has another number than `expected`.
-            ClusterFault: The broker did not do it, or did not say so in time.
+            ClusterFault: The broker did not do it, or did not say so in time; or this node has no lease.
         """
+        self._broker.check_write()
         headers = {"Nats-Expected-Stream": self.name}
         if identity:
             headers["Nats-Msg-Id"] = identity

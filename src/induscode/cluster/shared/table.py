@@ -75,7 +75,7 @@ class SharedTable:
         """Write an entry.
 
         Raises:
-            ClusterFault: It is too large, or the broker did not do it.
+            ClusterFault: It is too large, the broker did not do it, or this node has no lease.
         """
         await self._write(key, value)
 
@@ -89,6 +89,7 @@ class SharedTable:
 
     async def _write(self, key: str, value: JsonObject | None) -> None:
         for _ in range(_ATTEMPTS):
+            self._broker.check_write()
             present = await self._bucket.get(key)
             version = self._versions.get(key, 0)
             if present is not None:
