@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PING = b'{"op":"ping"}'
+PING = b'{"op":"ping"}'
+"""The request by which a node is asked whether it is there."""
 _ANSWERS_S = 0.1
 """How long a new node waits for the reports of the others."""
 
@@ -286,11 +287,15 @@ class Membership:
 
     async def _check_node(self, instance: str) -> None:
         try:
-            await self._broker.request(self._settings.node_subject(instance), _PING, self.times.retry_s)
+            await self._broker.request(self._settings.node_subject(instance), PING, self.times.retry_s)
         except UnheardError:
             self._drop(instance)
         except ClusterFault:
             return  # it may be stopped: only its lease tells
+
+    def has_reported(self, instance: str) -> bool:
+        """Return whether a process has reported itself not long ago, with a lease or without."""
+        return instance in self._nodes or instance in self._waiting
 
     def list_nodes(self) -> Sequence[NodeInfo]:
         """List the live nodes by name, this one among them while it has a lease."""

@@ -41,11 +41,12 @@ from induscode.cluster.contract import (
     ClusterFault,
     ClusterSettings,
     Placement,
+    UnheardError,
 )
 from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.health import STATES
 from induscode.cluster.lease import read_lease_clock
-from induscode.cluster.membership import Membership, open_membership
+from induscode.cluster.membership import PING, Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
 from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
@@ -281,6 +282,26 @@ class ClusterNode:
         channel = self.channels.open(subject, forget)
         self._remote[channel] = owner
         return channel
+
+    def send_first(self, channel: Channel, instance: str, frame: JsonObject) -> None:
+        """Send the first frame of a channel to a node.
+
+        One that does not report itself is asked first whether it is there: the broker takes messages for a process that
+        was stopped, or whose machine was lost, for as long as it has not noticed that.
+        """
+        if self._tasks is None or self.membership.has_reported(instance):
+            channel.send(frame)
+        else:
+            self._tasks.create_task(self._ask_and_send(channel, instance, frame))
+
+    async def _ask_and_send(self, channel: Channel, instance: str, frame: JsonObject) -> None:
+        try:
+            await self.broker.request(self.broker.settings.node_subject(instance), PING)
+        except ClusterFault as fault:
+            channel.is_unheard = True
+            channel.finish("is not there any more" if isinstance(fault, UnheardError) else "does not answer")
+        else:
+            channel.send(frame)
 
     def _lose_node(self, node: NodeInfo) -> None:
         gone = {node.lease}
