@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from tests.support.broker import KEY, BrokerProcess, broker_process
+from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.membership import open_membership
+from induscode.cluster.membership import Membership, open_membership
+from induscode.cluster.node import open_node
 from induscode.cluster.options import find_node_name, parse_brokers
 from induscode.cluster.prepare import prepare_cluster
 from induscode.program import run
@@ -141,6 +143,41 @@ async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
             await stop()
     assert ended.returncode == 1
     assert b"node 'a' does not drain: it stops now" in ended.stderr
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_two_nodes_of_one_name_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after one that was stopped, and was replaced meanwhile, goes on."""
+
+    async def wait_for_nothing(_: Membership) -> None:
+        return
+
+    monkeypatch.setattr(Membership, "wait_for_name", wait_for_nothing)
+    with broker_process(tmp_path) as process:
+        settings = ClusterSettings(brokers=[process.url], node="same", key=KEY)
+        async with open_broker(settings) as broker:
+            await prepare_cluster(broker, replicas=1)
+        async with open_node(settings) as one:
+            notes: list[str] = []
+            one.on_note = notes.append
+            async with open_node(settings):
+                await until(
+                    lambda: "another node is named 'same' too: stop one of them (indus cluster status)" in notes
+                )
+                command = [sys.executable, "-m", "induscode", "cluster", "--cluster", process.url]
+                drain = await anyio.run_process([*command[:4], "drain", "same", *command[4:]], check=False)
+                status = await anyio.run_process([*command[:4], "status", *command[4:]], check=False)
+    assert (drain.returncode, status.returncode) == (1, 0)
+    assert b"2 nodes are named 'same'" in drain.stderr
+    assert b"2 nodes are named 'same': stop all but one" in status.stdout
+
+
+def test_file_without_a_server_is_not_pushed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "servers.json"
+    empty.write_text('{"mcpServers": {}}', encoding="utf-8")
+    assert run(["cluster", "config", "push", str(empty), "--yes", "--cluster", "nats://127.0.0.1:1"]) == 2
+    assert f"{empty}: there is no server in it" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -111,7 +111,7 @@ class ClusterNode:
         membership.on_lost = self._fence
         membership.on_regained = self._regain
         membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
-        membership.on_joined = lambda _: self._retry_faulted()
+        membership.on_joined = self._meet_node
         broker.on_state = self._report_state
         membership.on_gone = self._lose_node
         broker.on_cut = lambda: self.channels.cut("was cut off: the broker is away")
@@ -396,6 +396,13 @@ class ClusterNode:
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
         for served in [*self._served.values()]:
             served.end(_LEASE_LOST)
+
+    def _meet_node(self, node: NodeInfo) -> None:
+        """Take note of a node that has joined, or has another lease."""
+        if node.node == self.info.node:
+            where = f" at {node.url}" if node.url else ""
+            self.on_note(f"another node{where} is named {node.node!r} too: stop one of them (indus cluster status)")
+        self._retry_faulted()
 
     def _regain(self) -> None:
         self.on_note("this node has a lease again")
