@@ -20,6 +20,7 @@ from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.cluster.broker import open_broker
+from induscode.cluster.bucket import Bucket
 from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
@@ -133,6 +134,22 @@ async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
         await until(lambda: other.owns and not owner.owns)
         await until(lambda: owner.endpoint().phase is EndpointPhase.READY)
         assert await read_pid(owner) == await read_pid(other)
+
+
+async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Bucket.create
+    async with open_node(name_node(await new_cluster(broker), "one")) as node:
+
+        async def create_late(self: Bucket, key: str, value: bytes) -> int:
+            revision = await create(self, key, value)
+            node.membership.info = replace(node.info, draining=True)
+            return revision
+
+        monkeypatch.setattr(Bucket, "create", create_late)
+        assert await node.placements.claim("key", "server") is None
+        assert await node.placements.find("key") is None
 
 
 async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker: BrokerProcess) -> None:
