@@ -14,11 +14,12 @@ from tests.support.broker import KEY, BrokerProcess, broker_process
 from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
-from induscode.cluster.contract import ClusterSettings
+from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.node import open_node
 from induscode.cluster.options import find_node_name, parse_brokers
 from induscode.cluster.prepare import prepare_cluster
+from induscode.commands.support.cluster import describe_fault
 from induscode.program import run
 
 if TYPE_CHECKING:
@@ -143,6 +144,13 @@ async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
             await stop()
     assert ended.returncode == 1
     assert b"node 'a' does not drain: it stops now" in ended.stderr
+
+
+def test_fault_of_brokers_that_do_not_answer_has_the_reasons() -> None:
+    text = describe_fault(ClusterFault("partitioned", "the entries could not be listed: no answer in time"))
+    assert text.startswith("brokers partitioned: the entries could not be listed: no answer in time: they have no maj")
+    assert describe_fault(ClusterFault("away", "no broker")) == "brokers away: no broker"
+    assert describe_fault(ClusterFault("ready", "another key")) == "another key"
 
 
 @pytest.mark.anyio

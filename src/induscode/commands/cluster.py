@@ -239,7 +239,7 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
     print_line(f"brokers: {report.summary}; a lease lasts {lease_s:g} s{storage}")
     for problem in report.list_problems():
         print_line(problem)
-    if not nodes and not report.silent and not report.waiting:
+    if not nodes and not report.silent and not report.waiting and report.is_usable:
         print_line("no node is there: start one with indus serve --http --cluster URL")
     if nodes:
         columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")

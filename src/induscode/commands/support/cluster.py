@@ -100,8 +100,13 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
 
 
 def describe_fault(fault: ClusterFault) -> str:
-    """Return what happened, after the state of the brokers if that is the cause."""
-    return str(fault) if fault.state in {"ready", "missing"} else f"brokers {fault.state}: {fault}"
+    """Return what happened, after the state of the brokers if that is the cause; no answer comes with its reasons."""
+    from induscode.cluster.health import STATES  # noqa: PLC0415 — not for the help
+
+    if fault.state in {"ready", "missing"}:
+        return str(fault)
+    reasons = f": {STATES[fault.state].partition(': ')[2]}" if fault.state == "partitioned" else ""
+    return f"brokers {fault.state}: {fault}{reasons}"
 
 
 def run_with_broker(settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]]) -> int:
