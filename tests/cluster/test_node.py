@@ -25,6 +25,7 @@ from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
+from induscode.commands.support.runner import build_fault_note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -217,6 +218,7 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
             notes: list[str] = []
             owner.node.on_note = notes.append
             began = asyncio.Event()
+            cut = [owner.endpoint(), other.endpoint()]
             async with asyncio.TaskGroup() as tasks:
                 call = tasks.create_task(_call_slowly(other, began))
                 await began.wait()
@@ -226,6 +228,10 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
             await until(lambda: not owner.node.membership.is_held())
             assert any("are away" in note for note in notes)
             assert any("has lost its lease" in note for note in notes)
+            await until(lambda: all(endpoint.phase is EndpointPhase.FAULTED for endpoint in cut))
+            faults = [endpoint.status().fault for endpoint in cut]
+            remedies = [None if fault is None else build_fault_note("honest", fault).remedy for fault in faults]
+            assert remedies == ["indus cluster status"] * 2
             await asyncio.to_thread(broker.start)
             for member in (owner, other):
                 await until(lambda member=member: member.endpoint().phase is EndpointPhase.READY)

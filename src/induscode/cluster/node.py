@@ -378,7 +378,7 @@ class ClusterNode:
 
     def _check_lease(self, served: ServedServer) -> None:
         if not self.membership.holds(served.placement.lease):
-            served.end(_LEASE_LOST)
+            served.end(_LEASE_LOST, "node_changed")
 
     async def _release(self, placement: Placement) -> None:
         if not self.membership.holds(placement.lease):
@@ -395,7 +395,7 @@ class ClusterNode:
         why = f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
         for served in [*self._served.values()]:
-            served.end(_LEASE_LOST)
+            served.end(_LEASE_LOST, "node_changed")
 
     def _meet_node(self, node: NodeInfo) -> None:
         """Take note of a node that has joined, or has another lease."""

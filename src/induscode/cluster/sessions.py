@@ -157,11 +157,9 @@ class ClusterSessions:
 
 def _explain_end(end: TransportEnd, channel: Channel) -> str:
     """Say why a request for a session of another node has no response, and whether it may have taken effect."""
-    is_lost = end.detail.reason == "node_changed"
-    if channel.is_unheard and not is_lost:
+    if channel.is_unheard and end.detail.reason != "node_changed":
         return f"there is no such session: its node {end.message}; send initialize again"
-    why = "has left the cluster" if is_lost else end.message
-    return f"the node of the session {why}; whether the request took effect is unknown; send initialize again"
+    return f"the session {end.message}; whether the request took effect is unknown; send initialize again"
 
 
 def _write(request: HttpRequest, frame: JsonObject) -> None:
