@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from tests.commands.helpers import user_file
 from tests.support.broker import KEY, BrokerProcess, broker_process
 from tests.support.waiting import until
 
@@ -52,6 +53,15 @@ def test_brokers_share_the_scheme_of_the_first() -> None:
     assert find_node_name(None)
 
 
+def test_password_in_an_invalid_address_is_not_shown() -> None:
+    for address in ("nats://user:secret@host:port", "nats://user:secret/x@host"):
+        with pytest.raises(
+            ValueError, match=r"'nats://host.*is no address of a broker, .* @ is written as %40"
+        ) as caught:
+            parse_brokers(address)
+        assert "secret" not in str(caught.value)
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "nats", None)
     assert run(["cluster", "status", "--cluster", "nats://127.0.0.1:1"]) == 1
@@ -63,6 +73,11 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cluster"]) == 2
     assert "the setting cluster.brokers" in capsys.readouterr().err
+    path = user_file().parents[1] / "indus" / "settings.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"cluster": {"brokers": ["http://a"]}}', encoding="utf-8")
+    assert run(["cluster"]) == 2
+    assert "the setting cluster.brokers: 'http://a' is no address of a broker" in capsys.readouterr().err
 
 
 def test_rules_of_a_cluster_cannot_allow_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

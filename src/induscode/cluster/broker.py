@@ -25,6 +25,7 @@ from induscode.cluster.contract import (
     LostRaceError,
     UnheardError,
     WrongKeyError,
+    hide_password,
 )
 from induscode.cluster.health import BrokerHealth
 from induscode.cluster.key import UnsealedError
@@ -372,7 +373,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
                 allow_reconnect=True,
             )
     except (TimeoutError, nats.errors.Error, OSError) as exc:
-        where = ", ".join(_hide_password(url) for url in settings.brokers)
+        where = ", ".join(hide_password(url) for url in settings.brokers)
         why = _explain_refusal([exc, *refusals][-1])
         raise ClusterFault("away", f"no broker can be used at {where}: {why}") from exc
     broker = Broker(client, settings)
@@ -425,11 +426,6 @@ def _explain_refusal(exc: Exception) -> str:
         reason = f"its TLS certificate is not trusted ({exc.verify_message})"
         return f"{reason}; SSL_CERT_FILE names a file with the certificate of its authority"
     return text
-
-
-def _hide_password(url: str) -> str:
-    scheme, mark, rest = url.rpartition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 async def check_key(broker: Broker) -> bool:

@@ -56,6 +56,12 @@ class LostRaceError(Exception):
     """Another writer has changed the entry first; not an error of the broker."""
 
 
+def hide_password(address: str) -> str:
+    """Return an address without its user and password."""
+    scheme, mark, rest = address.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
 @record(kw_only=True)
 class ClusterSettings:
     """How a node joins a cluster."""

@@ -51,7 +51,7 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
     try:
         return ClusterSettings(brokers=parse_brokers(text), node="command")
     except ValueError as exc:
-        raise click.UsageError(f"--cluster: {exc}", context) from exc
+        raise click.UsageError(f"{'--cluster' if brokers else 'the setting cluster.brokers'}: {exc}", context) from exc
 
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
