@@ -173,6 +173,13 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
     assert health.state == "partitioned"
     health.take_answer(0.0, "leases")
     assert health.state == "ready"
+    # Some requests for a bucket that is not there are answered, others are not.
+    assert health.take_silence("leases") == "partitioned"
+    health.take_failure("missing")
+    assert (health.state, health.take_silence("leases"), health.take_silence()) == ("missing",) * 3
+    assert health.state == "missing"
+    health.take_answer(0.0, "leases")
+    assert health.state == "ready"
     health.connect(is_connected=False)
     assert health.state == "away"
     health.connect(is_connected=True)

@@ -20,10 +20,12 @@ from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.cluster.broker import open_broker
+from induscode.cluster.bucket import Bucket
 from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
+from induscode.commands.support.runner import build_fault_note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -135,6 +137,32 @@ async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
         assert await read_pid(owner) == await read_pid(other)
 
 
+async def test_node_owns_no_more_servers_than_it_has_room_for(broker: BrokerProcess) -> None:
+    node = replace(name_node(await new_cluster(broker), "one"), capacity=1)
+    servers = [honest(id=name) for name in ("first", "second", "third")]
+    async with open_members([node], servers) as (member,):
+        ready = [server for server in servers if member.endpoint(server.id).phase is EndpointPhase.READY]
+        assert (len(ready), member.node.info.owned) == (1, 1)
+        with pytest.raises(ProtocolFault, match="no node may run it now: all are full"):
+            await member.endpoint(next(one.id for one in servers if one not in ready)).invoke("pid", {})
+
+
+async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Bucket.create
+    async with open_node(name_node(await new_cluster(broker), "one")) as node:
+
+        async def create_late(self: Bucket, key: str, value: bytes) -> int:
+            revision = await create(self, key, value)
+            node.membership.info = replace(node.info, draining=True)
+            return revision
+
+        monkeypatch.setattr(Bucket, "create", create_late)
+        assert await node.placements.claim("key", "server") is None
+        assert await node.placements.find("key") is None
+
+
 async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker: BrokerProcess) -> None:
     """As after a sleep: the clock has jumped past the end of the lease, and a response waits in the pipe."""
     settings = await new_cluster(broker, SHORT_LEASE_S)
@@ -190,6 +218,7 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
             notes: list[str] = []
             owner.node.on_note = notes.append
             began = asyncio.Event()
+            cut = [owner.endpoint(), other.endpoint()]
             async with asyncio.TaskGroup() as tasks:
                 call = tasks.create_task(_call_slowly(other, began))
                 await began.wait()
@@ -199,6 +228,10 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
             await until(lambda: not owner.node.membership.is_held())
             assert any("are away" in note for note in notes)
             assert any("has lost its lease" in note for note in notes)
+            await until(lambda: all(endpoint.phase is EndpointPhase.FAULTED for endpoint in cut))
+            faults = [endpoint.status().fault for endpoint in cut]
+            remedies = [None if fault is None else build_fault_note("honest", fault).remedy for fault in faults]
+            assert remedies == ["indus cluster status"] * 2
             await asyncio.to_thread(broker.start)
             for member in (owner, other):
                 await until(lambda member=member: member.endpoint().phase is EndpointPhase.READY)

@@ -16,13 +16,16 @@ from tests.support.waiting import until
 
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from induscode.cluster.replicas import ReplicatedServer
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from tests.support.cluster import Member
 
     from indusagi.core.json import JsonValue
+    from induscode.cluster.channel import Channel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -104,6 +107,27 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
 
             await until(is_moved)
         assert not call.result().is_error
+
+
+async def test_replica_that_starts_slowly_is_waited_for(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, begun = tmp_path / "starts", tmp_path / "begun"
+    is_up = ReplicatedServer._is_up  # wrapped to know that a replica was asked in vain
+
+    async def ask(self: ReplicatedServer, channel: Channel) -> bool:
+        result = await is_up(self, channel)
+        begun.touch()
+        return result
+
+    monkeypatch.setattr(ReplicatedServer, "_is_up", ask)
+    server = honest()
+    script = 'echo >> "$0"; until test -e "$1"; do sleep 0.05; done; shift; exec "$@"'
+    words = ("-c", script, str(starts), str(begun), server.command, *server.args)
+    slow = replace(server, command="/bin/sh", args=words, replicas=2)
+    async with open_members([name_node(await new_cluster(broker), "one")], [slow]) as members:
+        await read_pid(members[0])
+        assert starts.read_text() == "\n"
 
 
 async def call_as_task(member: Member) -> tuple[JsonValue, bool]:

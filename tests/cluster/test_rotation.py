@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.cluster.test_shared_ledger import open_ledger
 from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.waiting import until
 
-from induscode.cluster.broker import check_key, open_broker
+from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.key import ClusterKey, UnsealedError, read_key, write_key
 from induscode.cluster.node import open_node
@@ -20,6 +21,7 @@ from induscode.cluster.shared import rotation
 from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.rotation import rotate_key
 from induscode.cluster.shared.table import SharedTable, open_table
+from induscode.cluster.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -121,6 +123,30 @@ async def test_key_of_a_cluster_with_nodes_is_not_replaced(broker: BrokerProcess
         with pytest.raises(ClusterFault, match="stop all nodes first; there are: busy"):
             await rotate_key(opened, path)
         assert await check_key(opened)
+
+
+async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_nothing(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    assert settings.key is not None
+    jump = [0.0]
+    async with open_node(name_node(settings, "away"), lambda: asyncio.get_running_loop().time() + jump[0]) as node:
+        notes: list[str] = []
+        node.on_note = notes.append
+        table = await open_table(node.broker, notes.append)
+        await table.put(table.build_key("server", "a"), {"name": "a"})
+        # As a rotation does after the lease has ended, with another key.
+        keys = await node.broker.open_bucket(settings.keys)
+        proof = await keys.get(PROOF)
+        assert proof is not None
+        await keys.create(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
+        await keys.update(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
+        jump[0] = 100.0
+        await until(lambda: any("this node gets no lease: the key of the cluster was replaced" in one for one in notes))
+        assert not node.membership.is_held()
+        with pytest.raises(ClusterFault, match="this node has no lease now, and shares nothing"):
+            await table.put(table.build_key("server", "a"), {"name": "b"})
+        with pytest.raises(ClusterFault, match="shares nothing"):
+            await Stream(node.broker, settings.calls).publish(f"{settings.prefix}.calls.away", b"")
 
 
 @pytest.mark.parametrize("step", ["_seal_again", "_remove_old", "_leave_word"])

@@ -19,6 +19,7 @@ from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
+from induscode.cluster.prepare import prepare_cluster
 from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.consents import SharedTrust
 from induscode.cluster.shared.state import SharedState, open_shared_state
@@ -111,6 +112,29 @@ async def test_entries_without_the_key_or_from_the_past_are_ignored(broker: Brok
         # A node can still change it.
         await writer.put(key, {"name": "newest"})
         await until(lambda: reader.list("server") == {key: {"name": "newest"}})
+
+
+async def test_bucket_that_was_lost_gets_the_entries_of_a_node_that_runs(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    async with open_tables(settings) as (writer, reader, opened, notes):
+        kept, removed, new = (writer.build_key("server", name) for name in ("kept", "removed", "new"))
+        await writer.put(kept, {"name": "kept"})
+        await writer.put(removed, {"name": "removed"})
+        await writer.remove(removed)
+        await until(lambda: [*reader.list("server")] == [kept])
+        bucket = await opened.open_bucket(settings.shared)
+        await opened.client.jetstream().delete_key_value(settings.shared)  # pyright: ignore[reportUnknownMemberType] — untyped options
+        with pytest.raises(ClusterFault, match="indus cluster init"):  # not as if the entry were missing alone
+            await bucket.get(kept)
+        await prepare_cluster(opened, replicas=1)
+        # Its number is lower than those that the reader has seen.
+        await writer.put(new, {"name": "new"})
+        await until(lambda: {*reader.list("server")} == {kept, new})
+        await until(lambda: "the brokers had lost what the nodes share: 2 entries written again" in notes)
+        later = await open_table(opened, notes.append)
+        assert {*later.list("server")} == {kept, new}
+        await writer.put(kept, {"name": "changed"})
+        await until(lambda: reader.list("server")[kept] == {"name": "changed"})
 
 
 @asynccontextmanager

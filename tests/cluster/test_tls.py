@@ -1,8 +1,9 @@
-"""Brokers over TLS: an address `tls://` is never used without it."""
+"""How brokers are connected to: `tls://` never without TLS, and with one user for all addresses of a scheme."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tests.support.http_peer import self_signed
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.options import parse_brokers
 from induscode.cluster.prepare import prepare_cluster
 
 if TYPE_CHECKING:
@@ -72,3 +74,26 @@ async def test_broker_with_tls_is_used_with_the_certificate_of_its_authority(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     async with open_broker(replace(settings, connect_s=5.0)) as opened:
         assert (await prepare_cluster(opened, replicas=1)).made
+
+
+@pytest.mark.parametrize(
+    ("flags", "user"), [(("--user", "red", "--pass", "a@b/c"), "red:a%40b%2Fc"), (("--auth", "a/b"), "a%2Fb")]
+)
+async def test_user_of_the_first_address_is_used_for_those_after_it(
+    tmp_path: Path, flags: tuple[str, ...], user: str
+) -> None:
+    broker = BrokerProcess(tmp_path, flags)
+    try:
+        with socket.socket() as absent:
+            absent.bind(("127.0.0.1", 0))
+            addresses = f"nats://{user}@127.0.0.1:{absent.getsockname()[1]},127.0.0.1:{broker.port}"
+            settings = replace(settings_for(""), brokers=parse_brokers(addresses))
+            async with open_broker(settings) as opened:
+                assert (await prepare_cluster(opened, replicas=1)).made
+            # A password that was meant for TLS is not sent without it.
+            mixed = addresses.replace("nats://", "tls://", 1).replace(",", ",nats://")
+            with pytest.raises(ClusterFault, match="no broker can be used"):
+                async with open_broker(replace(settings, brokers=parse_brokers(mixed))):
+                    pass
+    finally:
+        broker.close()

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from tests.commands.helpers import user_file
 from tests.support.broker import KEY, BrokerProcess, broker_process
+from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
-from induscode.cluster.contract import ClusterSettings
+from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.membership import Membership, open_membership
+from induscode.cluster.node import open_node
 from induscode.cluster.options import find_node_name, parse_brokers
 from induscode.cluster.prepare import prepare_cluster
+from induscode.commands.support.cluster import describe_fault
 from induscode.program import run
 
 if TYPE_CHECKING:
@@ -50,6 +54,15 @@ def test_brokers_share_the_scheme_of_the_first() -> None:
     assert find_node_name(None)
 
 
+def test_password_in_an_invalid_address_is_not_shown() -> None:
+    for address in ("nats://user:secret@host:port", "nats://user:secret/x@host"):
+        with pytest.raises(
+            ValueError, match=r"'nats://host.*is no address of a broker, .* @ is written as %40"
+        ) as caught:
+            parse_brokers(address)
+        assert "secret" not in str(caught.value)
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "nats", None)
     assert run(["cluster", "status", "--cluster", "nats://127.0.0.1:1"]) == 1
@@ -61,6 +74,11 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cluster"]) == 2
     assert "the setting cluster.brokers" in capsys.readouterr().err
+    path = user_file().parents[1] / "indus" / "settings.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"cluster": {"brokers": ["http://a"]}}', encoding="utf-8")
+    assert run(["cluster"]) == 2
+    assert "the setting cluster.brokers: 'http://a' is no address of a broker" in capsys.readouterr().err
 
 
 def test_rules_of_a_cluster_cannot_allow_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +184,48 @@ async def test_command_waits_for_the_report_of_a_busy_node(tmp_path: Path, monke
                 monkeypatch.setattr(Membership, "list_silent", list_and_report)
                 async with open_membership(broker, observer=True) as seen:
                     assert [info.node for info in seen.list_nodes()] == ["a"]
+
+
+def test_fault_of_brokers_that_do_not_answer_has_the_reasons() -> None:
+    text = describe_fault(ClusterFault("partitioned", "the entries could not be listed: no answer in time"))
+    assert text.startswith("brokers partitioned: the entries could not be listed: no answer in time: they have no maj")
+    assert describe_fault(ClusterFault("away", "no broker")) == "brokers away: no broker"
+    assert describe_fault(ClusterFault("ready", "another key")) == "another key"
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_two_nodes_of_one_name_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after one that was stopped, and was replaced meanwhile, goes on."""
+
+    async def wait_for_nothing(_: Membership) -> None:
+        return
+
+    monkeypatch.setattr(Membership, "wait_for_name", wait_for_nothing)
+    with broker_process(tmp_path) as process:
+        settings = ClusterSettings(brokers=[process.url], node="same", key=KEY)
+        async with open_broker(settings) as broker:
+            await prepare_cluster(broker, replicas=1)
+        async with open_node(settings) as one:
+            notes: list[str] = []
+            one.on_note = notes.append
+            async with open_node(settings):
+                await until(
+                    lambda: "another node is named 'same' too: stop one of them (indus cluster status)" in notes
+                )
+                command = [sys.executable, "-m", "induscode", "cluster", "--cluster", process.url]
+                drain = await anyio.run_process([*command[:4], "drain", "same", *command[4:]], check=False)
+                status = await anyio.run_process([*command[:4], "status", *command[4:]], check=False)
+    assert (drain.returncode, status.returncode) == (1, 0)
+    assert b"2 nodes are named 'same'" in drain.stderr
+    assert b"2 nodes are named 'same': stop all but one" in status.stdout
+
+
+def test_file_without_a_server_is_not_pushed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "servers.json"
+    empty.write_text('{"mcpServers": {}}', encoding="utf-8")
+    assert run(["cluster", "config", "push", str(empty), "--yes", "--cluster", "nats://127.0.0.1:1"]) == 2
+    assert f"{empty}: there is no server in it" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, TypeVar
 from indusagi.core.faults import describe_error
 from indusagi.core.records import record
 from induscode.cluster.bucket import Bucket
-from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, LostRaceError, UnheardError
+from induscode.cluster.contract import (
+    BrokerState,
+    ClusterFault,
+    ClusterSettings,
+    LostRaceError,
+    UnheardError,
+    WrongKeyError,
+    hide_password,
+)
 from induscode.cluster.health import BrokerHealth
 from induscode.cluster.key import UnsealedError
 
@@ -91,6 +99,8 @@ class Broker:
         """Called when the connection is lost: what was sent may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is there again."""
+        self.check_write: Callable[[], None] = lambda: None
+        """Called before something is shared with other nodes; raises `ClusterFault` while this node may not do that."""
         self.names: dict[str, str] = {}
         """The names of brokers by address, as they have greeted."""
         self._asked_at: float | None = None
@@ -363,7 +373,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
                 allow_reconnect=True,
             )
     except (TimeoutError, nats.errors.Error, OSError) as exc:
-        where = ", ".join(_hide_password(url) for url in settings.brokers)
+        where = ", ".join(hide_password(url) for url in settings.brokers)
         why = _explain_refusal([exc, *refusals][-1])
         raise ClusterFault("away", f"no broker can be used at {where}: {why}") from exc
     broker = Broker(client, settings)
@@ -418,16 +428,12 @@ def _explain_refusal(exc: Exception) -> str:
     return text
 
 
-def _hide_password(url: str) -> str:
-    scheme, mark, rest = url.rpartition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
-
-
 async def check_key(broker: Broker) -> bool:
     """Check that this process has the key of the cluster; False if the cluster has none yet.
 
     Raises:
-        ClusterFault: It has another key, or the broker does not answer.
+        WrongKeyError: It has another key.
+        ClusterFault: The broker does not answer.
     """
     key = broker.settings.key
     place = broker.settings.keys
@@ -443,7 +449,7 @@ async def check_key(broker: Broker) -> bool:
         message = (
             "the key of the cluster was replaced (indus cluster rotate-key): copy the new key file to this machine"
         )
-    raise ClusterFault("ready", message)
+    raise WrongKeyError(message)
 
 
 def is_sealed_with(key: ClusterKey, place: str, data: bytes) -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nats.js.kv import KeyValue
 
 _T = TypeVar("_T")
+_NO_STREAM = 10059
+"""JetStream's error code for a stream, and so a bucket, that is not there."""
 
 
 class RequestRunner(Protocol):
@@ -69,14 +71,17 @@ class Bucket:
         """Read an entry; `None` if there is none.
 
         Raises:
-            ClusterFault: The broker did not answer.
+            ClusterFault: The broker did not answer, or has no such bucket.
         """
-        from nats.js.errors import KeyNotFoundError  # noqa: PLC0415 — only with a cluster
+        from nats.js.errors import BucketNotFoundError, KeyNotFoundError  # noqa: PLC0415 — only with a cluster
 
         async def get() -> BucketEntry | None:
             try:
                 entry = await self._values.get(key)
-            except KeyNotFoundError:
+            except KeyNotFoundError as exc:
+                # nats-py says the same of a bucket that is not there; not all of its errors have a code.
+                if getattr(exc.__context__, "err_code", None) == _NO_STREAM:
+                    raise BucketNotFoundError from exc
                 return None
             return BucketEntry(entry.value or b"", entry.revision or 0)
 

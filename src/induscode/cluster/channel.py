@@ -254,7 +254,7 @@ class ChannelTable:
     def cut(self, message: str) -> None:
         """End all channels here, since what was sent may not have arrived; `tell_cut` tells the other ends."""
         for channel in [*self._open.values()]:
-            self._untold.append((channel, channel.finish(message)))
+            self._untold.append((channel, channel.finish(message, FaultDetail(reason="node_changed"))))
 
     async def tell_cut(self) -> None:
         """Tell the other ends of the channels that ended while the broker was away."""

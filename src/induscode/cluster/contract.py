@@ -45,8 +45,21 @@ class UnheardError(ClusterFault):
         super().__init__("ready", message)
 
 
+class WrongKeyError(ClusterFault):
+    """The cluster has another key than this process."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("ready", message)
+
+
 class LostRaceError(Exception):
     """Another writer has changed the entry first; not an error of the broker."""
+
+
+def hide_password(address: str) -> str:
+    """Return an address without its user and password."""
+    scheme, mark, rest = address.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 @record(kw_only=True)

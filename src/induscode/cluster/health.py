@@ -2,7 +2,8 @@
 
 Pure: outcomes come in, a `BrokerState` comes out. A write that failed counts until one succeeds at the same place, or a
 lease is renewed, since brokers that are full, or have no majority, still answer some requests. Requests without an
-answer mean slow brokers if a round trip to the connected one takes long, and brokers without a majority otherwise.
+answer mean slow brokers if a round trip to the connected one takes long, and brokers without a majority otherwise,
+unless a read was told that its bucket is missing.
 Answer times are averaged, so that the state does not change with every request.
 """
 
@@ -49,6 +50,8 @@ class BrokerHealth:
         """The present state."""
         if not self.is_connected:
             return "away"
+        if self._unread == "missing":
+            return self._unread
         if self._unwritten:
             return self._unwritten.get(self._leases) or next(iter(self._unwritten.values()))
         if self._unread is not None:
@@ -73,6 +76,8 @@ class BrokerHealth:
     def take_silence(self, wrote: str = "") -> BrokerState:
         """Take a request without an answer in time; return why."""
         state: BrokerState = "slow" if self.round_trip_s > SLOW_S else "partitioned"
+        if self._unread == "missing":
+            state = self._unread  # nothing answers for a bucket that is not there
         self.take_failure(state, wrote)
         return state if self.is_connected else "away"
 

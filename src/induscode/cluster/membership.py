@@ -1,7 +1,8 @@
 """Membership: this node's lease, kept alive, and the nodes that have reported themselves.
 
 A node reports itself to all others after every renewal, on one subject. A node that stays silent for as long as its
-lease lives is taken to be gone; whether its lease has ended is decided at the broker alone (`end_lease`).
+lease lives is taken to be gone; whether its lease has ended is decided at the broker alone (`end_lease`). A node that
+has lost its lease shares nothing until it has another one, for which it needs the key that the cluster has then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
-from induscode.cluster.contract import ENDED, ClusterFault, ClusterSettings, LostRaceError, NodeInfo, UnheardError
+from induscode.cluster.broker import check_key
+from induscode.cluster.contract import (
+    ENDED,
+    ClusterFault,
+    ClusterSettings,
+    LostRaceError,
+    NodeInfo,
+    UnheardError,
+    WrongKeyError,
+)
 from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
 
 if TYPE_CHECKING:
@@ -28,7 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PING = b'{"op":"ping"}'
+PING = b'{"op":"ping"}'
+"""The request by which a node is asked whether it is there."""
 _ANSWERS_S = 0.1
 """How long a new node waits for the reports of the others."""
 _LATE_S = 1.5
@@ -59,6 +70,8 @@ class Membership:
         """Called with the name of a lease before it is created."""
         self.on_regained: Callable[[], None] = lambda: None
         """Called when there is a lease again after a loss."""
+        self.on_refused: Callable[[str], None] = lambda _: None
+        """Called, with the reason, when there is none since the key of the cluster was replaced meanwhile."""
         self._broker = broker
         self._is_observer = is_observer
         self._leases = leases
@@ -90,6 +103,15 @@ class Membership:
     def holds(self, lease: str) -> bool:
         """Return whether this node may own servers under this lease now: one that it has lost does not come back."""
         return self.is_held() and self.info.lease == lease
+
+    def check_write(self) -> None:
+        """Check that this node may share something with the others now.
+
+        Raises:
+            ClusterFault: It has no lease: the key that seals what it shares may have been replaced.
+        """
+        if not self.is_held():
+            raise ClusterFault("ready", "this node has no lease now, and shares nothing")
 
     def _lose(self) -> None:
         if self._lease.revision is not None:
@@ -154,18 +176,24 @@ class Membership:
 
     async def run(self) -> None:
         """Renew the lease in time, and join again after a loss; runs until cancelled."""
+        is_refused = False
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_lease())
             tasks.create_task(self._watch_nodes())
             while True:
                 try:
                     if self._lease.revision is None:
+                        if self._settings.key is not None:
+                            await check_key(self._broker)
                         await self.join()
                         self.on_regained()
                     else:
                         await self.renew()
                 except (ClusterFault, LostRaceError) as exc:
                     _log.debug("no renewal: %s", exc)
+                    if isinstance(exc, WrongKeyError) and not is_refused:
+                        is_refused = True
+                        self.on_refused(str(exc))
                     await self.report()
                 due = self._lease.next_renewal_at(self._tried_at) - self._clock()
                 await asyncio.sleep(max(self.times.retry_s, due))
@@ -269,11 +297,15 @@ class Membership:
 
     async def _check_node(self, instance: str) -> None:
         try:
-            await self._broker.request(self._settings.node_subject(instance), _PING, self.times.retry_s)
+            await self._broker.request(self._settings.node_subject(instance), PING, self.times.retry_s)
         except UnheardError:
             self._drop(instance)
         except ClusterFault:
             return  # it may be stopped: only its lease tells
+
+    def has_reported(self, instance: str) -> bool:
+        """Return whether a process has reported itself not long ago, with a lease or without."""
+        return instance in self._nodes or instance in self._waiting
 
     def list_nodes(self) -> Sequence[NodeInfo]:
         """List the live nodes by name, this one among them while it has a lease."""
@@ -345,6 +377,8 @@ async def open_membership(
     leases = await broker.open_bucket(settings.leases)
     membership = Membership(broker, leases, LeaseTimes(await leases.read_ttl()), clock, is_observer=observer)
     membership.before_join = before_join
+    if not observer:
+        broker.check_write = membership.check_write
     stop = await broker.subscribe(settings.beats, membership.receive)
     try:
         await membership.ask_nodes()

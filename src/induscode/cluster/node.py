@@ -41,11 +41,12 @@ from induscode.cluster.contract import (
     ClusterFault,
     ClusterSettings,
     Placement,
+    UnheardError,
 )
 from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.health import STATES
 from induscode.cluster.lease import read_lease_clock
-from induscode.cluster.membership import Membership, open_membership
+from induscode.cluster.membership import PING, Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
 from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
@@ -109,7 +110,8 @@ class ClusterNode:
         """Called with the handle of a task of a server that another node has seen to have ended."""
         membership.on_lost = self._fence
         membership.on_regained = self._regain
-        membership.on_joined = lambda _: self._retry_faulted()
+        membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
+        membership.on_joined = self._meet_node
         broker.on_state = self._report_state
         membership.on_gone = self._lose_node
         broker.on_cut = lambda: self.channels.cut("was cut off: the broker is away")
@@ -281,6 +283,26 @@ class ClusterNode:
         self._remote[channel] = owner
         return channel
 
+    def send_first(self, channel: Channel, instance: str, frame: JsonObject) -> None:
+        """Send the first frame of a channel to a node.
+
+        One that does not report itself is asked first whether it is there: the broker takes messages for a process that
+        was stopped, or whose machine was lost, for as long as it has not noticed that.
+        """
+        if self._tasks is None or self.membership.has_reported(instance):
+            channel.send(frame)
+        else:
+            self._tasks.create_task(self._ask_and_send(channel, instance, frame))
+
+    async def _ask_and_send(self, channel: Channel, instance: str, frame: JsonObject) -> None:
+        try:
+            await self.broker.request(self.broker.settings.node_subject(instance), PING)
+        except ClusterFault as fault:
+            channel.is_unheard = True
+            channel.finish("is not there any more" if isinstance(fault, UnheardError) else "does not answer")
+        else:
+            channel.send(frame)
+
     def _lose_node(self, node: NodeInfo) -> None:
         gone = {node.lease}
         if all(other.instance != node.instance for other in self.membership.list_nodes()):
@@ -356,7 +378,7 @@ class ClusterNode:
 
     def _check_lease(self, served: ServedServer) -> None:
         if not self.membership.holds(served.placement.lease):
-            served.end(_LEASE_LOST)
+            served.end(_LEASE_LOST, "node_changed")
 
     async def _release(self, placement: Placement) -> None:
         if not self.membership.holds(placement.lease):
@@ -373,7 +395,14 @@ class ClusterNode:
         why = f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
         for served in [*self._served.values()]:
-            served.end(_LEASE_LOST)
+            served.end(_LEASE_LOST, "node_changed")
+
+    def _meet_node(self, node: NodeInfo) -> None:
+        """Take note of a node that has joined, or has another lease."""
+        if node.node == self.info.node:
+            where = f" at {node.url}" if node.url else ""
+            self.on_note(f"another node{where} is named {node.node!r} too: stop one of them (indus cluster status)")
+        self._retry_faulted()
 
     def _regain(self) -> None:
         self.on_note("this node has a lease again")

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from induscode.cluster.contract import NODE_NAME
+from induscode.cluster.contract import NODE_NAME, hide_password
 
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
@@ -32,7 +32,8 @@ def parse_brokers(text: str) -> Sequence[str]:
         except ValueError:
             is_usable = False
         if not is_usable:
-            raise ValueError(f"{part.strip()!r} is no address of a broker, such as nats://broker.example:4222")
+            text = f"{hide_password(part.strip())!r} is no address of a broker, such as nats://broker.example:4222"
+            raise ValueError(f"{text}; in a password, @ is written as %40, / as %2F" if "@" in part else text)
         addresses.append(address)
     return addresses
 

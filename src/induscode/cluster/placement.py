@@ -113,6 +113,8 @@ class Placements:
     async def claim(self, key: str, server: str) -> Placement | None:
         """Make this node the owner of a server; `None` if another node is, or this one lost its lease meanwhile.
 
+        A node that was told meanwhile to drain, or is full since another claim of its own, gives it up at once.
+
         Raises:
             ClusterFault: The broker does not answer.
         """
@@ -131,6 +133,9 @@ class Placements:
                 return None
         placement = Placement(key, server, node, lease, epoch)
         if not members.holds(lease):
+            return None
+        if members.info.draining or members.info.owned >= members.info.capacity:
+            await self.release(placement)
             return None
         return placement
 

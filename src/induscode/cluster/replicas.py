@@ -212,6 +212,7 @@ class ReplicatedServer:
     async def _is_up(self, channel: Channel) -> bool:
         """Return whether the server at the other end is up; a call that is sent earlier is lost if its start fails."""
         answers: list[bytes | JsonValue] = []
+        ends: list[TransportEnd] = []
         answered = asyncio.Event()
 
         def take_answer(frame: bytes | JsonValue) -> None:
@@ -219,8 +220,7 @@ class ReplicatedServer:
             answered.set()
 
         def take_end(end: TransportEnd) -> None:
-            if not channel.is_unheard:
-                self._failure = ConnectionClosedError(end)
+            ends.append(end)
             answered.set()
 
         channel.attach(take_answer, take_end)
@@ -228,6 +228,9 @@ class ReplicatedServer:
         with suppress(TimeoutError):  # it is being started: asked again soon
             async with asyncio.timeout(_UP_S):
                 await answered.wait()
+        # An end that comes later is that of the caller, who closes a channel without an answer.
+        if ends and not channel.is_unheard:
+            self._failure = ConnectionClosedError(ends[0])
         return bool(answers)
 
     async def _follow(self, session: ClientSession) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -105,6 +106,7 @@ class BrokerReport:
     def list_problems(self) -> Sequence[str]:
         """List what is not well, each in a sentence."""
         silence = "has a lease, and does not report itself: cut off, stopped, or just gone"
+        names = Counter(node.node for node in self.nodes)
         return [
             *(f"broker {view}" for view in self.brokers if view.state != "ready"),
             *(
@@ -114,6 +116,7 @@ class BrokerReport:
             ),
             *(f"node {node.node!r} runs and has no lease{_explain(node.brokers)}" for node in self.waiting),
             *(f"node {name!r} {silence}" for name in self.silent),
+            *(f"{count} nodes are named {name!r}: stop all but one" for name, count in names.items() if count > 1),
         ]
 
     def describe_storage(self) -> str:

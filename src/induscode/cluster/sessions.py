@@ -94,7 +94,7 @@ class ClusterSessions:
     # -- at the node that the client has chosen ---------------------------------------------
 
     def forward(self, request: HttpRequest, node: str) -> None:
-        """Have the other node answer a request; a session of a node that is gone is unknown."""
+        """Have the other node answer a request; a session of a node that is gone, or does not answer, is unknown."""
         has_begun = False
 
         def receive(data: bytes | JsonValue) -> None:
@@ -110,7 +110,7 @@ class ClusterSessions:
             if has_begun:
                 request.connection.end_stream()
                 return
-            refusal = HttpRefusal(404, f"there is no such session: its node {end.message}; send initialize again")
+            refusal = HttpRefusal(404, _explain_end(end, channel))
             request.respond(refusal.status, refusal.body, refusal.headers)
 
         channel = self._node.open_channel(self._node.broker.settings.http_subject(node), node)
@@ -123,18 +123,17 @@ class ClusterSessions:
         identity = request.identity
         lines: list[JsonValue] = [[name, value] for name, value in request.lines if name not in _KEPT_BACK]
         scopes = None if identity.scopes is None else sorted(identity.scopes)
-        channel.send(
-            {
-                "method": request.method,
-                "target": f"{request.path}?{request.query}" if request.query else request.path,
-                "headers": lines,
-                "body": request.body.decode("latin-1"),
-                "owner": identity.owner.hex(),
-                "principal": identity.principal,
-                "client_id": identity.client_id,
-                "scopes": cast("JsonValue", scopes),
-            }
-        )
+        frame: JsonObject = {
+            "method": request.method,
+            "target": f"{request.path}?{request.query}" if request.query else request.path,
+            "headers": lines,
+            "body": request.body.decode("latin-1"),
+            "owner": identity.owner.hex(),
+            "principal": identity.principal,
+            "client_id": identity.client_id,
+            "scopes": cast("JsonValue", scopes),
+        }
+        self._node.send_first(channel, node, frame)
 
     # -- at the node that has the session ---------------------------------------------------
 
@@ -154,6 +153,13 @@ class ClusterSessions:
         connection = self._open.pop(reply, None)
         if connection is not None:
             connection.disconnect()
+
+
+def _explain_end(end: TransportEnd, channel: Channel) -> str:
+    """Say why a request for a session of another node has no response, and whether it may have taken effect."""
+    if channel.is_unheard and end.detail.reason != "node_changed":
+        return f"there is no such session: its node {end.message}; send initialize again"
+    return f"the session {end.message}; whether the request took effect is unknown; send initialize again"
 
 
 def _write(request: HttpRequest, frame: JsonObject) -> None:

@@ -14,6 +14,8 @@ from indusagi.core.records import record
 from induscode.cluster.broker import LONGEST_S, Broker
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from nats.js.api import RawStreamMsg
 
 _NO_MESSAGE = 10037
@@ -39,6 +41,8 @@ class StreamState:
     last: int
     messages: int
     size: int
+    created: datetime | None = None
+    """When it was made; another time means that it is another stream of the same name."""
 
 
 class Stream:
@@ -56,8 +60,9 @@ class Stream:
 
         Raises:
             LostRaceError: The last message of the subject has another number than `expected`.
-            ClusterFault: The broker did not do it, or did not say so in time.
+            ClusterFault: The broker did not do it, or did not say so in time; or this node has no lease.
         """
+        self._broker.check_write()
         headers = {"Nats-Expected-Stream": self.name}
         if identity:
             headers["Nats-Msg-Id"] = identity
@@ -97,7 +102,7 @@ class Stream:
         """Read what there is; raises ClusterFault as `publish`."""
         info = await self._broker.run(f"{self.name} could not be read", self._api.stream_info(self.name))
         state = info.state
-        return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes)
+        return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes, info.created)
 
     async def read_range(self, first: int, last: int) -> AsyncGenerator[tuple[int, StreamMessage | None]]:
         """Read all messages of some numbers in order; None for one that was removed.

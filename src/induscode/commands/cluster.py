@@ -239,7 +239,7 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
     print_line(f"brokers: {report.summary}; a lease lasts {lease_s:g} s{storage}")
     for problem in report.list_problems():
         print_line(problem)
-    if not nodes and not report.silent and not report.waiting:
+    if not nodes and not report.silent and not report.waiting and report.is_usable:
         print_line("no node is there: start one with indus serve --http --cluster URL")
     if nodes:
         columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")
@@ -301,11 +301,16 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
 
     async def work(broker: Broker) -> int:
         async with _observe(broker) as membership:
-            found = next((info for info in membership.list_nodes() if info.node == node), None)
-            if found is None:
+            named = [info for info in membership.list_nodes() if info.node == node]
+            if not named:
                 known = ", ".join(info.node for info in membership.list_nodes()) or "none"
                 print_status(f"there is no node {node!r}; there are: {known}")
                 return _FAILED
+            if len(named) > 1:
+                where = ", ".join(info.url or info.instance for info in named)
+                print_status(f"{len(named)} nodes are named {node!r} ({where}): stop all but one")
+                return _FAILED
+            found = named[0]
             others = [info for info in membership.list_nodes() if info.instance != found.instance]
             if found.owned and found.role == "offers":
                 print_status(f"no other node may run the servers that {node!r} offers: they end")

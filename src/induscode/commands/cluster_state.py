@@ -218,6 +218,8 @@ def _read_rows(context: click.Context, file: str) -> Mapping[str, JsonObject]:
             for line in TrustStore().question(row).details:
                 print_line(f"  {line}")
     print_notes(found.notes)
+    if not rows:
+        raise click.UsageError(f"{file}: there is no server in it", context)
     return rows
 
 
@@ -231,7 +233,7 @@ def remove(context: click.Context, *, names: tuple[str, ...], brokers: str | Non
 
     async def work(table: SharedTable) -> int:
         unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
-        for name in names:
+        for name in dict.fromkeys(names):
             if name not in unknown:
                 await table.remove(table.build_key("server", name))
                 print_line(f"removed: {name}")
@@ -253,7 +255,7 @@ def rules(
 ) -> int:
     """Put the rules of FILE ({"deny": […], "ask": […]}) into the cluster: calls at every node have to pass them.
 
-    They only take away: `allow` is ignored, and a call that a rule asks about is refused, since no person is there.
+    They only take away: a file with `allow` is refused, and so is a call that a rule asks about: no person is there.
     """
     if (file is None) is not is_removed:
         raise click.UsageError("name a FILE, or use --remove", context)

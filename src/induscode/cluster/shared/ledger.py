@@ -94,6 +94,8 @@ class LedgerPublisher:
         self._waiting = -1
         self._is_full = False
         """Whether the last note was that the stream takes no more rows."""
+        self._told_lost = (0, 0)
+        """The rows that the last note called lost: after the first number, up to the second."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -197,7 +199,8 @@ class LedgerPublisher:
         there = 0 if self._end is None else self._end.position
         if self._end is None:
             self._first = (True, *_explain_beginning(part, is_taken=last is not None))
-        if done is not None and there < done.position:
+        if done is not None and there < done.position and self._told_lost != (there, done.position):
+            self._told_lost = there, done.position
             lost = f"rows {there + 1:,} to {done.position:,} of this node"
             self._on_note(f"the stream of ledgers has lost {lost}; they are published again")
         self._is_known = True

@@ -3,7 +3,8 @@
 An entry is written on the condition that the entry before it is the one that was read, and carries a version that only
 grows. A node keeps what it has read: an entry that is not sealed with the key or is older than the known one changes
 nothing, nor does a removal by other means than `remove`; a note says so. Changes arrive within moments: the broker
-passes each write on to all nodes, which then read it; a node that missed one finds it at its next look.
+passes each write on to all nodes, which then read it; a node that missed one finds it at its next look. Brokers that
+have lost the bucket, or its last entries, get them again from the nodes that run.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.cluster.broker import Broker
+from induscode.cluster.broker import Broker, check_key
 from induscode.cluster.bucket import Bucket
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.key import UnsealedError
 from induscode.cluster.streams import Stream
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from nats.aio.msg import Msg
 
     from induscode.cluster.key import ClusterKey
@@ -58,6 +62,8 @@ class SharedTable:
         self._entries: dict[str, JsonObject] = {}
         self._versions: dict[str, int] = {}
         self._next = 1
+        self._created: datetime | None = None
+        """When the bucket was made whose entries are counted; None: it was not read yet, or was found to be lost."""
         self._noticed = asyncio.Event()
         self._told: set[str] = set()
 
@@ -75,7 +81,7 @@ class SharedTable:
         """Write an entry.
 
         Raises:
-            ClusterFault: It is too large, or the broker did not do it.
+            ClusterFault: It is too large, the broker did not do it, or this node has no lease.
         """
         await self._write(key, value)
 
@@ -89,6 +95,7 @@ class SharedTable:
 
     async def _write(self, key: str, value: JsonObject | None) -> None:
         for _ in range(_ATTEMPTS):
+            self._broker.check_write()
             present = await self._bucket.get(key)
             version = self._versions.get(key, 0)
             if present is not None:
@@ -127,6 +134,8 @@ class SharedTable:
         Raises:
             ClusterFault: The broker did not answer.
         """
+        if self._next == 1 and not self._versions:
+            self._created = (await self._stream.read_state()).created
         changed: set[str] = set()
         while True:
             message = await self._stream.read_next(self._next, f"{self._subject}>")
@@ -215,6 +224,48 @@ class SharedTable:
             await self.load()
             if self._next > before:
                 return
+        await self._restore()
+
+    async def _restore(self) -> None:
+        """Read everything again, and write what is missing, if the bucket was made anew or is an older copy.
+
+        Raises:
+            ClusterFault: The broker did not do it; the next look tries again.
+        """
+        state = await self._stream.read_state()
+        if state.created == self._created and state.last + 1 >= self._next:
+            return
+        self._created = None
+        if not await check_key(self._broker):
+            return  # the cluster is being prepared
+        self._next = 1
+        await self.load()
+        count = sum([await self._write_again(key) for key in [*self._versions]])
+        self._created = state.created
+        if count:
+            entries = format_count(count, "entry", "entries")
+            self._on_note(f"the brokers had lost what the nodes share: {entries} written again")
+
+    async def _write_again(self, key: str) -> bool:
+        """Write an entry as it is known here, unless the bucket has it or a later one; tell whether it was written."""
+        self._broker.check_write()
+        present, version = await self._bucket.get(key), self._versions[key]
+        if present is not None:
+            try:
+                if _read_version(self._unseal(key, present.value)) >= version:
+                    return False
+            except ValueError:
+                pass  # it is replaced
+        entry: JsonObject = {"version": version, "value": self._entries.get(key)}
+        sealed = self._key.seal(f"{self.name}/{key}", compact_json(entry).encode())
+        try:
+            if present is None:
+                await self._bucket.create(key, sealed)
+            else:
+                await self._bucket.update(key, sealed, present.revision)
+        except LostRaceError:
+            return False  # another node was first
+        return True
 
 
 def _read_version(entry: JsonObject) -> int:

@@ -153,6 +153,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     from induscode.cluster.sessions import open_sessions  # noqa: PLC0415 — only with --cluster
     from induscode.cluster.shared.state import open_shared_state  # noqa: PLC0415 — only with --cluster
     from induscode.commands.serve.sharing import WATCH_S, GatewaySharing  # noqa: PLC0415 — only with --cluster
+    from induscode.commands.support.cluster import describe_fault  # noqa: PLC0415 — only with --cluster
 
     async with AsyncExitStack() as stack:
         try:
@@ -160,7 +161,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
             sessions = await stack.enter_async_context(open_sessions(node))
             shared = await stack.enter_async_context(open_shared_state(node))
         except ClusterFault as fault:
-            print_status(f"the cluster cannot be joined: {fault}")
+            print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
             return int(ExitCode.FAILED)
         node.on_note = print_status
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]

@@ -51,7 +51,7 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
     try:
         return ClusterSettings(brokers=parse_brokers(text), node="command")
     except ValueError as exc:
-        raise click.UsageError(f"--cluster: {exc}", context) from exc
+        raise click.UsageError(f"{'--cluster' if brokers else 'the setting cluster.brokers'}: {exc}", context) from exc
 
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
@@ -100,8 +100,13 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
 
 
 def describe_fault(fault: ClusterFault) -> str:
-    """Return what happened, after the state of the brokers if that is the cause."""
-    return str(fault) if fault.state in {"ready", "missing"} else f"brokers {fault.state}: {fault}"
+    """Return what happened, after the state of the brokers if that is the cause; no answer comes with its reasons."""
+    from induscode.cluster.health import STATES  # noqa: PLC0415 — not for the help
+
+    if fault.state in {"ready", "missing"}:
+        return str(fault)
+    reasons = f": {STATES[fault.state].partition(': ')[2]}" if fault.state == "partitioned" else ""
+    return f"brokers {fault.state}: {fault}{reasons}"
 
 
 def run_with_broker(settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]]) -> int:
