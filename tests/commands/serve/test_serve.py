@@ -585,6 +585,8 @@ def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: 
         {"icons": [{"href": "x"}, "y", {"src": "https://example.invalid/", "sizes": "any"}]},
         {"_meta": 1},
         {"execution": None},
+        {"execution": {"taskSupport": 5}},
+        {"icons": [{"src": "https://example.invalid/", "theme": "blue"}]},
     ],
 )
 async def test_a_field_of_a_wrong_type_does_not_cost_a_strict_client_its_list(
