@@ -193,7 +193,7 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
 def test_a_dry_run_shows_each_view_and_what_it_does_not_change(tmp_path: Path) -> None:
     write_views(
         look={"clients": ["ed*"], "read_only": True, "tools": ["ls", "read"], "rename": {"ls": "list"}},
-        odd={"rename": {"absent": "x", "ls": "read"}},
+        odd={"rename": {"absent": "x", "ls": "read", "grep": "find_tools", "find": "find it"}},
     )
     shown = run("serve", "--no-mcp", "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
@@ -203,7 +203,9 @@ def test_a_dry_run_shows_each_view_and_what_it_does_not_change(tmp_path: Path) -
     assert "2 tools" in shown.stdout
     assert "every other client:" in shown.stdout
     assert "view 'odd': it changes 'absent', which it does not show" in shown.stderr
-    assert "view 'odd': 'ls' keeps its name" in shown.stderr
+    for name in ("ls", "grep", "find"):
+        assert f"view 'odd': {name!r} keeps its name" in shown.stderr
+    assert "'find it' is none for a tool: use letters, digits, _ and -, 64 at most" in shown.stderr
     assert "there is no server" not in shown.stderr
     assert "every other client" not in run("serve", "--view", "look", "--no-mcp", "--dry-run", cwd=tmp_path).stdout
 

@@ -399,7 +399,7 @@ class GatewayContent:
             return
         uri = params.get("uri")
         if method == _UPDATED and isinstance(uri, str):
-            for listener in [*self._listeners.get((server, uri), ())]:
+            for listener in self._list_listeners(server, uri):
                 listener()
         elif method in TASK_STATUSES:
             self.on_task_status(params)
@@ -413,6 +413,19 @@ class GatewayContent:
             for receiver in outside if caller is None else (caller,):
                 if is_logged(params.get("level"), receiver.log_level):
                     receiver.notify(_MESSAGE, shown)
+
+    def _list_listeners(self, server: str, uri: str) -> Sequence[Callable[[], None]]:
+        """List who has subscribed to a resource, or to one that it is a part of (`…/part`).
+
+        A server may report a part: https://modelcontextprotocol.io/specification/2025-11-25/schema#resourceupdatednotificationparams.
+        """
+        found: list[Callable[[], None]] = []
+        for (owner, watched), listeners in self._listeners.items():
+            if owner == server and uri.startswith(watched):
+                rest = uri[len(watched) :]
+                if not rest or rest.startswith("/") or watched.endswith("/"):
+                    found += listeners
+        return found
 
     # -- clients ----------------------------------------------------------------------------
 

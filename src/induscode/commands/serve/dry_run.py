@@ -10,6 +10,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.search_box import select_listed
@@ -128,7 +129,10 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
         if name not in names:
             print_status(f"view {view.name!r}: it changes {name!r}, which it does not show")
         elif names[name] != wanted:
-            print_status(f"view {view.name!r}: {name!r} keeps its name: another one is called {wanted!r}")
+            reason = f"another one is called {wanted!r}"
+            if not is_accepted_name(wanted):
+                reason = f"{wanted!r} is none for a tool: use letters, digits, _ and -, 64 at most"
+            print_status(f"view {view.name!r}: {name!r} keeps its name: {reason}")
     return [descriptor.name for descriptor in shown]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
@@ -16,6 +17,7 @@ from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
 from induscode.commands.support.remedies import format_command
 from induscode.launch.views import NATIVE, find_view, matches
+from induscode.search.names import SEARCH_CARDS
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -236,7 +238,7 @@ class GatewayViews:
 def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
     """Select the tools that a view shows, each with its original name.
 
-    A new name that another shown tool has is not given: the tool keeps its own.
+    A new name that another tool or the search has, or that providers refuse, is not given: the tool keeps its own.
     """
     every = box.descriptors()
     shown = [
@@ -244,11 +246,12 @@ def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]
         for descriptor in every
         if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
     ]
-    taken = {descriptor.name for descriptor in every}
+    taken = {*SEARCH_CARDS, *(descriptor.name for descriptor in every)}
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
         text, definition = view.describe.get(descriptor.name), descriptor.definition
-        changed = replace(descriptor, name=view.choose_name(descriptor.name, taken))
+        name = view.choose_name(descriptor.name, taken)
+        changed = replace(descriptor, name=name) if is_accepted_name(name) else descriptor
         if definition is not None and view.schemas == "model":
             changed = replace(changed, definition=None)
         elif definition is not None and text is not None:
