@@ -112,11 +112,6 @@ class GatewayBox:
     """Without prefixes: the qualified name of each tool that keeps its own."""
 
     @property
-    def plain(self) -> Mapping[str, str]:
-        """The own names by qualified name."""
-        return {qualified: own for own, qualified in self.qualified.items()}
-
-    @property
     def runner(self) -> GatewayBox:
         """The runner of the calls: this object."""
         return self
@@ -124,13 +119,16 @@ class GatewayBox:
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the native cards, then the servers' tools."""
         self.gateway.listed.set()
-        remote = [self._describe(descriptor) for descriptor in self.remote.descriptors()]
+        plain = {qualified: own for own, qualified in self.qualified.items()}
+        remote = [
+            self._describe(descriptor, plain.get(descriptor.name, descriptor.name))
+            for descriptor in self.remote.descriptors()
+        ]
         sign_ins = self.gateway.sign_ins.list_tools() if self.gateway.waits_for_sign_in() else ()
         return (*self.native.descriptors(), *remote, *sign_ins)
 
-    def _describe(self, descriptor: ToolDescriptor) -> ToolDescriptor:
+    def _describe(self, descriptor: ToolDescriptor, name: str) -> ToolDescriptor:
         """Return a descriptor of a server's tool as clients get it: under its name here, with our URIs."""
-        name = self.plain.get(descriptor.name, descriptor.name)
         if self.schemas == "model" or descriptor.definition is None:
             return replace(descriptor, name=name, definition=None)
         definition = dict(descriptor.definition)
