@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
 import httpx2
 import pytest
 from tests.commands.helpers import configured, row, user_file, write_views
@@ -15,7 +16,7 @@ from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import CallingClient
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode import program
-from induscode.commands.serve.view_box import GatewayViews, ViewBox, read_view_tokens
+from induscode.commands.serve.view_box import GatewayViews, ViewBox, check_view_tokens, read_view_tokens
 from induscode.launch.views import View, find_view, parse_views
 
 if TYPE_CHECKING:
@@ -126,6 +127,20 @@ def test_tokens_are_read_from_variables_and_an_unset_one_is_said(capsys: pytest.
     views = parse_views({"a": {"token_env": "A"}, "b": {"token_env": "B"}, "c": {}})
     assert read_view_tokens(views, {"A": " secret\n"}) == {b"secret": "a"}
     assert "view 'b': B is not set" in capsys.readouterr().err
+
+
+def test_two_views_cannot_have_one_token() -> None:
+    views = parse_views({"narrow": {"token_env": "A", "read_only": True}, "wide": {"token_env": "B"}})
+    with pytest.raises(click.UsageError, match="view 'wide': the token in B is that of the view 'narrow'"):
+        read_view_tokens(views, {"A": "x" * 32, "B": "x" * 32})
+
+
+@pytest.mark.parametrize("token", ["short", "ü" * 40])
+def test_a_token_that_no_client_could_use_is_named_with_its_view_and_variable(token: str) -> None:
+    views = parse_views({"phone": {"token_env": "PHONE"}})
+    tokens = read_view_tokens(views, {"PHONE": token})
+    with pytest.raises(click.UsageError, match="view 'phone': the token in PHONE needs 32 ASCII characters or more"):
+        check_view_tokens(tokens, views)
 
 
 def test_a_box_is_built_again_only_after_a_change() -> None:

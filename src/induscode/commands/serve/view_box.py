@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+import click
+
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.runtime.calls import CallEntry, current_entry
@@ -162,15 +164,40 @@ class ViewBox:
 
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
-    """Read the tokens of views from their variables; an unset one is reported, and its view has no token."""
+    """Read the tokens of views from their variables; an unset one is reported, and its view has no token.
+
+    Raises:
+        click.UsageError: Two views have one token.
+    """
     tokens: dict[bytes, str] = {}
     for view in views.values():
         token = environ.get(view.token_env, "").strip() if view.token_env else ""
         if token:
-            tokens[token.encode()] = view.name
+            other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
+            if other != view.name:
+                message = f"view {view.name!r}: the token in {view.token_env} is that of the view {other!r}"
+                raise click.UsageError(
+                    f"{message}; give each a token of its own", click.get_current_context(silent=True)
+                )
         elif view.token_env:
             print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
     return tokens
+
+
+def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) -> None:
+    """Refuse tokens that a host over HTTP would refuse.
+
+    Raises:
+        click.UsageError: A token is too short, or cannot stand in a header.
+    """
+    from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
+
+    for token, name in tokens.items():
+        if len(token) < LEAST_TOKEN or not token.isascii():
+            message = (
+                f"view {name!r}: the token in {views[name].token_env} needs {LEAST_TOKEN} ASCII characters or more"
+            )
+            raise click.UsageError(message, click.get_current_context(silent=True))
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:
