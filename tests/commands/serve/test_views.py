@@ -105,6 +105,18 @@ async def test_a_disabled_tool_says_why_only_where_it_would_be_shown() -> None:
     assert (await shown.run(ToolCall("1", "git__gone", {}))).output == "git__gone"
 
 
+async def test_a_disabled_tool_says_why_under_the_name_of_the_view_alone() -> None:
+    inner = Box()
+    box = ViewBox(inner, View(name="v", rename={"git__gone": "lost", "web__gone": "git__gone"}))
+    assert [box.answers_unlisted(name) for name in ("lost", "git__gone", "web__gone")] == [True, False, False]
+    assert (await box.run(ToolCall("1", "lost", {}))).output == "git__gone"
+    assert (await box.run(ToolCall("1", "git__gone", {}))).details["code"] == "unknown_tool"
+    assert box.find_server("lost") == "git"
+    # A name that is not given is not the name of the disabled tool either.
+    kept = ViewBox(inner, View(name="v", rename={"git__gone": "read"}))
+    assert (kept.answers_unlisted("git__gone"), kept.answers_unlisted("read")) == (True, False)
+
+
 def test_descriptions_and_schemas_are_those_of_the_view() -> None:
     view = View(name="v", describe={"git__log": "Ours."})
     log = ViewBox(Box(), view).descriptors()[1]

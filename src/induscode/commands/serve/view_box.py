@@ -6,7 +6,7 @@ A hidden tool cannot be called either. The original name of a renamed tool is un
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import click
@@ -98,6 +98,10 @@ class ViewBox:
         self.servers = {server for original in self._originals.values() if (server := box.find_server(original))}
         """The servers of the shown tools."""
 
+    @cached_property
+    def _taken(self) -> Collection[str]:
+        return list_taken_names(self.box.descriptors())
+
     @property
     def runner(self) -> ViewBox:
         """The runner of the calls: this object."""
@@ -111,12 +115,12 @@ class ViewBox:
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call under the original name of the tool; one that the view does not show is unknown."""
-        name = self._originals.get(call.name)
-        if name is None and not self.answers_unlisted(call.name):
+        name = self._originals.get(call.name) or self._find_disabled(call.name)
+        if name is None:
             return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
         if name in _CALLERS:  # a script and an agent call what this view shows
             current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
-        return await self.box.run(replace(call, name=name or call.name), cancel, on_progress=on_progress)
+        return await self.box.run(replace(call, name=name), cancel, on_progress=on_progress)
 
     def list_originals(self) -> Collection[str]:
         """List the shown tools by their names in the toolbox behind the view."""
@@ -124,12 +128,19 @@ class ViewBox:
 
     def answers_unlisted(self, name: str) -> bool:
         """Tell whether there is a disabled tool of this name that the view would show."""
-        server = self.box.find_server(name) or ""
-        return self.box.answers_unlisted(name) and self._view.shows(name, server)
+        return self._find_disabled(name) is not None
+
+    def _find_disabled(self, name: str) -> str | None:
+        """Find the original name of a disabled tool by the one under which the view would show it."""
+        for original in self._view.list_originals(name):
+            server = self.box.find_server(original) or ""
+            if self.box.answers_unlisted(original) and self._view.shows(original, server):
+                return original if choose_tool_name(original, self._view, self._taken) == name else None
+        return None
 
     def find_server(self, name: str) -> str | None:
         """Find the server of a tool, by the name that the view gives it."""
-        return self.box.find_server(self._originals.get(name, name))
+        return self.box.find_server(self._originals.get(name) or self._find_disabled(name) or name)
 
     # -- for a search in the view ---------------------------------------------------------------
 
@@ -156,7 +167,11 @@ class ViewBox:
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List the disabled tools that the view would show."""
-        return [tool for tool in self._searchable.list_disabled() if self.answers_unlisted(tool.name)]
+        return [
+            replace(tool, name=choose_tool_name(tool.name, self._view, self._taken))
+            for tool in self._searchable.list_disabled()
+            if self._view.shows(tool.name, tool.ref.server)
+        ]
 
     @property
     def _searchable(self) -> SearchableBox:
@@ -263,25 +278,35 @@ class GatewayViews:
 
 
 def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
-    """Select the tools that a view shows, each with its original name.
-
-    A new name that another tool or the search has, or that providers refuse, is not given: the tool keeps its own.
-    """
+    """Select the tools that a view shows, each with its original name."""
     every = box.descriptors()
     shown = [
         descriptor
         for descriptor in every
         if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
     ]
-    taken = {*SEARCH_CARDS, *(descriptor.name for descriptor in every)}
+    taken = list_taken_names(every)
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
         text, definition = view.describe.get(descriptor.name), descriptor.definition
-        name = view.choose_name(descriptor.name, taken)
-        changed = replace(descriptor, name=name) if is_accepted_name(name) else descriptor
+        changed = replace(descriptor, name=choose_tool_name(descriptor.name, view, taken))
         if definition is not None and view.schemas == "model":
             changed = replace(changed, definition=None)
         elif definition is not None and text is not None:
             changed = replace(changed, definition={**definition, "description": text})
         selected.append((descriptor.name, changed if text is None else replace(changed, description=text)))
     return selected
+
+
+def list_taken_names(tools: Iterable[ToolDescriptor]) -> Collection[str]:
+    """List the names that a view can give to no other tool: those of all tools, and of the search."""
+    return {*SEARCH_CARDS, *(tool.name for tool in tools)}
+
+
+def choose_tool_name(name: str, view: View, taken: Collection[str]) -> str:
+    """Choose the name under which a view shows a tool.
+
+    A new name that another tool or the search has, or that providers refuse, is not given: the tool keeps its own.
+    """
+    wanted = view.choose_name(name, taken)
+    return wanted if is_accepted_name(wanted) else name
