@@ -321,6 +321,20 @@ def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None
         assert "indus mcp approve honest" in answer["content"][0]["text"]
 
 
+def test_a_call_of_a_disabled_tool_by_its_plain_name_reaches_no_other_server(tmp_path: Path) -> None:
+    configured(user_file(), {"one": row(), "two": row()})
+    with greeted("--profile", "none", "--names", "plain", cwd=tmp_path) as gateway:
+        before = gateway.tools()
+        gateway.call("mutate", kind="describe")
+        left = gateway.until_tools(lambda tools: bool(tools) and len(tools) < len(before))
+        (missing,) = {*before} - {*left}
+        assert f"two__{missing}" in left
+        answer = gateway.call(missing)
+        assert answer["isError"]
+        assert "of server 'one' is disabled" in answer["content"][0]["text"]
+        assert "indus mcp approve one" in answer["content"][0]["text"]
+
+
 def test_what_a_server_lists_beyond_the_most_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"many": row("--tools", 1_000)})
     told = f"more than 1,000; {len(HONEST_TOOLS):,} were left out"
