@@ -64,6 +64,17 @@ def test_filters_choose_by_name_outcome_and_time(path: Path) -> None:
         assert [one.tool for one in database.latest(CallFilter(), 1, slowest=True)] == ["get"]
 
 
+def test_only_a_star_is_special_in_a_filter(path: Path) -> None:
+    uris = ["dir:///a?q=[1]", "dir:///aXq=1", "dir:///a?q=[1]/more"]
+    records = [make_record(tool=uri, kind="resource") for uri in uris]
+    with closing(CallDatabase(str(path))) as database:
+        database.append([one.to_row() for one in records])
+        for pattern, expected in (("dir:///a?q=[1]", uris[:1]), ("*q=[[]1]*", []), ("dir:///a?*", uris[::2])):
+            wanted = CallFilter(tool=pattern)
+            assert [call.tool for call in database.latest(wanted, 9)] == expected
+            assert [call.tool for call in records if wanted.matches(call)] == expected
+
+
 def test_old_rows_and_rows_past_the_most_leave_and_numbers_are_never_given_twice(path: Path) -> None:
     now = now_ms()
     store(path, make_record(at_ms=now - 3 * DAY_MS), *(make_record(at_ms=now) for _ in range(5)))

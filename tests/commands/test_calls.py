@@ -126,12 +126,31 @@ def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
     assert "--slow and --by exclude each other" in shown("--slow", "--by", "tool", code=2)
     assert "--limit means nothing with --follow" in shown("--follow", "--limit", "3", code=2)
     assert "--limit means nothing with NUMBER" in shown("1", "--limit", "3", code=2)
+    for filters in (["--server", "s"], ["--tool", "t"], ["--client", "c"], ["--since", "1d"], ["--failed"]):
+        assert f"{filters[0]} means nothing with NUMBER" in shown("1", *filters, code=2)
+    assert "is not in the range" in shown("9" * 20, code=2)
+    assert "is not in the range" in shown("--limit", "9" * 20, code=2)
+    assert "--since '999" in shown("--since", "9" * 5_000 + "d", code=2)
     assert "--export and --json exclude each other" in shown("--export", "csv", "--json", code=2)
     calls_file().parent.mkdir(parents=True, exist_ok=True)
     calls_file().write_bytes(b"no database" * 100)
     said = shown(code=1)
     assert f"the records of calls {str(calls_file())!r} cannot be read" in said
     assert "remove it" in said
+
+
+def test_an_age_beyond_1970_and_an_outcome_that_its_code_repeats(shown: Any) -> None:
+    store({"tool": "stop", "outcome": "cancelled", "code": "cancelled"})
+    listed = shown("--since", "9" * 20 + "d")
+    assert "stop" in listed
+    assert "cancelled (cancelled)" not in listed
+
+
+def test_a_file_without_a_table_is_a_file_without_calls(shown: Any) -> None:
+    calls_file().parent.mkdir(parents=True, exist_ok=True)
+    calls_file().touch()  # as a process leaves it that had no room
+    assert "No call has been recorded yet." in shown()
+    assert json.loads(shown("--json")) == {"calls": [], "dropped": 0}
 
 
 @pytest.mark.process

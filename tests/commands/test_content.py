@@ -46,3 +46,30 @@ def test_resources_and_prompts_are_listed_read_and_got(tmp_path: Path) -> None:
     ]
     unknown = run("call", "@other:x", cwd=tmp_path)
     assert (unknown.returncode, "there is no server 'other'" in unknown.stderr) == (2, True)
+
+
+def test_raw_is_the_text_of_a_resource_alone_and_messages_are_lines(tmp_path: Path) -> None:
+    row = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "library.py")]}
+    configured(user_file(), {"lib": row})
+    assert run("call", "@lib:book://7/text", "--output", "raw", cwd=tmp_path).stdout == "Book 7 of library."
+    assert run("resources", "read", "@lib:note:///today", "--output", "raw", cwd=tmp_path).stdout == "read by library"
+    got = run("prompts", "get", "/lib:greet", "who=Ada", "--output", "raw", cwd=tmp_path)
+    assert got.stdout == "user: library greets Ada\nnote"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("@lib:note:///today", "who=Ada"), "a resource takes no arguments"),
+        (("@lib:note:///today", "--json", '{"a": 1}'), "a resource takes no arguments"),
+        (("@lib:",), "'@lib:' names no uri: write @lib:uri"),
+        (("/lib:",), "'/lib:' names no prompt: write /lib:prompt"),
+        (("@lib:note:///today", "--stdio", "true"), "--stdio means nothing with '@lib:note:///today'"),
+        (("/lib:greet", "--url", "http://127.0.0.1:1"), "--url means nothing with '/lib:greet'"),
+    ],
+)
+def test_what_a_reference_does_not_take_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    row = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "library.py")]}
+    configured(user_file(), {"lib": row})
+    refused = run("call", *words, cwd=tmp_path)
+    assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr

@@ -196,6 +196,19 @@ def test_a_remote_needs_an_https_address(url: object) -> None:
         build_installation(server(remotes=[{"type": "streamable-http", "url": url}]), None, {})
 
 
+def test_a_given_value_is_one_of_the_choices() -> None:
+    one = server(package("npm", "x", environmentVariables=[{"name": "MODE", "choices": ["a", "b"]}]))
+    assert build_installation(one, None, {"MODE": "b"}).fields["env"] == {"MODE": "b"}
+    with pytest.raises(RegistryError, match="MODE is one of a, b, not 'c'"):
+        build_installation(one, None, {"MODE": "c"})
+
+
+def test_an_address_with_a_variable_that_is_not_described_is_refused() -> None:
+    one = server(remotes=[{"type": "sse", "url": "https://{tenant}.example.org/{place}", "variables": {"tenant": {}}}])
+    with pytest.raises(RegistryError, match=r"does not say what \{place\} in its address"):
+        build_installation(one, None, {})
+
+
 def test_a_removed_server_and_an_unknown_value_are_refused() -> None:
     with pytest.raises(RegistryError, match="was removed"):
         build_installation(server(package("npm", "name"), status="deleted"), None, {})

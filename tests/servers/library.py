@@ -41,7 +41,7 @@ class Library(Peer):
         }
         ui: Json = {"ui": {"resourceUri": APP, "visibility": ["model"]}, "ui/resourceUri": APP}
         self.add("show", self.show, _meta=ui)
-        self.add("touch", self.touch, {"uri": {"type": "string"}})
+        self.add("touch", self.touch, {"uri": {"type": "string"}, "part": {"type": "string"}})
         self.add("log", self.say, {"text": {"type": "string"}})
         self.add("slow_log", self.say_slowly, {"text": {"type": "string"}}, thread=True)
         self.add("relist", self.relist)
@@ -169,14 +169,15 @@ class Library(Peer):
         return {}
 
     def touch(self, call: Call) -> Json:
-        """Report an update of a resource, if it is watched."""
+        """Report an update of a resource, or of a part of it, if it is watched."""
         uri = str(call.arguments.get("uri", NOTE))
+        changed = uri + str(call.arguments.get("part", ""))
         if uri in self.watched:
-            self.notify("notifications/resources/updated", {"uri": uri})
+            self.notify("notifications/resources/updated", {"uri": changed})
         for identity, wanted in list(self.listeners.items()):
             if uri in (wanted.get("resourceSubscriptions") or ()):
                 meta = {STAMP + "subscriptionId": identity}
-                self.notify("notifications/resources/updated", {"uri": uri, "_meta": meta})
+                self.notify("notifications/resources/updated", {"uri": changed, "_meta": meta})
         return text("touched" if uri in self.watched or self.listeners else "not watched")
 
     def set_level(self, call: Call) -> Json:

@@ -9,9 +9,9 @@ https://www.sqlite.org/pragma.html#pragma_synchronous); a killed process loses w
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file, sta
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
+from indusagi.core.text import matches_parts
 from indusagi.core.time import now_ms
 from induscode.calls.record import CALLS_FILE, COLUMNS, CallRecord
 
@@ -64,11 +65,17 @@ _TOGETHER = (256, 16, 1)
 """Rows of one statement. A statement releases the GIL, and a busy event loop gives it back only after its switch
 interval (5 ms): with a statement per row the thread would write 200 rows a second. SQLite keeps each compiled
 statement, so that there are few of them. 256 rows need no more variables than SQLite allows since 3.32."""
+_SPECIAL = re.compile(r"[?\[]")
+"""Characters that SQLite's GLOB reads in a way of its own."""
 _SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM calls"
 
 
 class UnusableCallsError(Exception):
     """The file is of another program or of a later version."""
+
+
+class EmptyCallsError(Exception):
+    """The file has no table yet: a process is creating it, or had no room for one."""
 
 
 class UnreadableCallsError(CoreError):
@@ -85,7 +92,7 @@ class Payload:
 
 @record(kw_only=True)
 class CallFilter:
-    """Which calls are read."""
+    """Which calls are read; in names `*` stands for any text."""
 
     server: str | None = None
     tool: str | None = None
@@ -100,7 +107,7 @@ class CallFilter:
         """Return whether a record that is not in the database is wanted."""
         for column in ("server", "tool", "client", "conversation"):
             pattern = getattr(self, column)
-            if pattern is not None and not fnmatchcase(str(getattr(call, column)), pattern):
+            if pattern is not None and not matches_parts(str(getattr(call, column)), pattern.split("*")):
                 return False
         return call.at_ms >= self.since_ms and not (self.failed and call.outcome == "ok")
 
@@ -116,9 +123,10 @@ class CallFilter:
         for column in ("server", "tool", "client", "conversation"):
             wanted = getattr(self, column)
             if wanted is not None:
-                # GLOB compares case and knows `*`: https://www.sqlite.org/lang_expr.html#glob.
+                # GLOB compares case and knows `*`: https://www.sqlite.org/lang_expr.html#glob. What else it knows is
+                # part of names: `?` and `[` are in URIs of resources.
                 tests.append(f"{column} GLOB ?")
-                values.append(wanted)
+                values.append(_SPECIAL.sub(r"[\g<0>]", wanted))
         if self.failed:
             tests.append("outcome <> 'ok'")
         return f"WHERE {' AND '.join(tests)}", values
@@ -134,6 +142,7 @@ class CallDatabase:
             OSError: It cannot be created, or belongs to another user.
             sqlite3.Error: It cannot be opened.
             UnusableCallsError: It is of another program or of a later version.
+            EmptyCallsError: It is read, and has no table yet.
         """
         self.path = path
         self.set_aside: str | None = None
@@ -143,8 +152,10 @@ class CallDatabase:
             try:
                 if self.connection.execute("PRAGMA user_version").fetchone()[0] == 1:
                     CallDatabase(path).close()
+                if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+                    raise EmptyCallsError(path)
                 self.dropped()
-            except BaseException:  # damaged, or not yet prepared by the process that creates it
+            except BaseException:
                 self.connection.close()
                 raise
             return
@@ -305,7 +316,7 @@ class CallDatabase:
 
 
 def open_calls() -> CallDatabase | None:
-    """Open the database of this user for reading; None if there is none.
+    """Open the database of this user for reading; None if there is none, or nothing in it yet.
 
     Raises:
         UnreadableCallsError: It cannot be read.
@@ -314,6 +325,8 @@ def open_calls() -> CallDatabase | None:
     try:
         path = os.path.join(state_dir(), CALLS_FILE)
         return CallDatabase(path, write=False) if os.path.lexists(path) else None
+    except EmptyCallsError:
+        return None
     except (OSError, sqlite3.Error, TypeError) as exc:
         is_damaged = isinstance(exc, sqlite3.DatabaseError) and not isinstance(exc, sqlite3.OperationalError)
         remedy = " (remove it, or make a call: it is set aside then)" if is_damaged else ""

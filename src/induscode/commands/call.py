@@ -99,6 +99,10 @@ def command(
     except ArgumentError as exc:
         raise click.UsageError(str(exc), context) from exc
     if tool.startswith(("@", "/")):
+        for flag, value in {"--stdio": ad_hoc["line"], "--url": ad_hoc["url"], "--header": ad_hoc["header"]}.items():
+            if value:
+                message = f"{flag} means nothing with {tool!r}, which names a configured server: indus mcp add adds one"
+                raise click.UsageError(message, context)
         return call_content(context, tool, arguments, call.object, output, save)
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if line is not None or url is not None or headers:
@@ -147,6 +151,8 @@ def call_content(
     from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
     from induscode.session.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 
+    if text.startswith("@") and (words or given):
+        raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI", context)
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     server, name = parse_reference(text, plan)

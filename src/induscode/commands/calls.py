@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
+_LARGEST = 2**63 - 1
+"""https://www.sqlite.org/datatype3.html#storage_classes_and_datatypes"""
 _NONE = "No call has been recorded yet."
 _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 
 
 @click.command("calls")
-@click.argument("number", type=click.IntRange(min=1), required=False)
+@click.argument("number", type=click.IntRange(1, _LARGEST), required=False)
 @click.option("--follow", "-f", is_flag=True, help="Show calls as they come, until Ctrl+C.")
 @click.option("--slow", is_flag=True, help="The slowest calls first.")
 @click.option("--failed", is_flag=True, help="Only calls that failed, were denied or were cancelled.")
@@ -44,7 +46,7 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 @click.option("--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, or 2026-11-15T20:08 (UTC).")
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, _LARGEST),
     default=50,
     show_default=True,
     metavar="N",
@@ -122,6 +124,9 @@ def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: boo
     for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
         raise click.UsageError(f"--limit means nothing with {flag}", context)
     params = context.params
+    for name in ("server", "tool", "client", "since", "failed") if "NUMBER" in given else ():
+        if params[name]:
+            raise click.UsageError(f"--{name} means nothing with NUMBER", context)
     if params["brokers"] is not None:
         given = ["--cluster", *given]
     elif params["key_file"]:
@@ -143,9 +148,9 @@ def parse_since(context: click.Context, text: str) -> int:
     from indusagi.core.time import now_ms  # noqa: PLC0415 — for this option
 
     unit = text.lstrip("0123456789")
-    if unit in _UNITS and text != unit:
-        return now_ms() - int(text.removesuffix(unit)) * _UNITS[unit] * 1_000
     try:
+        if unit in _UNITS and text != unit:
+            return max(0, now_ms() - int(text.removesuffix(unit)) * _UNITS[unit] * 1_000)
         moment = datetime.fromisoformat(text)  # RFC 3339 §5.6
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
         return max(0, round(moment.timestamp() * 1_000))
@@ -178,7 +183,7 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
 
     time = iso_utc(call.at_ms) if stdout_console() is None else format_age(call.at_ms, now_ms())
     who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or "-"
-    outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
+    outcome = call.outcome if call.code in {"", call.outcome} else f"{call.outcome} ({call.code})"
     if call.attempt > 1:
         outcome += f", attempt {call.attempt}"
     return call.id, time, call.via, who, call.shown_name, format_duration(call.duration_us), outcome, call.tokens

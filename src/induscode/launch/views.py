@@ -71,6 +71,10 @@ class View:
         wanted = self.rename.get(name, name)
         return name if wanted in taken else wanted
 
+    def list_originals(self, name: str) -> Collection[str]:
+        """List what an item may be called that the view would show under a name."""
+        return [original for original, wanted in self.rename.items() if wanted == name] + [name]
+
 
 def matches(name: str, patterns: Collection[str]) -> bool:
     """Tell whether a name matches one of several patterns, in which `*` stands for any text."""

@@ -71,7 +71,7 @@ class RegistryClient:
         self._client = WebClient(WebSettings(allow_private=allowed, ports=(target.port,), hard_bytes=_LARGEST_BYTES))
 
     async def search(self, words: Sequence[str], limit: int) -> list[RegistryServer]:
-        """Find the latest versions of servers whose name or description has all words.
+        """Find the latest versions of servers with one word in their names, and all words in names or descriptions.
 
         Raises:
             RegistryError: The registry does not answer, or its answer is invalid.

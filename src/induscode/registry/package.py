@@ -40,6 +40,8 @@ _STEERING = re.compile(
     r"(?:npm_config|uv|pip|ld|dyld|docker)_.*|node_(?:options|path)|python(?:path|home|startup)|path", re.IGNORECASE
 )
 """Variables that decide what a launcher downloads, or what a program loads."""
+_PLACEHOLDER = re.compile(r"(?<!\$)\{[^{}]{0,100}\}")
+"""A variable of an address that was not replaced."""
 _TRANSPORTS = {"streamable-http": "http", "sse": "sse"}
 
 
@@ -154,6 +156,9 @@ def _build_remote(server: RegistryServer, remote: JsonObject, given: Mapping[str
         raise RegistryError(f"{server.name} has no remote at an https address")
     inputs = _Inputs(server, given)
     address = inputs.fill(url, remote.get("variables"))
+    unknown = _PLACEHOLDER.search(address)
+    if unknown is not None:
+        raise RegistryError(f"{server.name} does not say what {unknown[0]} in its address {url[:200]!r} stands for")
     headers = inputs.read_variables(remote.get("headers"))
     fields: JsonObject = {"type": _TRANSPORTS[str(transport)], "url": address, "headers": headers}
     return _finish(server, fields, f"remote:{address}", inputs)
@@ -237,6 +242,10 @@ class _Inputs:
     def _read_value(self, row: JsonObject, name: str) -> str | None:
         if name in self.given:
             self.used.add(name)
+            choices = row.get("choices")
+            if isinstance(choices, list) and choices and self.given[name] not in choices:
+                allowed = ", ".join(str(choice)[:50] for choice in choices[:20])
+                raise RegistryError(f"{self._server.name}: {name} is one of {allowed}, not {self.given[name]!r}")
             return self.given[name]
         value = row.get("value")
         if isinstance(value, str):

@@ -158,6 +158,20 @@ def test_names_are_the_servers_own_where_they_are_unique(tmp_path: Path) -> None
         assert gateway.call("show")["content"][0]["uri"] == NOTE
 
 
+def test_a_disabled_item_keeps_its_plain_name(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    two("legacy", "--state", state)
+    assert run("prompts", cwd=tmp_path).returncode == 0  # pinned as it is
+    state.write_text(json.dumps({"prompt": "Other words"}), encoding="utf-8")
+    with greeted("--profile", "none", "--names", "plain", cwd=tmp_path) as gateway:
+        gateway.call("relist")
+        gateway.until(lambda: "disabled" in gateway.said())
+        gateway.until(lambda: len(rows(gateway, "prompts/list", "prompts")) == 1)
+        assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["two__greet"]
+        refused = gateway.ask("prompts/get", name="greet", arguments={"who": "Ada"})["error"]["message"]
+        assert "prompt 'greet' of server 'one' is disabled" in refused
+
+
 # -- apps ---------------------------------------------------------------------------------------
 
 
@@ -250,6 +264,11 @@ def test_updates_reach_those_who_subscribed(era: str, tmp_path: Path) -> None:
         gateway.call("one__touch")
         gateway.until(lambda: bool(updates(gateway)))
         assert updates(gateway) == [uri]
+        # A server may report a part of what was subscribed to; a longer name is none.
+        gateway.call("one__touch", part="-and-tomorrow")
+        gateway.call("one__touch", part="/noon")
+        gateway.until(lambda: len(updates(gateway)) > 1)
+        assert updates(gateway) == [uri, uri]
         assert gateway.ask("resources/unsubscribe", uri=uri)["result"] == {}
         listen = gateway.send(
             "subscriptions/listen",

@@ -325,6 +325,20 @@ def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None
         assert "indus mcp approve honest" in answer["content"][0]["text"]
 
 
+def test_a_call_of_a_disabled_tool_by_its_plain_name_reaches_no_other_server(tmp_path: Path) -> None:
+    configured(user_file(), {"one": row(), "two": row()})
+    with greeted("--profile", "none", "--names", "plain", cwd=tmp_path) as gateway:
+        before = gateway.tools()
+        gateway.call("mutate", kind="describe")
+        left = gateway.until_tools(lambda tools: bool(tools) and len(tools) < len(before))
+        (missing,) = {*before} - {*left}
+        assert f"two__{missing}" in left
+        answer = gateway.call(missing)
+        assert answer["isError"]
+        assert "of server 'one' is disabled" in answer["content"][0]["text"]
+        assert "indus mcp approve one" in answer["content"][0]["text"]
+
+
 def test_what_a_server_lists_beyond_the_most_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"many": row("--tools", 1_000)})
     told = f"more than 1,000; {len(HONEST_TOOLS):,} were left out"
@@ -589,6 +603,8 @@ def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: 
         {"icons": [{"href": "x"}, "y", {"src": "https://example.invalid/", "sizes": "any"}]},
         {"_meta": 1},
         {"execution": None},
+        {"execution": {"taskSupport": 5}},
+        {"icons": [{"src": "https://example.invalid/", "theme": "blue"}]},
     ],
 )
 async def test_a_field_of_a_wrong_type_does_not_cost_a_strict_client_its_list(

@@ -155,6 +155,21 @@ async def test_a_prompt_is_renamed_and_a_resource_keeps_its_uri() -> None:
         await content.request("prompts/get", {"name": "git__review"})
 
 
+async def test_a_disabled_prompt_says_why_under_the_name_of_the_view_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, content = view(rename={"git__gone": "lost"})
+    # The gateway finds a disabled prompt, which it does not list, and refuses it with the reason.
+    gone: JsonObject = {"name": "git__gone"}
+
+    def find_server(_: str, params: JsonObject) -> str | None:
+        return "git" if params == gone else None
+
+    monkeypatch.setattr(inner, "find_server", find_server)
+    await content.request("prompts/get", {"name": "lost"})
+    assert inner.asked == [("prompts/get", gone)]
+    with pytest.raises(RpcError, match="no prompt named 'git__gone'"):
+        await content.request("prompts/get", gone)
+
+
 async def test_only_changes_of_what_is_shown_are_announced() -> None:
     inner, content = view(servers=["git"])
     assert content.refresh() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
 import httpx2
 import pytest
 from tests.commands.helpers import configured, row, user_file, write_views
@@ -15,7 +16,7 @@ from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import CallingClient
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode import program
-from induscode.commands.serve.view_box import GatewayViews, ViewBox, read_view_tokens
+from induscode.commands.serve.view_box import GatewayViews, ViewBox, check_view_tokens, read_view_tokens
 from induscode.launch.views import View, find_view, parse_views
 
 if TYPE_CHECKING:
@@ -104,6 +105,18 @@ async def test_a_disabled_tool_says_why_only_where_it_would_be_shown() -> None:
     assert (await shown.run(ToolCall("1", "git__gone", {}))).output == "git__gone"
 
 
+async def test_a_disabled_tool_says_why_under_the_name_of_the_view_alone() -> None:
+    inner = Box()
+    box = ViewBox(inner, View(name="v", rename={"git__gone": "lost", "web__gone": "git__gone"}))
+    assert [box.answers_unlisted(name) for name in ("lost", "git__gone", "web__gone")] == [True, False, False]
+    assert (await box.run(ToolCall("1", "lost", {}))).output == "git__gone"
+    assert (await box.run(ToolCall("1", "git__gone", {}))).details["code"] == "unknown_tool"
+    assert box.find_server("lost") == "git"
+    # A name that is not given is not the name of the disabled tool either.
+    kept = ViewBox(inner, View(name="v", rename={"git__gone": "read"}))
+    assert (kept.answers_unlisted("git__gone"), kept.answers_unlisted("read")) == (True, False)
+
+
 def test_descriptions_and_schemas_are_those_of_the_view() -> None:
     view = View(name="v", describe={"git__log": "Ours."})
     log = ViewBox(Box(), view).descriptors()[1]
@@ -126,6 +139,20 @@ def test_tokens_are_read_from_variables_and_an_unset_one_is_said(capsys: pytest.
     views = parse_views({"a": {"token_env": "A"}, "b": {"token_env": "B"}, "c": {}})
     assert read_view_tokens(views, {"A": " secret\n"}) == {b"secret": "a"}
     assert "view 'b': B is not set" in capsys.readouterr().err
+
+
+def test_two_views_cannot_have_one_token() -> None:
+    views = parse_views({"narrow": {"token_env": "A", "read_only": True}, "wide": {"token_env": "B"}})
+    with pytest.raises(click.UsageError, match="view 'wide': the token in B is that of the view 'narrow'"):
+        read_view_tokens(views, {"A": "x" * 32, "B": "x" * 32})
+
+
+@pytest.mark.parametrize("token", ["short", "ü" * 40])
+def test_a_token_that_no_client_could_use_is_named_with_its_view_and_variable(token: str) -> None:
+    views = parse_views({"phone": {"token_env": "PHONE"}})
+    tokens = read_view_tokens(views, {"PHONE": token})
+    with pytest.raises(click.UsageError, match="view 'phone': the token in PHONE needs 32 ASCII characters or more"):
+        check_view_tokens(tokens, views)
 
 
 def test_a_box_is_built_again_only_after_a_change() -> None:
@@ -193,7 +220,7 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
 def test_a_dry_run_shows_each_view_and_what_it_does_not_change(tmp_path: Path) -> None:
     write_views(
         look={"clients": ["ed*"], "read_only": True, "tools": ["ls", "read"], "rename": {"ls": "list"}},
-        odd={"rename": {"absent": "x", "ls": "read"}},
+        odd={"rename": {"absent": "x", "ls": "read", "grep": "find_tools", "find": "find it"}},
     )
     shown = run("serve", "--no-mcp", "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0
@@ -203,7 +230,9 @@ def test_a_dry_run_shows_each_view_and_what_it_does_not_change(tmp_path: Path) -
     assert "2 tools" in shown.stdout
     assert "every other client:" in shown.stdout
     assert "view 'odd': it changes 'absent', which it does not show" in shown.stderr
-    assert "view 'odd': 'ls' keeps its name" in shown.stderr
+    for name in ("ls", "grep", "find"):
+        assert f"view 'odd': {name!r} keeps its name" in shown.stderr
+    assert "'find it' is none for a tool: use letters, digits, _ and -, 64 at most" in shown.stderr
     assert "there is no server" not in shown.stderr
     assert "every other client" not in run("serve", "--view", "look", "--no-mcp", "--dry-run", cwd=tmp_path).stdout
 

@@ -44,6 +44,18 @@ def test_a_schema_without_a_type_gets_type_object() -> None:
     }
 
 
+def test_the_schema_of_a_remote_tool_has_objects_for_its_properties() -> None:
+    # The TypeScript SDK refuses the whole list for one property that is no object, though JSON Schema allows it.
+    schema: Any = {"type": "object", "properties": {"a": True, "b": False, "c": {"x": 1}, "d": "e"}, "required": "a"}
+    definition: Any = {
+        "inputSchema": schema,
+        "outputSchema": {"type": "object", "properties": [], "required": ["a", 1]},
+    }
+    row = build_tool_row(ToolDescriptor("t", "", {}, definition=definition))
+    assert row["inputSchema"] == {"type": "object", "properties": {"a": {}, "b": {"not": {}}, "c": {"x": 1}, "d": {}}}
+    assert row["outputSchema"] == {"type": "object", "required": ["a"]}
+
+
 def _deep() -> Any:
     value: Any = None
     for _ in range(5_000):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from mcp.types import ListPromptsResult, ListResourcesResult, ListResourceTemplatesResult
 from tests.support.host_clients import client_of
 from tests.support.host_tools import Bench
 from tests.support.waiting import until
@@ -240,6 +242,42 @@ def test_a_field_of_a_wrong_type_is_dropped_from_a_row() -> None:
         "arguments": [{"name": "n"}],
         "name": "own",
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "kept"),
+    [
+        ("resource", {"annotations": {"audience": "user", "priority": "high", "own": 1}}, {"annotations": {"own": 1}}),
+        (
+            "resource",
+            {"annotations": {"audience": ["user", "dog"], "priority": 2, "lastModified": "2025-02-30T00:00:00Z"}},
+            {"annotations": {"audience": ["user"]}},
+        ),
+        ("resource", {"annotations": {"lastModified": "yesterday"}}, {"annotations": {}}),
+        (
+            "resource",
+            {"annotations": {"priority": 0.5, "lastModified": "2025-01-12T15:00:58+01:00"}},
+            {"annotations": {"priority": 0.5, "lastModified": "2025-01-12T15:00:58+01:00"}},
+        ),
+        ("resource", {"icons": [{"src": 5}, {"src": "x:y", "sizes": "any"}]}, {"icons": [{"src": "x:y"}]}),
+        ("resource", {"size": 3.5}, {}),
+        ("template", {"annotations": {"priority": True}}, {"annotations": {}}),
+        (
+            "prompt",
+            {"arguments": [{"name": "a", "required": "maybe", "description": 5, "own": 6}, {"required": True}]},
+            {"arguments": [{"name": "a", "own": 6}]},
+        ),
+    ],
+)
+def test_a_wrong_value_inside_of_a_field_does_not_cost_a_strict_client_its_list(
+    kind: ItemKind, wrong: Any, kept: Any
+) -> None:
+    row = build_content_row(kind, "seen", wrong)
+    identity = {"resource": "uri", "template": "uriTemplate", "prompt": "name"}[kind]
+    assert row == {identity: "seen", "name": "seen", **kept}
+    results = {"resource": ListResourcesResult, "template": ListResourceTemplatesResult, "prompt": ListPromptsResult}
+    key = {"resource": "resources", "template": "resourceTemplates", "prompt": "prompts"}[kind]
+    results[kind].model_validate_json(json.dumps({key: [row], "ttlMs": 0, "cacheScope": "private"}))
 
 
 def test_a_level_is_compared_by_severity() -> None:

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 @as_json
 @click.pass_context
 def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool, **_: object) -> int:
-    """Find servers in the registry whose name or description has all WORDS."""
+    """Find servers in the registry that have one of WORDS in their names, and all of them in names or descriptions.
+
+    A registry looks for names alone: a word that stands in no name finds nothing by itself.
+    """
     from induscode.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
 
     url = read_invocation(context).settings.get(REGISTRY_URL)

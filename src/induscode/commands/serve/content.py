@@ -71,6 +71,8 @@ class KnownItems:
     rows: Sequence[JsonObject] = ()
     refs: Mapping[str, RemoteToolRef] = field(default_factory=dict[str, RemoteToolRef])
     """By the name or URI that clients use."""
+    disabled: Mapping[str, RemoteToolRef] = field(default_factory=dict[str, RemoteToolRef])
+    """Without prefixes: disabled items by the names that they keep."""
 
 
 NO_ITEMS = KnownItems()
@@ -154,8 +156,11 @@ class GatewayContent:
         present: dict[RemoteToolRef, RemoteTool] = {}
         for endpoint in () if self._bridge is None else self._bridge.fleet.endpoints():
             present.update((item.ref, item) for item in endpoint.known_items(kind) or ())
+        disabled = self._find_kept_names(kind) if self.plain_names else {}
         for item in self._list_items(kind):
-            name = item.ref.name if self.plain_names and item.ref.name not in refs else item.name
+            own, kept_by = item.ref.name, disabled.get(item.ref.name)
+            is_free = own not in refs and (kept_by is None or self._is_before(item.ref.server, kept_by.server))
+            name = own if self.plain_names and is_free else item.name
             if name in refs:
                 continue
             # As it was listed last: sizes and dates change without being an event.
@@ -168,7 +173,21 @@ class GatewayContent:
                 row = {**convert_row(row, convert), "uri": name}
             rows.append(row)
             refs[name] = item.ref
-        return KnownItems(rows, refs)
+        return KnownItems(rows, refs, {name: ref for name, ref in disabled.items() if name not in refs})
+
+    def _find_kept_names(self, kind: ItemKind) -> dict[str, RemoteToolRef]:
+        """Find the own names of disabled items: requests for one must not reach the item of another server."""
+        kept: dict[str, RemoteToolRef] = {}
+        for item in () if self._bridge is None else self._bridge.enrolment.disabled:
+            ref = item.ref
+            if ref.kind == kind and (ref.name not in kept or self._is_before(ref.server, kept[ref.name].server)):
+                kept[ref.name] = ref
+        return kept
+
+    def _is_before(self, server: str, other: str) -> bool:
+        """Tell whether a server comes before another one in the configuration."""
+        servers = [] if self._bridge is None else [*self._bridge.enrolment.list_servers()]
+        return other not in servers or (server in servers and servers.index(server) < servers.index(other))
 
     def _list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
         if self._content is None:
@@ -226,8 +245,9 @@ class GatewayContent:
         mapped = self._maps[server].to_host
         if not self.plain_names:
             return mapped
-        refs = self.known_items("resource").refs
-        return lambda uri: uri if refs.get(uri) is None or refs[uri].server == server else mapped(uri)
+        items = self.known_items("resource")
+        owners = {**items.disabled, **items.refs} if items.disabled else items.refs
+        return lambda uri: uri if owners.get(uri) is None or owners[uri].server == server else mapped(uri)
 
     def _find_resource(self, uri: str) -> tuple[str, str]:
         """Find the server of a URI, and the server's own URI.
@@ -236,7 +256,7 @@ class GatewayContent:
             RpcError: No server has it.
         """
         refs = {**self.known_items("skill").refs, **self.known_items("resource").refs}
-        if (ref := refs.get(uri)) is not None:
+        if (ref := refs.get(uri) or self.known_items("resource").disabled.get(uri)) is not None:
             return ref.server, ref.name
         for server in () if self._bridge is None else self._bridge.fleet.status():
             if (own := self._maps.setdefault(server, UriMap(server)).to_server(uri)) is not None:
@@ -263,7 +283,8 @@ class GatewayContent:
         return server, self.map_uris(server)(own)
 
     def _find_prompt(self, name: JsonValue) -> RemoteToolRef:
-        ref = self.known_items("prompt").refs.get(name) if isinstance(name, str) else None
+        items = self.known_items("prompt")
+        ref = (items.refs.get(name) or items.disabled.get(name)) if isinstance(name, str) else None
         if ref is None and isinstance(name, str) and self._bridge is not None:
             disabled = self._bridge.enrolment.find_disabled(name, "prompt")
             ref = None if disabled is None else disabled.ref  # refused with the reason
@@ -399,7 +420,7 @@ class GatewayContent:
             return
         uri = params.get("uri")
         if method == _UPDATED and isinstance(uri, str):
-            for listener in [*self._listeners.get((server, uri), ())]:
+            for listener in self._list_listeners(server, uri):
                 listener()
         elif method in TASK_STATUSES:
             self.on_task_status(params)
@@ -413,6 +434,19 @@ class GatewayContent:
             for receiver in outside if caller is None else (caller,):
                 if is_logged(params.get("level"), receiver.log_level):
                     receiver.notify(_MESSAGE, shown)
+
+    def _list_listeners(self, server: str, uri: str) -> Sequence[Callable[[], None]]:
+        """List who has subscribed to a resource, or to one that it is a part of (`…/part`).
+
+        A server may report a part: https://modelcontextprotocol.io/specification/2025-11-25/schema#resourceupdatednotificationparams.
+        """
+        found: list[Callable[[], None]] = []
+        for (owner, watched), listeners in self._listeners.items():
+            if owner == server and uri.startswith(watched):
+                rest = uri[len(watched) :]
+                if not rest or rest.startswith("/") or watched.endswith("/"):
+                    found += listeners
+        return found
 
     # -- clients ----------------------------------------------------------------------------
 

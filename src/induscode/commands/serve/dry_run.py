@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
-from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.commands.serve.content import GatewayContent, choose_plain_names
 from induscode.commands.serve.search_box import select_listed
@@ -30,7 +30,7 @@ from induscode.search.options import estimate_definition
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
@@ -59,7 +59,7 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
                 with usage_errors():
                     card = await open_code_card(stack, invocation.settings)
                 tools.append(ListedTool(card.descriptor, NATIVE))
-            box = _ListedBox(tools, is_plain=is_plain)
+            box = ListedBox(tools, is_plain=is_plain)
             if listing.plan.rows:
                 opening = open_content(listing.plan, starts_unseen=False)
                 bridge, known = await stack.enter_async_context(opening)
@@ -77,7 +77,7 @@ def _is_in_profile(tool: ListedTool, profile: str) -> bool:
     return tool.source != NATIVE or (value is not None and str(Profile(value)) in tool.profiles and not tool.missing)
 
 
-def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
+def _print_view(box: ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
     """Print what a view shows; return the names of its tools."""
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
@@ -129,7 +129,10 @@ def _print_view(box: _ListedBox, content: GatewayContent, view: View, search: Se
         if name not in names:
             print_status(f"view {view.name!r}: it changes {name!r}, which it does not show")
         elif names[name] != wanted:
-            print_status(f"view {view.name!r}: {name!r} keeps its name: another one is called {wanted!r}")
+            reason = f"another one is called {wanted!r}"
+            if not is_accepted_name(wanted):
+                reason = f"{wanted!r} is none for a tool: use letters, digits, _ and -, 64 at most"
+            print_status(f"view {view.name!r}: {name!r} keeps its name: {reason}")
     return [descriptor.name for descriptor in shown]
 
 
@@ -142,31 +145,30 @@ def _cut_line(text: str) -> str:
     return text.partition("\n")[0][:80]
 
 
-@record
-class _ListedBox:
+class ListedBox:
     """The tools of a list, which cannot be called."""
 
-    tools: Sequence[ListedTool]
-    is_plain: bool = False
-
-    @property
-    def _named(self) -> Mapping[str, ListedTool]:
-        """The tools by the names that clients call."""
-        native = {tool.name: tool for tool in self.tools if tool.source == NATIVE}
-        remote = [tool for tool in self.tools if tool.source != NATIVE]
-        pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if self.is_plain else []
+    def __init__(self, tools: Sequence[ListedTool], *, is_plain: bool = False) -> None:
+        native = {tool.name: tool for tool in tools if tool.source == NATIVE}
+        remote = [tool for tool in tools if tool.source != NATIVE]
+        pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if is_plain else []
         own = {qualified: name for name, qualified in choose_plain_names(pairs, {*SEARCH_CARDS, *native}).items()}
-        return native | {own.get(tool.name, tool.name): tool for tool in remote}
+        self._named = native | {own.get(tool.name, tool.name): tool for tool in remote}
+        """The tools by the names that clients call."""
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List them."""
         return [replace(tool.descriptor, name=name) for name, tool in self._named.items()]
 
     async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
+        """Refuse a call."""
         raise NotImplementedError(call.name)
 
     def answers_unlisted(self, name: str) -> bool:
+        """Tell whether a tool is disabled: such tools are not in the list."""
         return False
 
     def find_server(self, name: str) -> str | None:
+        """Find the server of a tool; None for a native one."""
         tool = self._named.get(name)
         return None if tool is None or tool.source == NATIVE else tool.source

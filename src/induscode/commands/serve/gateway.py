@@ -109,12 +109,7 @@ class GatewayBox:
     """The servers of the tools by qualified name."""
     schemas: Schemas = "raw"
     qualified: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Without prefixes: the qualified name of each tool that keeps its own."""
-
-    @property
-    def plain(self) -> Mapping[str, str]:
-        """The own names by qualified name."""
-        return {qualified: own for own, qualified in self.qualified.items()}
+    """Without prefixes: the qualified name of each tool that keeps its own, disabled ones too."""
 
     @property
     def runner(self) -> GatewayBox:
@@ -124,13 +119,16 @@ class GatewayBox:
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the native cards, then the servers' tools."""
         self.gateway.listed.set()
-        remote = [self._describe(descriptor) for descriptor in self.remote.descriptors()]
+        plain = {qualified: own for own, qualified in self.qualified.items()}
+        remote = [
+            self._describe(descriptor, plain.get(descriptor.name, descriptor.name))
+            for descriptor in self.remote.descriptors()
+        ]
         sign_ins = self.gateway.sign_ins.list_tools() if self.gateway.waits_for_sign_in() else ()
         return (*self.native.descriptors(), *remote, *sign_ins)
 
-    def _describe(self, descriptor: ToolDescriptor) -> ToolDescriptor:
+    def _describe(self, descriptor: ToolDescriptor, name: str) -> ToolDescriptor:
         """Return a descriptor of a server's tool as clients get it: under its name here, with our URIs."""
-        name = self.plain.get(descriptor.name, descriptor.name)
         if self.schemas == "model" or descriptor.definition is None:
             return replace(descriptor, name=name, definition=None)
         definition = dict(descriptor.definition)
@@ -209,14 +207,14 @@ class GatewayBox:
         """Find the server of a tool, a disabled one too; None for a native card, and for an unknown tool."""
         server = self.servers.get(self.qualified.get(name, name))
         if server is None and self.answers_unlisted(name):
-            disabled = self.gateway.find_disabled(name)
+            disabled = self.gateway.find_disabled(self.qualified.get(name, name))
             return None if disabled is None else disabled.ref.server
         return server
 
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool is disabled: a call of it is answered with the reason."""
         listed = self.forwards_input(name) or name in self.native.runner.cards
-        return not listed and self.gateway.find_disabled(name) is not None
+        return not listed and self.gateway.find_disabled(self.qualified.get(name, name)) is not None
 
 
 class ClientRecorder:
@@ -329,7 +327,10 @@ class Gateway:
         qualified: dict[str, str] = {}
         if self.content.plain_names:
             taken = {*SEARCH_CARDS, *(card.name for card in native.tools())}
-            qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in live], taken)
+            # A disabled tool keeps its name: calls of it must not reach the tool of another server.
+            named = [*live, *(tool for tool in self._enrolment.disabled if tool.ref.kind == "tool")]
+            named.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
+            qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in named], taken)
         self._box = GatewayBox(
             native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
         )

@@ -45,7 +45,7 @@ from induscode.commands.serve.reload import FileWatch
 from induscode.commands.serve.searched_boxes import SearchedBoxes, report_idle_patterns
 from induscode.commands.serve.task_map import TASKS_FILE, TaskMap
 from induscode.commands.serve.tasks import GatewayTasks
-from induscode.commands.serve.view_box import GatewayViews, read_view_tokens, report_unknown_servers
+from induscode.commands.serve.view_box import GatewayViews, check_view_tokens, read_view_tokens, report_unknown_servers
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
@@ -221,6 +221,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     if settings is not None:
         from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
 
+        check_view_tokens(tokens, views)
         metrics = CallMetrics()
         settings = replace(settings, metrics=metrics.render, more_tokens=[token.decode() for token in tokens])
     site = build_site(options.page, tokens)

@@ -6,9 +6,12 @@ A hidden tool cannot be called either. The original name of a renamed tool is un
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+import click
+
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
@@ -16,6 +19,7 @@ from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.serve.view_content import ViewContent
 from induscode.commands.support.remedies import format_command
 from induscode.launch.views import NATIVE, find_view, matches
+from induscode.search.names import SEARCH_CARDS
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -94,6 +98,10 @@ class ViewBox:
         self.servers = {server for original in self._originals.values() if (server := box.find_server(original))}
         """The servers of the shown tools."""
 
+    @cached_property
+    def _taken(self) -> Collection[str]:
+        return list_taken_names(self.box.descriptors())
+
     @property
     def runner(self) -> ViewBox:
         """The runner of the calls: this object."""
@@ -107,12 +115,12 @@ class ViewBox:
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call under the original name of the tool; one that the view does not show is unknown."""
-        name = self._originals.get(call.name)
-        if name is None and not self.answers_unlisted(call.name):
+        name = self._originals.get(call.name) or self._find_disabled(call.name)
+        if name is None:
             return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
         if name in _CALLERS:  # a script and an agent call what this view shows
             current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
-        return await self.box.run(replace(call, name=name or call.name), cancel, on_progress=on_progress)
+        return await self.box.run(replace(call, name=name), cancel, on_progress=on_progress)
 
     def list_originals(self) -> Collection[str]:
         """List the shown tools by their names in the toolbox behind the view."""
@@ -120,12 +128,19 @@ class ViewBox:
 
     def answers_unlisted(self, name: str) -> bool:
         """Tell whether there is a disabled tool of this name that the view would show."""
-        server = self.box.find_server(name) or ""
-        return self.box.answers_unlisted(name) and self._view.shows(name, server)
+        return self._find_disabled(name) is not None
+
+    def _find_disabled(self, name: str) -> str | None:
+        """Find the original name of a disabled tool by the one under which the view would show it."""
+        for original in self._view.list_originals(name):
+            server = self.box.find_server(original) or ""
+            if self.box.answers_unlisted(original) and self._view.shows(original, server):
+                return original if choose_tool_name(original, self._view, self._taken) == name else None
+        return None
 
     def find_server(self, name: str) -> str | None:
         """Find the server of a tool, by the name that the view gives it."""
-        return self.box.find_server(self._originals.get(name, name))
+        return self.box.find_server(self._originals.get(name) or self._find_disabled(name) or name)
 
     # -- for a search in the view ---------------------------------------------------------------
 
@@ -152,7 +167,11 @@ class ViewBox:
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List the disabled tools that the view would show."""
-        return [tool for tool in self._searchable.list_disabled() if self.answers_unlisted(tool.name)]
+        return [
+            replace(tool, name=choose_tool_name(tool.name, self._view, self._taken))
+            for tool in self._searchable.list_disabled()
+            if self._view.shows(tool.name, tool.ref.server)
+        ]
 
     @property
     def _searchable(self) -> SearchableBox:
@@ -160,15 +179,40 @@ class ViewBox:
 
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
-    """Read the tokens of views from their variables; an unset one is reported, and its view has no token."""
+    """Read the tokens of views from their variables; an unset one is reported, and its view has no token.
+
+    Raises:
+        click.UsageError: Two views have one token.
+    """
     tokens: dict[bytes, str] = {}
     for view in views.values():
         token = environ.get(view.token_env, "").strip() if view.token_env else ""
         if token:
-            tokens[token.encode()] = view.name
+            other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
+            if other != view.name:
+                message = f"view {view.name!r}: the token in {view.token_env} is that of the view {other!r}"
+                raise click.UsageError(
+                    f"{message}; give each a token of its own", click.get_current_context(silent=True)
+                )
         elif view.token_env:
             print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
     return tokens
+
+
+def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) -> None:
+    """Refuse tokens that a host over HTTP would refuse.
+
+    Raises:
+        click.UsageError: A token is too short, or cannot stand in a header.
+    """
+    from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
+
+    for token, name in tokens.items():
+        if len(token) < LEAST_TOKEN or not token.isascii():
+            message = (
+                f"view {name!r}: the token in {views[name].token_env} needs {LEAST_TOKEN} ASCII characters or more"
+            )
+            raise click.UsageError(message, click.get_current_context(silent=True))
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:
@@ -234,24 +278,35 @@ class GatewayViews:
 
 
 def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
-    """Select the tools that a view shows, each with its original name.
-
-    A new name that another shown tool has is not given: the tool keeps its own.
-    """
+    """Select the tools that a view shows, each with its original name."""
     every = box.descriptors()
     shown = [
         descriptor
         for descriptor in every
         if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
     ]
-    taken = {descriptor.name for descriptor in every}
+    taken = list_taken_names(every)
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
         text, definition = view.describe.get(descriptor.name), descriptor.definition
-        changed = replace(descriptor, name=view.choose_name(descriptor.name, taken))
+        changed = replace(descriptor, name=choose_tool_name(descriptor.name, view, taken))
         if definition is not None and view.schemas == "model":
             changed = replace(changed, definition=None)
         elif definition is not None and text is not None:
             changed = replace(changed, definition={**definition, "description": text})
         selected.append((descriptor.name, changed if text is None else replace(changed, description=text)))
     return selected
+
+
+def list_taken_names(tools: Iterable[ToolDescriptor]) -> Collection[str]:
+    """List the names that a view can give to no other tool: those of all tools, and of the search."""
+    return {*SEARCH_CARDS, *(tool.name for tool in tools)}
+
+
+def choose_tool_name(name: str, view: View, taken: Collection[str]) -> str:
+    """Choose the name under which a view shows a tool.
+
+    A new name that another tool or the search has, or that providers refuse, is not given: the tool keeps its own.
+    """
+    wanted = view.choose_name(name, taken)
+    return wanted if is_accepted_name(wanted) else name

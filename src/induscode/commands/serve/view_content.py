@@ -134,10 +134,13 @@ class ViewContent:
         for original, row in self._select("prompt"):
             if row["name"] == name:
                 return original
-        if isinstance(name, str) and name not in self._content.known_items("prompt").refs:
-            server = self._content.find_server("prompts/get", {"name": name})
-            if server is not None and self._view.shows(name, server, kind="prompt"):
-                return name  # disabled: refused with the reason
+        known = self._content.known_items("prompt").refs
+        for original in self._view.list_originals(name) if isinstance(name, str) else ():
+            server = None if original in known else self._content.find_server("prompts/get", {"name": original})
+            if server is not None and self._view.shows(original, server, kind="prompt"):
+                if self._view.choose_name(original, known) == name:
+                    return original  # disabled: refused with the reason
+                break
         raise RpcError(INVALID_PARAMS, f"there is no prompt named {name!r}")
 
     def _check_resource(self, uri: str) -> None:

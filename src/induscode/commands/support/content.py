@@ -50,7 +50,7 @@ def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
     """
     servers = sorted((row.id for row in plan.rows), key=len, reverse=True)
     for server in servers:
-        if text[1:].startswith(f"{server}:"):
+        if text[1:].startswith(f"{server}:") and len(text) > len(server) + 2:
             return server, text[len(server) + 2 :]
     named = text[1:].partition(":")[0]
     what = "uri" if text.startswith("@") else "prompt"

@@ -59,17 +59,21 @@ def to_json(outcome: ToolOutcome) -> JsonObject:
 
 
 def print_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
-    """Print blocks: texts unchanged if `raw`, else safe for a terminal; data in one line each."""
+    """Print blocks: texts unchanged if `raw`, else safe for a terminal; data in one line each.
+
+    Unchanged texts, also those of resources, have nothing before and after them but the end of a line between two.
+    """
+    is_open = False
+    """Whether the last text ended without the end of its line."""
     for block in blocks:
-        if block.kind != "text":
+        text = block.text if block.kind == "text" else _get_resource(block.value).get("text")
+        if is_open:
+            print_line("")
+        is_open = raw and isinstance(text, str) and not text.endswith("\n")
+        if block.kind != "text" and not (raw and isinstance(text, str)):
             print_line(summarize_block(block.value))
-            text = _get_resource(block.value).get("text")
-            if isinstance(text, str):
-                print_text(text)
-        elif raw:
-            sys.stdout.write(block.text)
-        else:
-            print_text(block.text)
+        if isinstance(text, str):
+            sys.stdout.write(text) if raw else print_text(text)
 
 
 def format_block(block: ToolContentBlock) -> str:

@@ -10,6 +10,7 @@ from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ItemKind, to_blocks
 from indusagi.interop.protocol_bridge.host.content import ContentSource
+from indusagi.interop.protocol_bridge.host.rows import TOOL_FIELDS, keep_fields
 from indusagi.interop.protocol_bridge.host.tasks import TaskSource
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolResult
@@ -94,49 +95,14 @@ def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:
 def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
     """Convert the definition of a remote tool.
 
-    Every field is kept, except those whose type the protocol does not allow: one of them would make a strict client
-    refuse the whole list.
+    Every field is kept, except those whose type the protocol does not allow.
     """
-    row: JsonObject = {"name": name}
-    for key, value in definition.items():
-        expected = _FIELD_TYPES.get(key)
-        if key != "name" and (expected is None or isinstance(value, expected)):
-            row[key] = value
+    own = {key: value for key, value in definition.items() if key != "name"}
+    row: JsonObject = {"name": name, **keep_fields(own, TOOL_FIELDS)}
     schema = row.get("inputSchema")
     known = schema if isinstance(schema, dict) else {}
     row["inputSchema"] = known if known.get("type") == "object" else {**known, "type": "object"}
-    hints = row.get("annotations")
-    if isinstance(hints, dict):
-        row["annotations"] = {
-            key: value
-            for key, value in hints.items()
-            if isinstance(value, str if key == "title" else bool) or not (key == "title" or key.endswith("Hint"))
-        }
-    icons = row.get("icons")
-    if isinstance(icons, list):
-        row["icons"] = [
-            icon
-            for icon in icons
-            if isinstance(icon, dict)
-            and isinstance(icon.get("src"), str)
-            and isinstance(icon.get("mimeType", ""), str)
-            and isinstance(sizes := icon.get("sizes", []), list)
-            and all(isinstance(size, str) for size in sizes)
-        ]
     return row
-
-
-_FIELD_TYPES: dict[str, type] = {
-    "title": str,
-    "description": str,
-    "inputSchema": dict,
-    "outputSchema": dict,
-    "annotations": dict,
-    "icons": list,
-    "execution": dict,
-    "_meta": dict,
-}
-"""https://modelcontextprotocol.io/specification/2025-11-25/schema#tool"""
 
 
 def build_call_result(result: ToolResult, server_info: JsonObject, *, is_modern: bool) -> JsonObject:

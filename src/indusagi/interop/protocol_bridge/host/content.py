@@ -14,6 +14,7 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.contract import ItemKind
+from indusagi.interop.protocol_bridge.host.rows import CONTENT_FIELDS, keep_fields
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.runtime.contract import ProgressSink
 
@@ -120,35 +121,14 @@ class ContentSource(Protocol):
 def build_content_row(kind: ItemKind, name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
     """Convert the definition of a listed item, under the name or URI that clients see.
 
-    Every field is kept, except those whose type the protocol does not allow: one of them would make a strict client
-    refuse the whole list.
+    Every field is kept, except those whose type the protocol does not allow.
     """
     identity = ITEM_LISTS[kind].identity
-    row: JsonObject = {identity: name}
-    for key, value in definition.items():
-        expected = _FIELD_TYPES.get(key)
-        if key != identity and (expected is None or isinstance(value, expected)):
-            row[key] = value
+    own = {key: value for key, value in definition.items() if key != identity}
+    row: JsonObject = {identity: name, **keep_fields(own, CONTENT_FIELDS)}
     if kind not in {"prompt", "skill"}:
         row.setdefault("name", str(definition.get(identity, name)))
-    arguments = row.get("arguments")
-    if isinstance(arguments, list):
-        row["arguments"] = [one for one in arguments if isinstance(one, dict) and isinstance(one.get("name"), str)]
     return row
-
-
-_FIELD_TYPES: dict[str, type] = {
-    "name": str,
-    "title": str,
-    "description": str,
-    "mimeType": str,
-    "size": int,
-    "annotations": dict,
-    "arguments": list,
-    "icons": list,
-    "_meta": dict,
-}
-"""https://modelcontextprotocol.io/specification/2025-11-25/schema#resource, and of templates and prompts."""
 
 
 def cut_page(key: str, rows: Sequence[JsonObject], cursor: JsonValue) -> JsonObject:
