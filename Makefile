@@ -99,8 +99,8 @@ mutants: setup  ## change one line of src at a time, and check that a test notic
 properties: setup  ## try the properties on many examples that no run had before (SEED=)
 	@.venv/bin/python -m pytest -q -m hypothesis --timeout 900 --hypothesis-profile many $(if $(SEED),--hypothesis-seed $(SEED)) -n logical --maxprocesses 4 --dist worksteal
 
-stalls: setup  ## run all tests while each is paused once, as on a busy machine (SEED=)
-	@.venv/bin/python -m pytest -q -p tests.support.stalls $(if $(SEED),--stall-seed $(SEED)) --timeout 180 -n 8 --dist worksteal
+stalls: setup  ## run all tests while each is paused once, as on a busy machine (SEED=, CHILDREN=1: and all it has started)
+	@.venv/bin/python -m pytest -q -p tests.support.stalls $(if $(SEED),--stall-seed $(SEED)) $(if $(CHILDREN),--stall-children) --timeout 180 -n 8 --dist worksteal
 
 scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools

@@ -302,7 +302,7 @@ async def _tasks_end() -> AsyncGenerator[None]:
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before
-    for _ in range(100):
+    for _ in range(1_000):
         left = {task for task in left if not task.done() and _is_ours(task)}
         if not left:
             return

@@ -38,7 +38,7 @@ def test_a_call_goes_through_as_many_functions_as_the_page_states(
     functions, files = int(stated[1]), int(stated[2])
     # A task of the gateway that looks around every other second may run within the call: the shortest walk counts.
     walk = trace(tmp_path)
-    for name in ("second", "third"):
+    for name in ("second", "third", "fourth", "fifth", "sixth"):
         if len(walk.functions) > functions or len(walk.files) > files:
             (tmp_path / name).mkdir()
             walk = min(walk, trace(tmp_path / name), key=lambda one: len(one.functions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,15 +18,19 @@ from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress, ToolResult
 from induscode.addons.chain import InterceptorChain, LoadedAddon
 from induscode.addons.contract import Addon, Deny, InterceptedCall, Interceptor
+from induscode.code_mode import cpython_host
 from induscode.code_mode.contract import CodeLimits
+from induscode.code_mode.process import ScriptProcess
 from induscode.deck.contract import Capability
 from induscode.deck.provision import ToolDeck
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
+    from induscode.code_mode.contract import FunctionCall, ScriptResult
 
 pytestmark = pytest.mark.process
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system call filter is one of Linux")
 
 
 class CallLog:
@@ -214,10 +219,72 @@ async def test_a_result_that_is_too_large_for_the_interpreter_raises(tmp_path: P
         tmp_path, more=[tool(long_text, name="long_text")], limits=CodeLimits(value_bytes=1_000)
     ) as runs:
         outcome = await runs.run("long_text()")
-        assert "MemoryError: the result of long_text take 300,002 characters" in str(outcome.output)
+        assert "MemoryError: the result of long_text: 300,002 characters" in str(outcome.output)
         outcome = await runs.run("echo(text='x' * 2_000)")
-        assert "MemoryError: the arguments of echo take" in str(outcome.output)
+        assert "MemoryError: the arguments of echo: " in str(outcome.output)
     assert runs.ran == []
+
+
+async def test_the_word_await_outside_of_the_code_changes_no_call(tmp_path: Path) -> None:
+    async with script_runs(tmp_path) as runs:
+        for code in ("# no await here\n{}", "'we await it'\n{}", '"""\nawait\n"""\n{}'):
+            assert (await runs.run(code.format("echo(text='a')"))).output == "a"
+        assert (await runs.run("f\"{await echo(text='b')}\"")).output == "b"
+        assert (await runs.run("[await echo(text=t) for t in 'cd']")).output == '["c","d"]'
+
+
+async def test_a_value_that_was_not_awaited_is_an_error_that_says_so(tmp_path: Path) -> None:
+    async with script_runs(tmp_path) as runs:
+        for last in ("echo(text='b')", "[echo(text='b')]", "{'b': echo(text='b')}"):
+            outcome = await runs.run(f"await echo(text='a')\n{last}")
+            assert outcome.is_error
+            assert "its value is no result but a call. In a script with `await`, every call" in str(outcome.output)
+            assert "2 calls made before, not undone: echo ok (2)." in str(outcome.output)
+
+
+async def run_on_cpython(code: str) -> ScriptResult:
+    """Run a script in the process of the engine cpython, under its filter and without bubblewrap."""
+
+    async def echo(call: FunctionCall) -> JsonValue:
+        return call.named["text"]
+
+    process = ScriptProcess([sys.executable, "-I", "-S", "-B", cpython_host.__file__], ends_with_us=True)
+    try:
+        await process.start()
+        return await process.run(code, ["echo"], echo, CodeLimits())
+    finally:
+        await process.end()
+
+
+@on_linux
+async def test_cpython_tells_awaiting_scripts_apart_by_their_code_too() -> None:
+    assert (await run_on_cpython("# no await here\necho(text='a')")).value == "a"
+    assert (await run_on_cpython("'await'\n[await echo(text=t) for t in 'bc']")).value == ["b", "c"]
+    result = await run_on_cpython("await echo(text='a')\n[echo(text='b')]")
+    assert result.fault is not None
+    assert "its value is no result but a call" in result.fault.message
+
+
+@on_linux
+async def test_asyncio_run_works_on_cpython() -> None:
+    main = "import asyncio\nasync def main():\n    return {}\nasyncio.run(main())"
+    assert (await run_on_cpython(main.format("await echo(text='a')"))).value == "a"
+    assert (await run_on_cpython(main.format("1"))).value == 1
+
+
+@on_linux
+async def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    result = await run_on_cpython("print('a\\ud800')\n[echo(text='\\udc00'), '\\U0001f600', {'\\ud800': 1}]")
+    assert (result.output, result.value) == ("a\ufffd\n", ["\ufffd", "\U0001f600", {"\ufffd": 1}])
+
+
+async def test_values_that_json_cannot_carry_are_described(tmp_path: Path) -> None:
+    async with script_runs(tmp_path) as runs:
+        outcome = await runs.run("10 ** 5000")
+        assert not outcome.is_error
+        assert str(outcome.output).startswith("a value of the type int that cannot be shown: Exceeds the limit")
+        assert (await runs.run("{1}")).output == "{1}"
+        assert (await runs.run("''")).output == "The script printed nothing, and its value is an empty text."
 
 
 async def test_a_failing_tool_raises_its_own_text(tmp_path: Path) -> None:

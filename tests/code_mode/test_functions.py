@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.searched import SearchableTools
 
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
+from indusagi.runtime.calls import CallEntry
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.code_mode.contract import FunctionCall, ScriptCallError
+from induscode.code_mode.calls import ScriptCalls, read_search
+from induscode.code_mode.contract import CodeLimits, FunctionCall, ScriptCallError
 from induscode.code_mode.functions import FunctionTable
 from induscode.code_mode.stubs import format_stub
+from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.search.index import ToolIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
+    from induscode.search.items import SearchItem
 
 EMPTY: JsonSchema = {"type": "object", "properties": {}}
 
@@ -79,6 +89,41 @@ def test_arguments_are_bound_by_position_and_by_name() -> None:
         function.bind(FunctionCall("send", ["me"], {"owner": "you"}))
     with pytest.raises(ScriptCallError, match="got 5 arguments; it takes owner, body"):
         function.bind(FunctionCall("send", [1, 2, 3, 4, 5], {}))
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "expected"),
+    [
+        (["a"], {}, (["a"], 5)),
+        (["a", 2], {}, (["a"], 2)),
+        ([["a", "b"]], {"limit": 50}, (["a", "b"], 50)),
+        ([], {"queries": ["a"]}, (["a"], 5)),
+        ([], {"query": "a", "limit": None}, (["a"], 5)),
+    ],
+)
+def test_a_search_takes_words_or_a_list_of_them(
+    positional: list[JsonValue], named: JsonObject, expected: tuple[list[str], int]
+) -> None:
+    assert read_search(FunctionCall("find_tools", positional, named)) == expected
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "message"),
+    [
+        ([], {}, "takes words"),
+        (["a"], {"server": "github"}, "and got 'server'"),
+        (["a"], {"query": "b"}, "and got 'query' twice"),
+        (["a", 1, 2], {}, "and got 3 arguments"),
+        ([["a", 1]], {}, "takes words, or a list of such texts"),
+        ([" "], {}, "takes words"),
+        (["a", 0], {}, "from 1 to 50"),
+        (["a"], {"limit": 51}, "from 1 to 50"),
+        (["a"], {"limit": "5"}, "from 1 to 50"),
+    ],
+)
+def test_a_search_with_other_arguments_is_refused(positional: list[JsonValue], named: JsonObject, message: str) -> None:
+    with pytest.raises(ScriptCallError, match=message):
+        read_search(FunctionCall("find_tools", positional, named))
 
 
 def test_a_stub_shows_types_of_arguments_and_result() -> None:
@@ -149,3 +194,46 @@ def test_every_stub_is_valid_python(name: str, parameters: JsonSchema, result: J
         assert definition.name == function.name
         assert [argument.arg for argument in definition.args.args] == [*function.parameters]
         assert all(isinstance(one, ast.ClassDef) for one in classes)
+
+
+@pytest.mark.anyio
+async def test_a_disabled_tool_is_answered_by_its_box_and_no_other_one_is_suggested() -> None:
+    box = SearchableTools([describe("tracker__last")])
+    calls = ScriptCalls(CallEntry(box, "call_1"), make_inert_context(), CodeLimits())
+    await calls.call(FunctionCall("tracker__lost", [], {"id": 1}))
+    assert [(call.name, call.input) for call in box.called] == [("tracker__lost", {"id": 1})]
+
+    deck = DeckToolBox(DeckRunner({}, make_inert_context()), disabled={"tracker__lost"})
+    calls = ScriptCalls(CallEntry(deck, "call_1"), make_inert_context(), CodeLimits())
+    with pytest.raises(ScriptCallError, match=r"tracker__lost is disabled: .* indus mcp diff"):
+        await calls.call(FunctionCall("tracker__lost", [], {}))
+
+
+@pytest.mark.anyio
+async def test_the_searches_of_a_script_share_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[ToolIndex] = []
+
+    class CountedIndex(ToolIndex):
+        def __init__(self, items: Iterable[SearchItem]) -> None:
+            super().__init__(items)
+            built.append(self)
+
+    monkeypatch.setattr("induscode.search.index.ToolIndex", CountedIndex)
+    box = SearchableTools([describe("tracker__lost"), describe("tracker__last")])
+    entry = CallEntry(box, "call_1", find_denied=lambda _names: {"tracker__last"})
+    calls = ScriptCalls(entry, make_inert_context(), CodeLimits())
+    for query in ("lost", "last"):
+        found = await calls.call(FunctionCall("find_tools", [query], {}))
+        assert isinstance(found, list)
+        assert len(found) == (query == "lost")
+    calls.close()
+    assert len(built) == 1
+
+
+@pytest.mark.anyio
+async def test_a_search_that_this_python_cannot_do_raises_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("induscode.search.lexical._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
+    calls = ScriptCalls(CallEntry(SearchableTools(), "call_1"), make_inert_context(), CodeLimits())
+    with pytest.raises(ScriptCallError, match="no FTS5"):
+        await calls.call(FunctionCall("find_tools", ["event"], {}))
+    calls.close()

@@ -24,6 +24,7 @@ from induscode.commands.support.cluster import describe_fault
 from induscode.program import run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from nats.aio.msg import Msg
@@ -201,6 +202,30 @@ def test_file_without_a_server_is_not_pushed(tmp_path: Path, capsys: pytest.Capt
     empty.write_text('{"mcpServers": {}}', encoding="utf-8")
     assert run(["cluster", "config", "push", str(empty), "--yes", "--cluster", "nats://127.0.0.1:1"]) == 2
     assert f"{empty}: there is no server in it" in capsys.readouterr().err
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_command_waits_for_the_report_of_a_busy_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with broker_process(tmp_path) as process:
+        settings = ClusterSettings(brokers=[process.url], node="a", key=KEY)
+        async with open_broker(settings) as broker:
+            await prepare_cluster(broker, replicas=1)
+            async with open_membership(broker) as busy:
+                report, list_silent = busy.report, Membership.list_silent
+
+                async def report_nothing() -> None:
+                    pass
+
+                async def list_and_report(membership: Membership) -> Sequence[str]:
+                    silent = await list_silent(membership)
+                    await report()
+                    return silent
+
+                busy.report = report_nothing
+                monkeypatch.setattr(Membership, "list_silent", list_and_report)
+                async with open_membership(broker, observer=True) as seen:
+                    assert [info.node for info in seen.list_nodes()] == ["a"]
 
 
 @pytest.mark.process

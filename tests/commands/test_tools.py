@@ -130,6 +130,7 @@ def test_two_tools_that_come_out_under_one_name_are_told_apart(tmp_path: Path) -
         (["show", "grepp"], ["There is no tool 'grepp'. Did you mean 'grep'?"]),
         (["show", "a\x1b[2J"], ["'a\\x1b[2J'"]),
         (["search"], ["Missing argument"]),
+        (["search", " ", ""], ["WORDS has no word: say what the tool does, or its name"]),
         (["list", "--tools", "nope"], ["there is no capability 'nope'"]),
         (["--mcp", "nowhere"], ["--mcp nowhere: there is no such file or directory"]),
         (["--cwd", "nowhere"], ["'nowhere': No such file or directory"]),
@@ -227,6 +228,18 @@ def test_a_search_without_a_hit_is_exit_code_1(tmp_path: Path) -> None:
     done = run("tools", "search", "zxqv", "--json", cwd=tmp_path)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["tools"], answer["leftOut"]) == (1, [], 0)
+
+
+def test_a_search_for_prompts_that_were_never_listed_says_how_they_become_known(tmp_path: Path) -> None:
+    done = run("tools", "search", "--kind", "prompt", "triage", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "found after they were listed once: indus prompts" in done.stderr
+
+
+def test_a_search_repeats_at_most_a_line_of_its_words(tmp_path: Path) -> None:
+    done = run("tools", "search", "x" * 5_000, cwd=tmp_path)
+    assert "more characters]" in done.stderr
+    assert len(done.stderr) < 400
 
 
 def test_what_a_server_says_cannot_move_the_cursor(tmp_path: Path) -> None:

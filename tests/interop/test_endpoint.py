@@ -250,6 +250,7 @@ async def test_phase_and_tool_events_reach_the_listener() -> None:
     await endpoint.open()
     await endpoint.list_tools()
     await endpoint.close()
+    told = [event for event in told if event != "slow_start connecting"]  # on a busy machine
     assert told == ["phase connecting", "phase ready", "tools ready", "phase closing", "phase closed"]
 
 

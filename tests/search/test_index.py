@@ -183,6 +183,34 @@ def test_any_text_is_a_query(query: str) -> None:
 INDEX = ToolIndex(ITEMS)
 
 
+def test_scripts_without_spaces_are_found_by_neighbouring_characters() -> None:
+    weather = make_tool("maps", "weather", "根据城市名称查询天气预报", city="城市名称")
+    route = make_tool("maps", "route", "规划两个地点之间的步行路线")
+    issue = make_tool("tracker", "create_issue", "課題を作成する")
+    songs = make_tool("music", "songs", "노래를검색합니다")
+    index = ToolIndex([*ITEMS, weather, route, issue, songs])
+    for query, found in (
+        ("天气", [weather]),
+        ("查询北京的天气", [weather]),
+        ("步行路线", [route]),
+        ("課題の作成", [issue]),
+        ("검색", [songs]),
+        ("雨", []),
+        ("線", []),
+        ("名", [weather]),
+        ("线", [route]),
+        ("create 天气", [GITHUB, issue]),
+    ):
+        assert {hit.item.qualified_name for hit in index.search([query]).hits} == {
+            item.qualified_name for item in found
+        }, query
+    index.update([*ITEMS, issue])
+    assert index.search(["天气"]).hits == []
+    assert index.search(["作成"]).hits[0].item is issue
+    index.update([*ITEMS, weather])
+    assert index.search(["天气"]).hits[0].item is weather
+
+
 def test_a_python_without_fts5_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("induscode.search.lexical._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
     with pytest.raises(SearchUnavailableError, match="no FTS5"):

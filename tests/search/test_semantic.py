@@ -146,13 +146,41 @@ def test_a_damaged_model_leaves_a_note_and_words_are_searched(
     assert not SENTENCE_ENCODER.is_intact()
 
 
+class Damaged(TopicEncoder):
+    """Has a weight that is no number."""
+
+    def encode(self, texts: Sequence[str]) -> Array:
+        return super().encode(texts) * np.float32("nan")
+
+
+def test_with_cached_vectors_a_damaged_model_leaves_a_note_and_words_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    cache = VectorCache(vectors_path())
+    ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache)).prepare()
+    monkeypatch.setattr("induscode.search.opening.has_semantic", lambda: True)
+
+    def read_damaged(_path: str) -> Damaged:
+        return Damaged()
+
+    monkeypatch.setattr("induscode.search.encoder.read_encoder", read_damaged)
+    index, notes = open_index(ITEMS)
+    assert "its weights are damaged" in str(notes[0])
+    assert not index.search(["email"]).is_semantic
+    assert index.search(["email"]).hits[0].item is ITEMS[0]
+
+
+def test_a_query_that_damaged_weights_give_no_numbers_for_is_searched_by_words(cache: VectorCache) -> None:
+    ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache)).prepare()
+    index = ToolIndex(ITEMS, SemanticIndex(Damaged(), cache))
+    assert index.prepare()
+    answer = index.search(["email"])
+    assert not answer.is_semantic
+    assert answer.hits[0].item is ITEMS[0]
+
+
 def test_weights_that_give_no_numbers_are_never_kept(cache: VectorCache) -> None:
-    class Damaged(TopicEncoder):
-        """Has a weight that is no number."""
-
-        def encode(self, texts: Sequence[str]) -> Array:
-            return super().encode(texts) * np.float32("nan")
-
     with pytest.raises(ValueError, match="weights are damaged"):
         ToolIndex(ITEMS, SemanticIndex(Damaged(), cache)).prepare()
     assert cache.read([item.digest for item in ITEMS], 12) == {}

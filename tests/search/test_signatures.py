@@ -48,6 +48,10 @@ def test_what_has_no_room_is_left_out_and_counted() -> None:
     text = format_signature(build_tool_item(ToolDescriptor("many", "About.", many)))
     assert text.startswith("many(parameter0, parameter1, ")
     assert "… +" in text
+    hundreds: JsonSchema = {"properties": {f"parameter{n}": {} for n in range(300)}}
+    text = format_signature(build_tool_item(ToolDescriptor("hundreds", "About.", hundreds)))
+    shown, _, left = text.partition(", … +")
+    assert shown.count("parameter") + int(left.partition(")")[0]) == 300
 
 
 def test_prompts_resources_and_invisible_characters() -> None:

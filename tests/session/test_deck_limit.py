@@ -130,6 +130,8 @@ async def test_a_disabled_tool_and_call_tool_in_another_spelling_mean_no_other_t
     for name in ("s__get_user", "s__Get_User", "Call-Tool"):
         call = ToolCall("1", "call_tool", {"name": name, "arguments": {"name": "s__getUser"}})
         assert resolve_deck_call(box, call) == call
+    answer = await box.runner.run(ToolCall("1", "call_tool", {"name": "s__get_user"}))
+    assert str(answer.output).endswith("approve it: indus mcp approve s get_user")
     meant = resolve_deck_call(box, ToolCall("1", "call_tool", {"name": "s__Large"}))
     assert meant == ToolCall("1", "s__large", {})
 

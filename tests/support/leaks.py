@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.support.forked import list_descriptors, list_running
 
-_SETTLE_S = 2.0
+_SETTLE_S = 10.0
 """Threads and child processes of finished work need a moment to end; a leak stays."""
 
 

@@ -42,6 +42,8 @@ PING = b'{"op":"ping"}'
 """The request by which a node is asked whether it is there."""
 _ANSWERS_S = 0.1
 """How long a new node waits for the reports of the others."""
+_LATE_S = 1.5
+"""How long a command waits for the report of a node that has a lease: a busy one is late."""
 
 
 class Membership:
@@ -265,6 +267,14 @@ class Membership:
         await self._broker.publish(self._settings.beats, compact_json(hello).encode())
         await asyncio.sleep(_ANSWERS_S + 2 * self._broker.health.round_trip_s)
 
+    async def wait_for_reports(self) -> None:
+        """Wait until each node that has a lease has reported itself, for `_LATE_S` at most."""
+        with suppress(ClusterFault):
+            for _ in range(int(_LATE_S / _ANSWERS_S)):
+                if not await self.list_silent():
+                    return
+                await asyncio.sleep(_ANSWERS_S)
+
     def _drop(self, instance: str) -> None:
         self._waiting.pop(instance, None)
         known = self._nodes.pop(instance, None)
@@ -372,7 +382,9 @@ async def open_membership(
     stop = await broker.subscribe(settings.beats, membership.receive)
     try:
         await membership.ask_nodes()
-        if not observer:
+        if observer:
+            await membership.wait_for_reports()
+        else:
             await membership.wait_for_name()
             await membership.join()
         yield membership

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
+from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, current_entry
-from indusagi.runtime.contract import TextContentBlock, ToolCall, ToolProgress, project_content
+from indusagi.runtime.contract import TextContentBlock, ToolCall, ToolDescriptor, ToolProgress, project_content
 from induscode.code_mode.contract import CallReport, ScriptCallError
-from induscode.code_mode.functions import FunctionTable, list_descriptors
+from induscode.code_mode.functions import FunctionTable, ToolFunction, list_descriptors
 from induscode.code_mode.stubs import format_stub
+from induscode.deck.provision import DeckToolBox
 from induscode.search.names import FIND_TOOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ProgressSink, ToolResult
     from induscode.code_mode.contract import CodeLimits, FunctionCall
+    from induscode.search.index import ToolIndex
 
 _FOUND = 5
 _MOST_FOUND = 50
+_FIND_USAGE = f"{FIND_TOOLS}(query, limit={_FOUND}) takes words, or a list of such texts"
 _LONGEST_ERROR = 8_000
 _ERRORS = {
     "denied": "PermissionError",
@@ -53,6 +58,8 @@ class ScriptCalls:
         self._count = self._progress = 0
         self._slots = anyio.CapacityLimiter(limits.parallel)
         self._order = ReadWriteLock()
+        self._lock = Lock()
+        self._index: ToolIndex | None = None
 
     async def call(self, call: FunctionCall) -> JsonValue:
         """Make a call, and return the result of the tool, whole.
@@ -65,7 +72,7 @@ class ScriptCalls:
             raise ScriptCallError("RuntimeError", f"a script makes {self._limits.calls} calls at most")
         if call.name == FIND_TOOLS:
             return await self._find_tools(call)
-        function = self.functions.get(call.name)
+        function = self._find_disabled(call.name) or self.functions.get(call.name)
         arguments, number = function.bind(call), self._count
         _measure(arguments, f"the arguments of {call.name}", self._limits)
         tool = function.descriptor.name
@@ -89,6 +96,23 @@ class ScriptCalls:
         _measure(value, f"the result of {call.name}", self._limits)
         return value
 
+    def _find_disabled(self, name: str) -> ToolFunction | None:
+        """Find a tool that is disabled: its box answers a call of it with the reason, and no other tool is suggested.
+
+        Raises:
+            ScriptCallError: It is disabled, in a session.
+        """
+        box = self._entry.box
+        if isinstance(box, DeckToolBox):
+            if name in box.disabled:
+                message = f"{name} is disabled: its definition is not the one that was approved"
+                raise ScriptCallError("RuntimeError", f"{message}. A person can look at it: indus mcp diff")
+            return None
+        answers_unlisted = getattr(box, "answers_unlisted", None)
+        if answers_unlisted is None or not answers_unlisted(name):
+            return None
+        return ToolFunction(name, ToolDescriptor(name, "", {"type": "object"}), {})
+
     def _report(self, message: str) -> None:
         self._progress += 1
         self._ctx.report(ToolProgress(self._progress, None, message))
@@ -98,27 +122,63 @@ class ScriptCalls:
 
     async def _find_tools(self, call: FunctionCall) -> JsonValue:
         """Find functions by what they do: the name and the stub of each, the best one first."""
+        queries, limit = read_search(call)
+        functions = {function.descriptor.name: function for function in self.functions.functions}
+
+        def find() -> Sequence[str]:
+            answer = self._open_index(functions).search(queries, limit=limit)
+            return [hit.item.qualified_name for hit in answer.hits]
+
+        try:
+            found = await to_thread.run_sync(find)
+        except CoreError as exc:  # a Python without full text search
+            raise ScriptCallError("RuntimeError", str(exc)) from exc
+        return [{"name": functions[name].name, "stub": format_stub(functions[name])} for name in found]
+
+    def _open_index(self, functions: Mapping[str, ToolFunction]) -> ToolIndex:
+        """Build the index of what the script may call, for its first search. It blocks."""
         from induscode.search.index import ToolIndex  # noqa: PLC0415 — for a script that searches
         from induscode.search.items import build_tool_item  # noqa: PLC0415 — for a script that searches
 
-        words = [value for value in (*call.positional, *call.named.values()) if isinstance(value, str)]
-        numbers = [value for value in (*call.positional, *call.named.values()) if isinstance(value, int)]
-        if not words:
-            raise ScriptCallError("TypeError", f"{FIND_TOOLS}(query, limit=5) takes words")
-        functions = {function.descriptor.name: function for function in self.functions.functions}
+        with self._lock:
+            if self._index is None:
+                denied = self._entry.find_denied([*functions])
+                self._index = ToolIndex(
+                    build_tool_item(function.descriptor) for name, function in functions.items() if name not in denied
+                )
+            return self._index
 
-        def search() -> Sequence[str]:
-            denied = self._entry.find_denied([*functions])
-            items = [build_tool_item(function.descriptor) for name, function in functions.items() if name not in denied]
-            index = ToolIndex(items)
-            try:
-                answer = index.search(words, limit=min(numbers[0] if numbers else _FOUND, _MOST_FOUND))
-            finally:
-                index.close()
-            return [hit.item.qualified_name for hit in answer.hits]
+    def close(self) -> None:
+        """Free the memory of the search, after the last call."""
+        if self._index is not None:
+            self._index.close()
 
-        found = await to_thread.run_sync(search)
-        return [{"name": functions[name].name, "stub": format_stub(functions[name])} for name in found]
+
+def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
+    """Read the queries and the limit of a call of `find_tools`: one text or several, as `query` or `queries`.
+
+    Raises:
+        ScriptCallError: The arguments are others.
+    """
+    names = ("queries", "limit")
+    given: dict[str, JsonValue] = {}
+    for name, value in (*zip(names, call.positional, strict=False), *call.named.items()):
+        key = "queries" if name == "query" else name
+        if key in given or key not in names:
+            raise ScriptCallError("TypeError", f"{_FIND_USAGE}, and got {name!r}{' twice' if key in given else ''}")
+        given[key] = value
+    if len(call.positional) > len(names):
+        raise ScriptCallError("TypeError", f"{_FIND_USAGE}, and got {len(call.positional)} arguments")
+    value, limit = given.get("queries"), given.get("limit")
+    texts = value if isinstance(value, list) else [value]
+    queries = [text for text in texts if isinstance(text, str) and text.strip()]
+    if not queries or len(queries) < len(texts):
+        raise ScriptCallError("TypeError", _FIND_USAGE)
+    if limit is None:
+        limit = _FOUND
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
+        raise ScriptCallError("ValueError", f"{_FIND_USAGE}; the limit is a number from 1 to {_MOST_FOUND}")
+    return queries, limit
 
 
 def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
@@ -130,9 +190,9 @@ def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
     try:
         size = len(compact_json(value))
     except (NotJson, RecursionError) as exc:
-        raise ScriptCallError("ValueError", f"{subject} are {exc}") from exc
+        raise ScriptCallError("ValueError", f"{subject}: {exc}") from exc
     if size > limits.value_bytes:
-        message = f"{subject} take {size:,} characters as JSON, and {limits.value_bytes:,} are the limit"
+        message = f"{subject}: {size:,} characters as JSON, and {limits.value_bytes:,} are the limit"
         raise ScriptCallError("MemoryError", message)
 
 

@@ -90,6 +90,8 @@ class RunCodeCard:
             result = await self.engine.run(code, calls.functions.names, calls.call, self._limits)
         except EngineUnavailable as exc:
             return ToolResult.error(f"Nothing ran: {exc}", code="unavailable")
+        finally:
+            calls.close()
         details: dict[str, JsonValue] = {
             "engine": self.engine.name,
             "calls": [{"name": report.name, "state": report.state} for report in calls.reports],
@@ -106,7 +108,8 @@ def _format_output(result: ScriptResult) -> str:
     value = result.value
     shown = "" if value is None else value if isinstance(value, str) else compact_json(value)
     text = "\n".join(part for part in (result.output.rstrip("\n"), shown) if part)
-    return text or "The script printed nothing, and its last line is no expression with a value."
+    ends = "its value is an empty text" if value == "" else "its last line is no expression with a value"
+    return text or f"The script printed nothing, and {ends}."
 
 
 def _format_fault(result: ScriptResult, fault: ScriptFault, reports: Sequence[CallReport]) -> str:

@@ -43,8 +43,8 @@ import time
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, cast
 
 MODULES: Mapping[str, types.ModuleType] = {
     module.__name__: module
@@ -59,6 +59,7 @@ _FILE = "script.py"
 _LINES = 5
 _LONGEST_LINE = 160
 _PRINT_CHARS = 16_384
+_NEEDS_AWAIT = "In a script with `await`, every call of a tool needs one"
 _BASE_BYTES = 192 * 1024 * 1024
 """Address space of the interpreter itself, in addition to what a script may use."""
 
@@ -201,17 +202,21 @@ class CPythonHost:
         """Run the script, and send its end."""
         code: str = request["code"]
         linecache.cache[_FILE] = (len(code), None, code.splitlines(keepends=True), _FILE)
-        uses_await = re.search(r"\bawait\b", code) is not None
-        if uses_await:
-            self._loop = asyncio.new_event_loop()
-            self._loop.add_reader(0, self._take_answers)
+        loop = asyncio.new_event_loop()  # made before the filter, which permits no new one
+        loop.add_reader(0, self._take_answers)
+
+        def run_coroutine(main: Coroutine[Any, Any, Any], **_: Any) -> Any:
+            return loop.run_until_complete(main)
+
+        asyncio.run = run_coroutine
         lock_down(request["cpu_s"], request["memory_bytes"])
         try:
-            parts = compile_script(code)
+            parts, uses_await = compile_script(code)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as exc:
             line = {"number": getattr(exc, "lineno", None) or 1, "text": "", "function": ""}
             self._fail("syntax", f"{type(exc).__name__}: {getattr(exc, 'msg', exc)}", [line])
             return
+        self._loop = loop if uses_await else None
         value: Any = None
         names = self.build_globals(request["names"])
         try:
@@ -240,6 +245,9 @@ class CPythonHost:
                 future.set_exception(exc)
 
     def _finish(self, value: Any, limit: int) -> None:
+        if _holds_unawaited(value):
+            self._fail("exception", f"TypeError: its value is no result but a call. {_NEEDS_AWAIT}", [])
+            return
         try:
             text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
@@ -257,22 +265,38 @@ class CPythonHost:
         ]
         message = f"{type(exc).__name__}: {_describe_message(exc)}"
         if isinstance(exc, TypeError) and "Future" in message:
-            message += ". In a script with `await`, every call of a tool needs one"
+            message += f". {_NEEDS_AWAIT}"
         self._fail("limit" if isinstance(exc, (MemoryError, RecursionError)) else "exception", message, lines)
 
     def _fail(self, kind: str, message: str, lines: Sequence[Mapping[str, Any]]) -> None:
         self.send({"op": "failed", "kind": kind, "message": message[:4_000], "lines": [*lines]})
 
 
-def compile_script(code: str) -> list[types.CodeType]:
-    """Compile a script; the value of its last part is that of its last expression, if it ends with one."""
+def compile_script(code: str) -> tuple[list[types.CodeType], bool]:
+    """Compile a script, and tell whether it awaits anything.
+
+    The value of its last part is that of its last expression, if it ends with one.
+    """
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree = ast.parse(code, _FILE)
+    uses_await = any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in ast.walk(tree))
+    uses_await = uses_await or any(isinstance(node, ast.comprehension) and node.is_async for node in ast.walk(tree))
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
-        return [compile(tree, _FILE, "exec", flags)]
+        return [compile(tree, _FILE, "exec", flags)], uses_await
     first = ast.Module(tree.body[:-1], tree.type_ignores)
-    return [compile(first, _FILE, "exec", flags), compile(ast.Expression(last.value), _FILE, "eval", flags)]
+    parts = [compile(first, _FILE, "exec", flags), compile(ast.Expression(last.value), _FILE, "eval", flags)]
+    return parts, uses_await
+
+
+def _holds_unawaited(value: Any) -> bool:
+    """Tell whether a value, or an item of it, is a call that was not awaited."""
+    some: list[Any] = [value]
+    if isinstance(value, dict):
+        some += cast("dict[Any, Any]", value).values()
+    elif isinstance(value, (list, tuple)):
+        some += cast("list[Any]", value)
+    return any(isinstance(one, asyncio.Future) for one in some)
 
 
 def _to_value(answer: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ no network and no modules of the host, and the pool kills it when it exceeds its
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import queue
@@ -15,14 +16,20 @@ import re
 import signal
 import sys
 import threading
+import tokenize
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 _KILL_AFTER_S = 1.0
 """Beyond the time limit: an operation that does not look at the clock, such as one with giant integers, is killed."""
 _LINES = 5
 _LONGEST_LINE = 160
 _AWAIT = re.compile(r"\bawait\b")
+_FORMATTED = re.compile(r"[bru]*f", re.IGNORECASE)
+"""The beginning of a text with expressions in it, which is one token before Python 3.12."""
+_UNAWAITED = re.compile(r"<(coroutine external_future|gather)\(\d+\)>")
+"""How monty shows the result of a call that the script has not awaited."""
+_NEEDS_AWAIT = "In a script with `await`, every call of a tool needs one"
 
 
 class MontyHost:
@@ -79,7 +86,7 @@ class MontyScript:
         self._code: str = request["code"]
         self._names = set[str](request["names"])
         # A script that awaits gets awaitables from its calls; one that never does gets the results.
-        self._awaits = _AWAIT.search(self._code) is not None
+        self._awaits = uses_await(self._code)
         self._printed = 0
 
     def run(self, pool: Any) -> None:
@@ -147,6 +154,9 @@ class MontyScript:
         self._host.send(op="print", text=text)
 
     def _finish(self, value: Any) -> None:
+        if self._awaits and _holds_unawaited(value):
+            self._fail("exception", f"TypeError: its value is no result but a call. {_NEEDS_AWAIT}")
+            return
         try:
             text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
@@ -163,7 +173,7 @@ class MontyScript:
         if "feed time limit exceeded" in message:
             message = self._describe_time_limit()
         if isinstance(inner, TypeError) and "coroutine" in message:
-            message += ". In a script with `await`, every call of a tool needs one"
+            message += f". {_NEEDS_AWAIT}"
         self._fail("limit" if is_limit else "exception", message, exc.traceback())
 
     def _describe_time_limit(self) -> str:
@@ -190,11 +200,39 @@ def _to_result(answer: dict[str, Any]) -> dict[str, Any]:
     return {"return_value": answer["value"]}
 
 
+def uses_await(code: str) -> bool:
+    """Tell whether a script awaits anything; the word in a comment or a plain text does not count."""
+    if _AWAIT.search(code) is None:
+        return False
+    try:
+        # Not parsed: the parser of this process is not a part of the sandbox.
+        return any(
+            token.string == "await"
+            if token.type == tokenize.NAME
+            else token.type == tokenize.STRING and bool(_FORMATTED.match(token.string) and _AWAIT.search(token.string))
+            for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        )
+    except (tokenize.TokenError, SyntaxError):
+        return True
+
+
+def _holds_unawaited(value: Any) -> bool:
+    """Tell whether a value, or an item of it, is a call that was not awaited."""
+    some: list[Any] = [value]
+    if isinstance(value, dict):
+        some += cast("dict[Any, Any]", value).values()
+    elif isinstance(value, (list, tuple)):
+        some += cast("list[Any]", value)
+    return any(isinstance(one, str) and _UNAWAITED.fullmatch(one) is not None for one in some)
+
+
 def _describe(value: Any) -> str:
     try:
         return repr(value)
     except RecursionError:
         return f"a {type(value).__name__} that is too deep to be shown"
+    except ValueError as exc:  # an integer of thousands of digits
+        return f"a value of the type {type(value).__name__} that cannot be shown: {exc}"
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
 
+from indusagi.core.invisible import clean_json
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.core.process.child import ChildProcess
 from induscode.code_mode.contract import (
@@ -46,6 +48,12 @@ _ERROR_BYTES = 2_000
 _FAULTS: dict[str, FaultKind] = {"syntax": "syntax", "exception": "exception", "limit": "limit"}
 _OVERTIME_CODES = {152, 137}
 """128 and SIGXCPU or SIGKILL, which end a process in bubblewrap that exceeds its CPU time (setrlimit(2))."""
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a surrogate pair, which has no UTF-8 form: it becomes U+FFFD."""
+_ENCODED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""The escape of one half, or the bytes that Python would read as one."""
 
 
 class ScriptProcess:
@@ -156,6 +164,8 @@ class ScriptProcess:
         try:
             message: JsonValue = json.loads(line)
             compact_json(message)
+            if _ENCODED_SURROGATE.search(line):
+                message, _ = clean_json(message, lambda part: _SURROGATE.subn("\ufffd", part))
         except (ValueError, RecursionError, NotJson):
             return None
         return message if is_json_object(message) else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from indusagi.core.text import cut_text, format_count
 from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server, complete_tool
 from induscode.commands.support.output import as_json, build_unknown_name, print_notes, print_table, write_json
 from induscode.commands.support.runner import run_until_signal
@@ -180,6 +181,14 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     return 0
 
 
+def _explain_unlisted(kinds: Sequence[SearchKind]) -> str:
+    """Say by which commands prompts and resources become known."""
+    from induscode.commands.support.remedies import format_command  # noqa: PLC0415 — for a search without a hit
+
+    commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
+    return f"prompts and resources are found after they were listed once: {commands}"
+
+
 @_deck
 @click.command("search")
 @click.argument("words", nargs=-1, required=True)
@@ -209,6 +218,9 @@ def search(
     from induscode.search.opening import open_index  # noqa: PLC0415 — for searches alone
     from induscode.search.signatures import format_signature  # noqa: PLC0415 — for searches alone
 
+    query = " ".join(words)
+    if not query.strip():
+        raise click.UsageError("WORDS has no word: say what the tool does, or its name", context)
     invocation = read_invocation(context)
     listings: list[tuple[ToolListing, Sequence[SearchItem]]] = []
 
@@ -223,9 +235,12 @@ def search(
     if server is not None and server not in listing.states:
         raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
     index, notes = open_index(
-        items, lambda done, total: print_status(f"vectors of {total} definitions, once") if done == 0 else None
+        items,
+        lambda done, total: (
+            print_status(f"vectors of {format_count(total, 'definition')}, once") if done == 0 else None
+        ),
     )
-    answer = index.search([" ".join(words)], server=server, limit=limit)
+    answer = index.search([query], server=server, limit=limit)
     print_notes((*listing.news, *notes))
     if as_json:
         tools = {tool.name: tool for tool in listing.tools}
@@ -253,5 +268,7 @@ def search(
             every = len(answer.hits) + answer.left_out
             print_status(f"{answer.left_out:,} more {verb} less well: --limit {every} shows all")
     else:
-        print_status(f"nothing found among {answer.searched}: {' '.join(words)}")
+        print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _LONGEST_ABOUT)}")
+        if not answer.searched and kinds and "tool" not in kinds:
+            print_status(_explain_unlisted(kinds))
     return 0 if answer.hits else _NOTHING_FOUND

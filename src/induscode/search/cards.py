@@ -18,9 +18,9 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
-from induscode.search.finder import UnknownServerError
+from induscode.search.finder import MOST_FOUND, NEAREST, UNKNOWN, UnknownServerError
 from induscode.search.index import FOUND
-from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS
+from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 from induscode.search.words import LONGEST_NAME, normalize_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from induscode.search.finder import ToolFinder
 
 
-_MOST_FOUND: Final = 20
 _MOST_NAMES: Final = 10
 
 _FIND: JsonObject = {
@@ -47,7 +46,7 @@ _FIND: JsonObject = {
             "description": 'One for each thing you need: a few words, such as "create a calendar event", or a name',
         },
         "server": {"type": "string", "description": "Only tools of this server"},
-        "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_FOUND, "description": f"{FOUND} by default"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": MOST_FOUND, "description": f"{FOUND} by default"},
     },
     "required": ["queries"],
     "additionalProperties": False,
@@ -67,6 +66,9 @@ _CALL: JsonObject = {
     "required": ["name"],
     "additionalProperties": False,
 }
+
+
+_CALL_FIELDS: Final = frozenset({"name", "arguments"})
 
 
 def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
@@ -92,7 +94,10 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         return ToolResult.text(report.text)
 
     async def describe(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        text, is_known = await to_thread.run_sync(finder.describe, _list_texts(arguments["names"]))
+        names = [*dict.fromkeys(_list_texts(arguments["names"]))]
+        text, is_known = await to_thread.run_sync(finder.describe, [name for name in names if name not in SEARCH_CARDS])
+        listed = [f"{name} is in the list of tools, with its definition." for name in names if name in SEARCH_CARDS]
+        text, is_known = "\n".join([*listed, *([text] if text else [])]), is_known or bool(listed)
         return ToolResult.text(text) if is_known else ToolResult.error(text, code="unknown_tool")
 
     async def refuse(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -100,9 +105,12 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         if name == CALL_TOOL:
             return ToolResult.error("call_tool cannot call itself.", code="invalid_arguments")
         message = await to_thread.run_sync(finder.explain_unknown, name)
-        remedy = "Call one of these by its complete name, or search with find_tools."
-        text = f"{message}\n{remedy}" if "\n" in message else f"{message} Search with find_tools."
-        return ToolResult.error(text, code="unknown_tool")
+        first, mark, _ = message.partition("\n")
+        if first.endswith(NEAREST):
+            message += "\nCall one of these by its complete name, or search with find_tools."
+        elif first.startswith(UNKNOWN):
+            message += f"{mark or ' '}Search with find_tools."
+        return ToolResult.error(message, code="unknown_tool")
 
     return _define_cards(find, describe, refuse)
 
@@ -163,7 +171,9 @@ def resolve_call(
     """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged.
 
     Small models misspell names: one that differs from a single tool in case and separators alone means that tool. A
-    name with a server means no tool of another one, and what may mean a disabled tool means no other.
+    name with a server means no tool of another one, and what may mean a disabled tool means no other. A call with a
+    field that `call_tool` does not have, such as `args`, stays as it is, so that its fields are checked: the tool must
+    not run without the arguments that were meant for it.
 
     Args:
         call: The call.
@@ -172,7 +182,7 @@ def resolve_call(
         list_disabled: Lists the names of disabled tools.
     """
     given = call.input
-    if call.name != CALL_TOOL or not is_json_object(given):
+    if call.name != CALL_TOOL or not is_json_object(given) or given.keys() - _CALL_FIELDS:
         return call
     name = given.get("name")
     if not isinstance(name, str) or name == CALL_TOOL:

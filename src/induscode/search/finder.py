@@ -33,7 +33,15 @@ _MOST_NAMED: Final = 3
 """Disabled tools, and names that are near, that one answer has."""
 _LONGEST_COMMAND: Final = 160
 _MOST_SERVERS: Final = 30
+MOST_FOUND: Final = 20
+"""The most tools that a caller may ask for."""
+UNKNOWN: Final = "There is no tool named"
+"""How an answer about an unknown name begins."""
+NEAREST: Final = "The nearest:"
+"""How the first line of an answer ends that tools with similar names follow."""
 _EVERY: Final = 1_000_000
+_LONGEST_ECHO: Final = 100
+"""Characters of a name or server of the caller that an answer repeats."""
 _GOOD_SHARE: Final = 0.6
 """Share of the best score from which on the tools of a named server are good enough."""
 
@@ -112,15 +120,15 @@ class ToolFinder:
 
         Models fill in an optional server by a guess. If a tool of another server fits a query far better than each of
         the named server, the tools of all servers are searched, and the answer says so.
+        The server may be spelt otherwise, as the names of tools may.
 
         Raises:
             UnknownServerError: No tool belongs to this server.
         """
         index = self.fill_index()
         servers = sorted({item.server for item in index.items} - {""})
-        if server is not None and server not in servers:
-            known = ", ".join(servers[:_MOST_SERVERS])
-            raise UnknownServerError(f"There is no server {server!r} with tools; there are: {known}")
+        if server is not None:
+            server = _find_server(server, servers)
         is_elsewhere = server is not None and any(self._fits_elsewhere(index, query, server) for query in queries)
         lines = [f"{server} has no tool that fits as well as these, of all servers:"] if is_elsewhere else []
         hits = self._search(index, queries, None if is_elsewhere else server)
@@ -128,9 +136,10 @@ class ToolFinder:
         lines += [format_signature(item, _SIGNATURE_CHARS) for item in shown]
         if not shown:
             lines.append(f"Nothing matches among {format_count(len(self.tools), 'tool')}.")
-            lines += [f"Servers: {', '.join(servers[:_MOST_SERVERS])}"] if servers else []
+            lines += [f"Servers: {_list_servers(servers)}"] if servers else []
         elif left_out:
-            lines.append(f"{left_out:,} more {'matches' if left_out == 1 else 'match'}: name a server, or raise limit.")
+            has_others = len({hit.item.server for hit in hits}) > 1
+            lines.append(_describe_left_out(left_out, can_name=has_others, can_raise=limit < MOST_FOUND))
         text = "\n".join([*lines, *self._describe_disabled(queries, server)])
         return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
 
@@ -158,10 +167,7 @@ class ToolFinder:
             for tool in self._source.list_disabled()
             if server in {None, tool.ref.server} and words & {*list_query_words(tool.ref.name)}
         ]
-        return [
-            f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {_find_command(tool)}"
-            for tool in named[:_MOST_NAMED]
-        ]
+        return [*map(_describe_disabled_tool, named[:_MOST_NAMED])]
 
     def describe(self, names: Sequence[str]) -> tuple[str, bool]:
         """Describe tools completely, one JSON object in each line, and tell whether any of them is known."""
@@ -178,17 +184,23 @@ class ToolFinder:
 
     def explain_unknown(self, name: str, denied: Collection[str] = ()) -> str:
         """Say why there is no definition of a name: a rule, a changed definition, or another name."""
-        disabled = next((tool for tool in self._source.list_disabled() if tool.name == name), None)
+        every = self._source.list_disabled()
+        disabled = next((tool for tool in every if tool.name == name), None)
         if disabled is not None:
             return f"{name!r} is {disabled.reason}. A person can {disabled.remedy}"
-        if name in denied:
+        if name in denied and name in self.tools:  # a view may hide what a rule denies as well
             return f"{name!r} is denied by a rule."
+        lines = [f"{UNKNOWN} {cut_text(name, _LONGEST_ECHO)!r}."]
         nearest = self.suggest(name)
-        if not nearest:
-            return f"There is no tool named {name!r}."
-        # With signatures, a model that has guessed a name needs no further search.
-        lines = [format_signature(self._build_item(self.tools[one]), _SIGNATURE_CHARS) for one in nearest]
-        return "\n".join([f"There is no tool named {name!r}. The nearest:", *lines])
+        if nearest:
+            # With signatures, a model that has guessed a name needs no further search.
+            lines[0] += f" {NEAREST}"
+            lines += [format_signature(self._build_item(self.tools[one]), _SIGNATURE_CHARS) for one in nearest]
+        wanted = "" if len(name) > LONGEST_NAME else normalize_name(name)
+        meant = [
+            tool for tool in every if wanted and wanted in {normalize_name(tool.name), normalize_name(tool.ref.name)}
+        ]
+        return "\n".join([*lines, *map(_describe_disabled_tool, meant[:_MOST_NAMED])])
 
     def suggest(self, name: str) -> Sequence[str]:
         """List the names that are nearest to an unknown one, the best first; none that is denied."""
@@ -203,6 +215,38 @@ class ToolFinder:
         near = [one for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED) for one in known[key]]
         denied = self._source.find_denied(near)
         return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]
+
+
+def _find_server(given: str, servers: Sequence[str]) -> str:
+    """Return the server that a caller means: the one of this name, or else the only one in another spelling.
+
+    Raises:
+        UnknownServerError: There is none.
+    """
+    if given in servers:
+        return given
+    wanted = "" if len(given) > LONGEST_NAME else normalize_name(given)
+    same = [server for server in servers if wanted and normalize_name(server) == wanted]
+    if len(same) == 1:
+        return same[0]
+    known = f"there are: {_list_servers(servers)}" if servers else "leave it out, no tool here belongs to a server"
+    raise UnknownServerError(f"There is no server {cut_text(given, _LONGEST_ECHO)!r} with tools; {known}")
+
+
+def _list_servers(servers: Sequence[str]) -> str:
+    more = len(servers) - _MOST_SERVERS
+    return ", ".join([*servers[:_MOST_SERVERS], *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def _describe_left_out(count: int, *, can_name: bool, can_raise: bool) -> str:
+    """Say how many more match, and what would show them: only what the caller can still do."""
+    ways = [*(["name a server"] if can_name else []), *(["raise limit"] if can_raise else [])]
+    remedy = ", or ".join(ways) or "search for more exact words"
+    return f"{count:,} more {'matches' if count == 1 else 'match'}: {remedy}."
+
+
+def _describe_disabled_tool(tool: DisabledTool) -> str:
+    return f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {_find_command(tool)}"
 
 
 def _find_command(tool: DisabledTool) -> str:

@@ -53,6 +53,9 @@ class SearchItem:
     keywords: str = ""
     """Other words that describe it: tags, a path."""
     parameters: Sequence[SearchParameter] = ()
+    """The first of its parameters, the required ones before the others."""
+    more_parameters: int = 0
+    """How many further ones it has."""
     digest: str = ""
     """Digest of the definition: an item with the same digest has the same texts."""
     schema: JsonSchema | None = field(default=None, compare=False, repr=False)
@@ -113,6 +116,7 @@ def build_item(
 ) -> SearchItem:
     """Build an item of any kind, with the digest of everything that describes it."""
     definition: list[JsonLike] = [kind, server, name, qualified_name, title, description, keywords, schema]
+    count = len(_to_mapping((schema or {}).get("properties")))
     return SearchItem(
         server=server,
         name=name,
@@ -122,6 +126,7 @@ def build_item(
         description=description,
         keywords=keywords,
         parameters=tuple(_list_parameters(schema or {})),
+        more_parameters=max(0, count - _MOST_PARAMETERS),
         digest=content_hash(definition),
         schema=schema,
     )

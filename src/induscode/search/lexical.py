@@ -4,6 +4,9 @@ An item matches if one word of the query is in one of its fields. The score is t
 (https://www.sqlite.org/fts5.html#the_bm25_function); words are reduced to their stems by the Porter tokenizer. Two
 facts raise it: the query has most of the words of the heading (the title, or else the name), and a verb of the query
 fits the verb of the heading.
+
+Chinese, Japanese and Korean have no spaces between words. A query in them that finds no word is compared by pairs of
+neighbouring characters, in a table of its own: it changes no other query.
 """
 
 from __future__ import annotations
@@ -13,10 +16,18 @@ from typing import TYPE_CHECKING, Final
 from weakref import finalize
 
 from indusagi.core.faults import CoreError
-from induscode.search.words import find_stem, find_verb_groups, list_query_words, list_stems, split_humps
+from induscode.search.words import (
+    find_stem,
+    find_verb_groups,
+    list_pairs,
+    list_query_pairs,
+    list_query_words,
+    list_stems,
+    split_humps,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from induscode.search.items import SearchItem
 
@@ -38,6 +49,10 @@ _LONGEST_FIELD: Final = 600
 """Characters of a field that are indexed: what a tool does is said first, and `bm25()` holds length against it."""
 _CREATE: Final = f"CREATE VIRTUAL TABLE items USING fts5({', '.join(FIELDS)}, tokenize = 'porter unicode61')"
 _INSERT: Final = f"INSERT INTO items (rowid, {', '.join(FIELDS)}) VALUES ({', '.join('?' * (len(FIELDS) + 1))})"
+
+
+_CREATE_PAIRS: Final = "CREATE VIRTUAL TABLE IF NOT EXISTS pairs USING fts5(text, tokenize = 'unicode61')"
+_SELECT_PAIRS: Final = "SELECT rowid, -bm25(pairs) FROM pairs WHERE pairs MATCH ?"
 
 
 class SearchUnavailableError(CoreError):
@@ -64,12 +79,16 @@ class LexicalIndex:
         ranked = ", ".join(str(weights[field]) for field in FIELDS)
         self._select = f"SELECT rowid, -bm25(items, {ranked}) FROM items WHERE items MATCH ?"
         self._headings: dict[int, tuple[frozenset[str], frozenset[int]]] = {}
+        self._paired: set[int] = set()
+        """The items in the table of pairs, which is made for the first one."""
 
     def add(self, rows: Iterable[tuple[int, SearchItem]]) -> None:
         """Add items under new numbers."""
         added = list(rows)
+        fields = [(number, *_list_fields(item)) for number, item in added]
         self._database.execute("BEGIN")
-        self._database.executemany(_INSERT, ((number, *_list_fields(item)) for number, item in added))
+        self._database.executemany(_INSERT, fields)
+        self._add_pairs((number, " ".join(texts)) for number, *texts in fields)
         self._database.execute("COMMIT")
         for number, item in added:
             name, title = list_stems(item.name), list_stems(item.title)
@@ -81,15 +100,39 @@ class LexicalIndex:
         removed = list(numbers)
         self._database.execute("BEGIN")
         self._database.executemany("DELETE FROM items WHERE rowid = ?", ((number,) for number in removed))
+        paired = [(number,) for number in removed if number in self._paired]
+        if paired:
+            self._database.executemany("DELETE FROM pairs WHERE rowid = ?", paired)
         self._database.execute("COMMIT")
+        self._paired.difference_update(removed)
         for number in removed:
             del self._headings[number]
 
+    def _add_pairs(self, texts: Iterable[tuple[int, str]]) -> None:
+        """Add the pairs of the items that have some."""
+        rows = [(number, " ".join(pairs)) for number, text in texts if (pairs := list_pairs(text))]
+        if rows:
+            self._database.execute(_CREATE_PAIRS)
+            self._database.executemany("INSERT INTO pairs (rowid, text) VALUES (?, ?)", rows)
+            self._paired.update(number for number, _ in rows)
+
     def score(self, query: str) -> dict[int, float]:
-        """Return the scores of all items that have a word of the query; all are positive."""
+        """Return the scores of all items that have a word of the query; all are positive.
+
+        Where no item has one, those that share pairs of characters of an unspaced script count.
+        """
         words = list_query_words(query)
-        if not words:
+        return (self._score_words(words) or self._score_pairs(query)) if words else {}
+
+    def _score_pairs(self, query: str) -> dict[int, float]:
+        pairs = list_query_pairs(query) if self._paired else []
+        if not pairs:
             return {}
+        # A single character matches every pair that begins with it.
+        match = " OR ".join(f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in pairs)
+        return dict(self._database.execute(_SELECT_PAIRS, (match,)).fetchall())
+
+    def _score_words(self, words: Sequence[str]) -> dict[int, float]:
         # In quotes a word is never an operator: https://www.sqlite.org/fts5.html#fts5_strings.
         match = " OR ".join(f'"{word}"' for word in words)
         stems = frozenset(map(find_stem, words))

@@ -66,7 +66,9 @@ def open_semantic() -> SemanticIndex | None:
     if not has_semantic():
         return None
     from induscode.search.encoder import read_encoder  # noqa: PLC0415 — imports numpy
-    from induscode.search.semantic import SemanticIndex  # noqa: PLC0415 — imports numpy
+    from induscode.search.semantic import SemanticIndex, encode_checked  # noqa: PLC0415 — imports numpy
     from induscode.search.vectors import VectorCache, vectors_path  # noqa: PLC0415 — used with numpy alone
 
-    return SemanticIndex(read_encoder(SENTENCE_ENCODER.path), VectorCache(vectors_path()))
+    encoder = read_encoder(SENTENCE_ENCODER.path)
+    encode_checked(encoder, ["tool"])  # where the cache has all vectors, damage would show in the results alone
+    return SemanticIndex(encoder, VectorCache(vectors_path()))

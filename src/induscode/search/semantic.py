@@ -92,10 +92,7 @@ class SemanticIndex:
                 return
             report(start, len(missing))
             some = missing[start : start + _TOGETHER]
-            with np.errstate(all="ignore"):
-                rows = self._encoder.encode([text for item in some for text in list_texts(item)])
-            if not np.isfinite(rows).all():
-                raise ValueError("the sentence encoder gives no numbers: its weights are damaged")
+            rows = encode_checked(self._encoder, [text for item in some for text in list_texts(item)])
             made = {item.digest: rows[2 * place : 2 * place + 2].mean(0) for place, item in enumerate(some)}
             with self._lock:
                 self._vectors |= made
@@ -115,8 +112,13 @@ class SemanticIndex:
             return True
 
     def encode_query(self, query: str) -> Array | None:
-        """Encode a query; None while nothing is searched."""
-        return None if self._matrix is None else self._encoder.encode([query])[0]
+        """Encode a query; None while nothing is searched, and where damaged weights give no numbers for it."""
+        if self._matrix is None:
+            return None
+        try:
+            return encode_checked(self._encoder, [query])[0]
+        except ValueError:
+            return None
 
     def score(self, query: Array) -> dict[int, float]:
         """Return the scores of all items: cosines."""
@@ -124,6 +126,19 @@ class SemanticIndex:
             return {}
         numbers, matrix = self._matrix
         return dict(zip(numbers, (matrix @ query).tolist(), strict=True))
+
+
+def encode_checked(encoder: Encoder, texts: Sequence[str]) -> Array:
+    """Encode texts.
+
+    Raises:
+        ValueError: The result is no numbers: the weights of the encoder are damaged.
+    """
+    with np.errstate(all="ignore"):
+        rows = encoder.encode(texts)
+    if not np.isfinite(rows).all():
+        raise ValueError("the sentence encoder gives no numbers: its weights are damaged")
+    return rows
 
 
 def list_texts(item: SearchItem) -> tuple[str, str]:

@@ -32,26 +32,28 @@ def format_signature(item: SearchItem, limit: int = LONGEST_SIGNATURE) -> str:
     room = limit - len(head) - min(len(about), _LEAST_DESCRIPTION) - 3
     text = head
     if item.parameters or item.kind in {"tool", "prompt", "action"}:
-        text = f"{head}({_format_parameters(required, optional, room)})"
+        text = f"{head}({_format_parameters(required, optional, item.more_parameters, room)})"
     left = limit - len(text) - 3
     if not about or left < _LEAST_DESCRIPTION // 4:
         return text
     return f"{text} — {about if len(about) <= left else about[: left - 1].rstrip() + '…'}"
 
 
-def _format_parameters(required: Sequence[SearchParameter], optional: Sequence[SearchParameter], room: int) -> str:
-    """Format as many parameters as there is room for; what is left out is counted at the end."""
+def _format_parameters(
+    required: Sequence[SearchParameter], optional: Sequence[SearchParameter], more: int, room: int
+) -> str:
+    """Format as many parameters as there is room for; what is left out is counted at the end, with `more` others."""
     typed = [f"{_clean(parameter.name)}: {_clean(parameter.type)}" for parameter in required]
     shown = typed if len(", ".join(typed)) <= room else [_clean(parameter.name) for parameter in required]
     shown += [f"{_clean(parameter.name)}?: {_clean(parameter.type)}" for parameter in optional]
     kept: list[str] = []
     for number, text in enumerate(shown, 1):
-        rest = len(shown) - number
+        rest = len(shown) - number + more
         mark = len(f", … +{rest}") if rest else 0
         if len(", ".join([*kept, text])) + mark > room:
             break
         kept.append(text)
-    missing = len(shown) - len(kept)
+    missing = len(shown) - len(kept) + more
     return ", ".join([*kept, *([f"… +{missing}"] if missing else [])])
 
 

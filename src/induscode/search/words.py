@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _HUMPED = re.compile(r"[a-z0-9][A-Z]|[A-Z][A-Z][a-z]")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"[^\W_]+")
+_UNSPACED = re.compile(
+    "[\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0002fa1f]+"
+)
+"""Kana, ideographs and Hangul: FTS5 takes everything up to the next space or sign as one word."""
 _STOP: Final = frozenset(
     re.findall(
         r"\w+",
@@ -77,6 +81,23 @@ def find_stem(word: str) -> str:
 
 
 _VERB_GROUPS: Final = {find_stem(verb): number for number, verbs in enumerate(_VERBS) for verb in verbs.split()}
+
+
+def list_pairs(text: str) -> list[str]:
+    """List the pairs of neighbouring characters in the parts of a text that are written without spaces.
+
+    The last character of such a part comes alone, so that each character begins one of its pairs.
+    """
+    if text.isascii():
+        return []
+    return [part[place : place + 2] for part in _UNSPACED.findall(text) for place in range(len(part))]
+
+
+def list_query_pairs(query: str) -> list[str]:
+    """List the pairs of a query; a single character only where it stands alone."""
+    parts = _UNSPACED.findall(query[:LONGEST_QUERY])
+    pairs = [part[place : place + 2] for part in parts for place in range(max(1, len(part) - 1))]
+    return [*dict.fromkeys(pairs)][:_MOST_WORDS]
 
 
 def find_verb_groups(stems: Iterable[str]) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tests.commands.serving import greeted, serving
 from tests.support.host_clients import client_of
 from tests.support.scripts import ROOT, run
 from tests.support.searched import IMAGE, SearchableTools, make_tools
+from tests.support.servers import SERVERS
 
 from indusagi.core.json import estimate_tokens
 from indusagi.interop import create_provider_host
@@ -168,6 +170,48 @@ async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) ->
     assert "; the nearest: calendar__create_event" in catalog.describe_unknown("calender__create_evnt")
 
 
+async def test_what_was_left_out_names_only_ways_that_are_open(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    for arguments, expected in (
+        ({"queries": ["delete"], "limit": 19}, "match: name a server, or raise limit."),
+        ({"queries": ["delete"], "limit": 20}, "match: name a server."),
+        ({"queries": ["delete"], "server": "music"}, "match: raise limit."),
+        ({"queries": ["music"], "server": "music", "limit": 20}, "match: search for more exact words."),
+    ):
+        assert (await ask(box, "find_tools", **arguments)).endswith(expected)
+
+
+async def test_a_server_may_be_spelt_otherwise_and_an_unknown_one_names_those_that_there_are(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    only = await ask(box, "find_tools", queries=["delete"], server="Music")
+    assert {line.partition("__")[0] for line in only.splitlines()[:5]} == {"music"}
+    tool = make_tools(1)[0]
+    many = [replace(tool, name=f"s{number:02}__get") for number in range(33)]
+    crowded = SearchBox(SearchableTools(many), SearchOptions(), lambda: index)
+    assert (await ask(crowded, "find_tools", queries=["get"], server="t")).endswith("s28, s29, and 3 more")
+    native = SearchBox(SearchableTools([replace(tool, name="read")]), SearchOptions(), lambda: index)
+    assert (await ask(native, "find_tools", queries=["read"], server="t" * 5_000)).endswith(
+        "more characters]' with tools; leave it out, no tool here belongs to a server"
+    )
+
+
+async def test_an_answer_repeats_a_name_once_and_not_at_any_length(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    for card, arguments in (("call_tool", {"name": "x" * 50_000}), ("describe_tools", {"names": ["x" * 50_000]})):
+        answer = await ask(box, card, **arguments)
+        assert "[49,900 more characters]" in answer
+        assert len(answer) < 300
+    assert len((await ask(box, "describe_tools", names=[EVENT, EVENT])).splitlines()) == 1
+
+
+async def test_a_search_card_is_said_to_be_listed(index: ToolIndex) -> None:
+    box = SearchBox(SearchableTools(), SearchOptions(), lambda: index)
+    listed = "find_tools is in the list of tools, with its definition."
+    assert await ask(box, "describe_tools", names=["find_tools"]) == listed
+    both = (await ask(box, "describe_tools", names=[EVENT, "find_tools"])).splitlines()
+    assert (both[0], json.loads(both[1])["name"]) == (listed, EVENT)
+
+
 async def test_every_tool_that_an_ambiguous_name_may_mean_is_suggested(index: ToolIndex) -> None:
     tool = make_tools(1)[0]
     inner = SearchableTools([replace(tool, name="s__get_user"), replace(tool, name="s__getUser")])
@@ -202,6 +246,16 @@ async def test_arguments_that_a_model_has_written_as_a_text_are_read(index: Tool
     assert [call.input for call in inner.called] == [{"event_id": "7"}, {"event_id": "7"}, "seven", {}]
 
 
+@pytest.mark.parametrize("fields", [{"args": {"event_id": "7"}}, {"event_id": "7"}, {"arguments": {}, "extra": 1}])
+async def test_a_call_with_a_field_that_call_tool_lacks_calls_nothing(index: ToolIndex, fields: JsonObject) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    answer = await ask(box, "call_tool", name=EVENT, **fields)
+    assert "call_tool was not run, the arguments do not fit" in answer
+    assert "Accepted: name, arguments" in answer
+    assert inner.called == []
+
+
 # -- what is not found ----------------------------------------------------------------------------
 
 
@@ -225,6 +279,26 @@ async def test_a_disabled_tool_is_named_with_the_remedy_and_answers_why(index: T
     assert "tracker__lost' is disabled" in await ask(box, "describe_tools", names=["tracker__lost"])
     await ask(box, "call_tool", name="tracker__lost")
     assert inner.called[0].name == "tracker__lost"  # the box behind it gives the reason
+
+
+@pytest.mark.parametrize("name", ["Tracker-Lost", "lost"])
+async def test_a_name_that_may_mean_a_disabled_tool_is_answered_with_it(index: ToolIndex, name: str) -> None:
+    inner = SearchableTools()
+    box = SearchBox(inner, SearchOptions(), lambda: index)
+    for card, arguments in (("call_tool", {"name": name}), ("describe_tools", {"names": [name]})):
+        answer = await ask(box, card, **arguments)
+        assert answer.startswith(f"There is no tool named {name!r}.")
+        assert "Not callable: tracker__lost, disabled" in answer
+        assert "indus mcp approve tracker lost" in answer
+    assert inner.called == []
+
+
+async def test_what_a_view_hides_is_unknown_also_where_a_rule_denies_it(index: ToolIndex) -> None:
+    inner = SearchableTools(denied={"music__delete_song", EVENT})
+    box = SearchBox(ViewBox(inner, View(name="v", servers=("calendar",))), SearchOptions(), lambda: index)
+    answer = await ask(box, "describe_tools", names=["music__delete_song", EVENT])
+    assert answer.startswith("There is no tool named 'music__delete_song'.")
+    assert answer.endswith(f"{EVENT!r} is denied by a rule.")
 
 
 async def test_the_name_of_a_disabled_tool_adds_no_line_to_an_answer(index: ToolIndex) -> None:
@@ -357,3 +431,20 @@ def test_a_dry_run_lists_what_a_client_is_listed_also_with_code_mode(tmp_path: P
     assert f"searched: clients list {', '.join(listed)} (" in shown.stdout
     assert "--always-list 'git__*': no tool is called so" in shown.stderr
     assert "'re*'" not in shown.stderr
+
+
+@pytest.mark.process
+def test_a_dry_run_keeps_the_names_of_the_search_cards_free_as_the_gateway_does(tmp_path: Path) -> None:
+    script = tmp_path / "named.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(SERVERS)!r})\nfrom peer import Peer, text\npeer = Peer('named', {{}})\n"
+        "for name in ('find_tools', 'other'):\n    peer.add(name, lambda call: text('x'))\npeer.serve()\n",
+        encoding="utf-8",
+    )
+    configured(user_file(), {"named": {"command": sys.executable, "args": [str(script)]}})
+    words = ("--profile", "none", "--names", "plain", "--search", "off")
+    with greeted(*words, cwd=tmp_path) as gateway:
+        listed = gateway.tools()
+    assert listed == ["named__find_tools", "other"]
+    lines = run("serve", *words, "--dry-run", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines if " named " in line] == listed

@@ -126,13 +126,13 @@ def test_over_standard_streams_nothing_heavy_is_loaded(tmp_path: Path) -> None:
         input="".join(json.dumps(frame) + "\n" for frame in frames),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=50,
         check=True,
         env=unmeasured(),
         cwd=tmp_path,
     )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["id"] for one in answers} == {0, 1, 2}
+    sent = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["id"] for one in sent if "id" in one} == {0, 1, 2}  # a late server announces its tools
     code, modules = json.loads(done.stderr.splitlines()[-1])
     assert code == 0
     assert {name.partition(".")[0] for name in modules} & HEAVY == set()
@@ -152,8 +152,7 @@ def test_progress_and_cancel_reach_the_server_and_come_back(tmp_path: Path) -> N
     with greeted(cwd=tmp_path) as gateway:
         slow = {"seconds": 20, "progress": 200}
         asked = gateway.send("tools/call", name="honest__slow", arguments=slow, _meta={"progressToken": "p"})
-        gateway.until(lambda: bool(gateway.heard))
-        assert gateway.heard[0]["method"] == "notifications/progress"
+        gateway.until(lambda: "notifications/progress" in [one["method"] for one in gateway.heard])
         gateway.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": asked}})
         gateway.until(lambda: len(diary(log, "cancelled")) == 1)
         assert gateway.text("honest__echo", text="on") == "on"

@@ -25,6 +25,7 @@ from induscode.launch.options import PROFILES
 from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
+from induscode.search.names import SEARCH_CARDS
 from induscode.search.options import estimate_definition
 from induscode.terminal import print_line, print_status
 
@@ -154,7 +155,7 @@ class _ListedBox:
         native = {tool.name: tool for tool in self.tools if tool.source == NATIVE}
         remote = [tool for tool in self.tools if tool.source != NATIVE]
         pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if self.is_plain else []
-        own = {qualified: name for name, qualified in choose_plain_names(pairs, native).items()}
+        own = {qualified: name for name, qualified in choose_plain_names(pairs, {*SEARCH_CARDS, *native}).items()}
         return native | {own.get(tool.name, tool.name): tool for tool in remote}
 
     def descriptors(self) -> Sequence[ToolDescriptor]:

@@ -132,7 +132,7 @@ async def test_finding_b1_a_later_start_that_takes_too_long_makes_the_next_one_p
 
 async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) -> None:
     heard: list[FleetEvent] = []
-    config = BridgeConfig([package_manager(tmp_path, 4), honest(id="quick", limits=STEADY)])
+    config = BridgeConfig([package_manager(tmp_path, 20), honest(id="quick", limits=STEADY)])
     fleet = await start_server_fleet(
         config, policy=StartPolicy(slow_s=0.25), history=StartHistory(), on_event=heard.append
     )
