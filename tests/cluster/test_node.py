@@ -141,10 +141,15 @@ async def test_node_owns_no_more_servers_than_it_has_room_for(broker: BrokerProc
     node = replace(name_node(await new_cluster(broker), "one"), capacity=1)
     servers = [honest(id=name) for name in ("first", "second", "third")]
     async with open_members([node], servers) as (member,):
-        ready = [server for server in servers if member.endpoint(server.id).phase is EndpointPhase.READY]
+
+        def list_ready() -> list[str]:
+            return [one.id for one in servers if member.endpoint(one.id).phase is EndpointPhase.READY]
+
+        await until(lambda: bool(list_ready()))
+        ready = list_ready()
         assert (len(ready), member.node.info.owned) == (1, 1)
         with pytest.raises(ProtocolFault, match="no node may run it now: all are full"):
-            await member.endpoint(next(one.id for one in servers if one not in ready)).invoke("pid", {})
+            await member.endpoint(next(one.id for one in servers if one.id not in ready)).invoke("pid", {})
 
 
 async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up(
