@@ -1,4 +1,7 @@
-"""A provider host on standard streams, for tests that want a process: `python <this>`."""
+"""A provider host on standard streams, for tests that want a process: `python <this> [SECONDS]`.
+
+SECONDS: how long calls may finish after the end of the input, instead of the default.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from tests.support.host_tools import Bench
 
 from indusagi.core.cancel import ending_signals
 from indusagi.interop import ProviderHostInfo, create_provider_host
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.runtime.contract import ToolResult
 
 
@@ -28,7 +32,8 @@ async def main() -> None:
 
     bench.add("loaded", loaded)
     bench.add("noise", noise)
-    host = create_provider_host(bench.box(), ProviderHostInfo("child", "1.0"))
+    limits = HostLimits(linger_s=float(sys.argv[1])) if len(sys.argv) > 1 else None
+    host = create_provider_host(bench.box(), ProviderHostInfo("child", "1.0"), limits=limits)
     async with ending_signals() as told:
         await host.serve_stdio(told)
 

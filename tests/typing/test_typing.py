@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.scripts import ROOT, unmeasured
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]  # mypy reads everything anew
 PROGRAM = Path(__file__).with_name("user_program.py")
 BIN = Path(sys.executable).parent
 CHECKERS = {
@@ -25,7 +25,7 @@ def check(checker: str, program: Path) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
         env={**unmeasured(), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
     )

@@ -184,7 +184,7 @@ SAID = frame(1, "tools/list") + frame(2, "tools/call", name="echo", arguments={"
 
 
 def test_the_answers_come_also_where_the_input_ends_at_once() -> None:
-    command = [sys.executable, str(CHILD)]
+    command = [sys.executable, str(CHILD), str(LIMIT_S)]
     done = subprocess.run(command, env=ENV, timeout=LIMIT_S, check=True, input=SAID, stdout=subprocess.PIPE)
     _check_answers(done.stdout)
 
@@ -192,7 +192,7 @@ def test_the_answers_come_also_where_the_input_ends_at_once() -> None:
 def test_standard_streams_may_be_files(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(SAID.rstrip(b"\n"))
     with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb") as sink:
-        command = [sys.executable, str(CHILD)]
+        command = [sys.executable, str(CHILD), str(LIMIT_S)]
         subprocess.run(command, env=ENV, timeout=LIMIT_S, check=True, stdin=source, stdout=sink)
     _check_answers((tmp_path / "out").read_bytes())
 
