@@ -18,7 +18,8 @@ CoreError                  anything of ours that a caller may want to catch
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
 ├── ClusterFault           something that goes wrong between a node and its cluster
-│   └── UnheardError       a request to another node that no node has received
+│   ├── UnheardError       a request to another node that no node has received
+│   └── WrongKeyError      a cluster with another key than this process
 ├── SearchUnavailableError  a search that this Python cannot do
 ├── EngineUnavailable      an interpreter of `run_code` that cannot be used here
 ├── RegistryError          an MCP registry that does not answer, or an entry of it that cannot be used
