@@ -33,16 +33,11 @@ def keep_fields(row: Mapping[str, JsonValue], fields: Mapping[str, Keep]) -> Jso
     return kept
 
 
-def _keep_text(value: JsonValue) -> JsonValue:
-    return value if isinstance(value, str) else None
-
-
-def _keep_flag(value: JsonValue) -> JsonValue:
-    return value if isinstance(value, bool) else None
-
-
-def _keep_size(value: JsonValue) -> JsonValue:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _keep_type(expected: type) -> Keep:
+    """Keep a value of one type; `true` and `false` are no numbers."""
+    return lambda value: (
+        value if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)) else None
+    )
 
 
 def _keep_share(value: JsonValue) -> JsonValue:
@@ -59,10 +54,6 @@ def _keep_moment(value: JsonValue) -> JsonValue:
     except ValueError:  # such as a 30th of February
         return None
     return value
-
-
-def _keep_object(value: JsonValue) -> JsonValue:
-    return value if isinstance(value, dict) else None
 
 
 def _keep_one_of(*values: str) -> Keep:
@@ -103,21 +94,16 @@ def _keep_properties(value: JsonValue) -> JsonValue:
     }
 
 
-_SCHEMA_FIELDS: Mapping[str, Keep] = {"properties": _keep_properties, "required": _keep_items(_keep_text)}
+_TEXT, _FLAG = _keep_type(str), _keep_type(bool)
+_SCHEMA_FIELDS: Mapping[str, Keep] = {"properties": _keep_properties, "required": _keep_items(_TEXT)}
 _ICON = _keep_fields_of(
-    {
-        "src": _keep_text,
-        "mimeType": _keep_text,
-        "sizes": _keep_items(_keep_text),
-        "theme": _keep_one_of("light", "dark"),
-    },
-    needed="src",
+    {"src": _TEXT, "mimeType": _TEXT, "sizes": _keep_items(_TEXT), "theme": _keep_one_of("light", "dark")}, needed="src"
 )
 _SHARED_FIELDS: Mapping[str, Keep] = {
-    "title": _keep_text,
-    "description": _keep_text,
+    "title": _TEXT,
+    "description": _TEXT,
     "icons": _keep_items(_ICON),
-    "_meta": _keep_object,
+    "_meta": _keep_type(dict),
 }
 TOOL_FIELDS: Mapping[str, Keep] = {
     **_SHARED_FIELDS,
@@ -125,11 +111,11 @@ TOOL_FIELDS: Mapping[str, Keep] = {
     "outputSchema": _keep_schema,
     "annotations": _keep_fields_of(
         {
-            "title": _keep_text,
-            "readOnlyHint": _keep_flag,
-            "destructiveHint": _keep_flag,
-            "idempotentHint": _keep_flag,
-            "openWorldHint": _keep_flag,
+            "title": _TEXT,
+            "readOnlyHint": _FLAG,
+            "destructiveHint": _FLAG,
+            "idempotentHint": _FLAG,
+            "openWorldHint": _FLAG,
         }
     ),
     "execution": _keep_fields_of({"taskSupport": _keep_one_of("forbidden", "optional", "required")}),
@@ -137,9 +123,9 @@ TOOL_FIELDS: Mapping[str, Keep] = {
 """Of a tool: https://modelcontextprotocol.io/specification/2025-11-25/schema#tool."""
 CONTENT_FIELDS: Mapping[str, Keep] = {
     **_SHARED_FIELDS,
-    "name": _keep_text,
-    "mimeType": _keep_text,
-    "size": _keep_size,
+    "name": _TEXT,
+    "mimeType": _TEXT,
+    "size": _keep_type(int),
     "annotations": _keep_fields_of(
         {
             "audience": _keep_items(_keep_one_of("user", "assistant")),
@@ -148,9 +134,7 @@ CONTENT_FIELDS: Mapping[str, Keep] = {
         }
     ),
     "arguments": _keep_items(
-        _keep_fields_of(
-            {"name": _keep_text, "title": _keep_text, "description": _keep_text, "required": _keep_flag}, needed="name"
-        )
+        _keep_fields_of({"name": _TEXT, "title": _TEXT, "description": _TEXT, "required": _FLAG}, needed="name")
     ),
 }
 """Of a resource, a template or a prompt: https://modelcontextprotocol.io/specification/2025-11-25/schema#resource."""
