@@ -451,7 +451,7 @@ async def test_repeatedly_cancelled_task_still_ends_the_command(shell: Shell, tm
 
 
 async def test_cancelled_scope_does_not_interrupt_the_end(shell: Shell, tmp_path: Path) -> None:
-    command = "trap 'sleep 0.2; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    command = "trap 'sleep 0.2; : >tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
     process = await shell.spawn(command)
     await until(lambda: b"ready" in process.read_output())
     with anyio.CancelScope() as scope:
@@ -464,7 +464,7 @@ async def test_cancelled_scope_does_not_interrupt_the_end(shell: Shell, tmp_path
 
 @pytest.mark.parametrize("first", ["", "set -m; "])
 async def test_stop_waits_for_all_descendants(shell: Shell, first: str, tmp_path: Path) -> None:
-    slow = "trap 'sleep 0.3; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    slow = "trap 'sleep 0.3; : >tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
     async with started(shell, f"{first}({slow}) & exec sleep 600") as process:
         await until(lambda: b"ready" in process.read_output())
         assert await process.stop() == -signal.SIGTERM
