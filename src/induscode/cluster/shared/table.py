@@ -19,7 +19,7 @@ from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import Broker, check_key
-from induscode.cluster.bucket import Bucket
+from induscode.cluster.bucket import Bucket, BucketEntry
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.key import UnsealedError
 from induscode.cluster.streams import Stream
@@ -108,17 +108,23 @@ class SharedTable:
             sealed = data if len(data) > 8 * _LARGEST_BYTES else self._key.seal(f"{self.name}/{key}", data)
             if len(sealed) > _LARGEST_BYTES:
                 raise ClusterFault("ready", f"it is too large to be shared: {len(sealed):,} bytes")
-            try:
-                if present is None:
-                    await self._bucket.create(key, sealed)
-                else:
-                    await self._bucket.update(key, sealed, present.revision)
-            except LostRaceError:
+            if not await self._replace_entry(key, present, sealed):
                 continue
             self._apply(key, entry)
             self._noticed.set()
             return
         raise ClusterFault("ready", f"other nodes change {key} all the time")
+
+    async def _replace_entry(self, key: str, present: BucketEntry | None, sealed: bytes) -> bool:
+        """Write an entry in the place of the `present` one; False if another node has changed it meanwhile."""
+        try:
+            if present is None:
+                await self._bucket.create(key, sealed)
+            else:
+                await self._bucket.update(key, sealed, present.revision)
+        except LostRaceError:
+            return False
+        return True
 
     def _unseal(self, key: str, data: bytes) -> JsonObject:
         value: object = json.loads(self._key.unseal(f"{self.name}/{key}", data))
@@ -258,14 +264,7 @@ class SharedTable:
                 pass  # it is replaced
         entry: JsonObject = {"version": version, "value": self._entries.get(key)}
         sealed = self._key.seal(f"{self.name}/{key}", compact_json(entry).encode())
-        try:
-            if present is None:
-                await self._bucket.create(key, sealed)
-            else:
-                await self._bucket.update(key, sealed, present.revision)
-        except LostRaceError:
-            return False  # another node was first
-        return True
+        return await self._replace_entry(key, present, sealed)
 
 
 def _read_version(entry: JsonObject) -> int:
