@@ -10,7 +10,7 @@ import sys
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import BrokerProcess, name_node, new_cluster
 from tests.support.cluster import open_members
 from tests.support.scripts import ROOT
 from tests.support.servers import honest
@@ -23,7 +23,6 @@ from induscode.cluster.contract import ENDED, ClusterSettings
 from induscode.cluster.guard import can_guard, end_dead_lease, end_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
 pytestmark = [
@@ -33,12 +32,6 @@ pytestmark = [
 ]
 LONG_S = 300.0
 """No test waits for the end of such a lease."""
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 def start_node(settings: ClusterSettings) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:

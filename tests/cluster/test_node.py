@@ -28,7 +28,7 @@ from induscode.cluster.node import open_node
 from induscode.commands.support.runner import build_fault_note
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from tests.support.cluster import Member
@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolProgress
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 async def read_pid(member: Member) -> str:

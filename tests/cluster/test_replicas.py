@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import BrokerProcess, name_node, new_cluster
 from tests.support.cluster import TaskCaller, open_members
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
@@ -19,7 +19,6 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.cluster.replicas import ReplicatedServer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from tests.support.cluster import Member
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
     from induscode.cluster.channel import Channel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 async def read_pid(member: Member) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cluster.test_shared_ledger import open_ledger
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import BrokerProcess, name_node, new_cluster
 from tests.support.waiting import until
 
 from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
@@ -24,7 +24,7 @@ from induscode.cluster.shared.table import SharedTable, open_table
 from induscode.cluster.streams import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 FACTS: JsonObject = {"identity": "i", "kind": "tool", "tool": "t", "pin": "p"}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 @asynccontextmanager

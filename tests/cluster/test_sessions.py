@@ -8,26 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import BrokerProcess, name_node, new_cluster
 
 from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
 from induscode.cluster.node import open_node
 from induscode.cluster.sessions import ClusterSessions, SealedIds
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from nats.aio.msg import Msg
 
     from induscode.cluster.node import ClusterNode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 class Client:

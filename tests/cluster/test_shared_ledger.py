@@ -27,19 +27,13 @@ from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from induscode.cluster.shared.verify import ClusterReport
     from induscode.deck.mcp.store import ThreadedStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 class LedgerNode:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster
 from tests.support.broker_proxy import open_proxy
 from tests.support.stores import stored
 from tests.support.waiting import until
@@ -31,7 +31,7 @@ from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import open_pins
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import ClusterSettings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import BrokerProcess, name_node, new_cluster
 from tests.support.cluster import TaskCaller, open_members, open_pair
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
@@ -21,8 +21,6 @@ from induscode.cluster.contract import Placement
 from induscode.cluster.served import ServedServer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from tests.support.cluster import Member
 
     from indusagi.core.json import JsonObject, JsonValue
@@ -32,12 +30,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 IDLE_S = 1.0
 """Long enough that a busy machine does not stop a server between two lines of a test."""
 NOTE = "note:///today"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker")) as process:
-        yield process
 
 
 async def call_tool(
