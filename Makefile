@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz cluster-faults mutants properties stalls scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz cluster-faults mutants properties repeats stalls scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -41,28 +41,26 @@ demo-search: setup  ## let a real small model find tools among 527 (needs 2 GB o
 		--no-deps --require-hashes -r outside/local.txt
 	@.venv/bin/python -m outside.search_model $(if $(MINUTES),--minutes $(MINUTES))
 
-test: setup lint types arrows suite  ## run every check
+test: setup  ## run every check, and print how long each took
+	@.venv/bin/python scripts/check.py
 
 lint: setup  ## check format and style
-	@echo '== lint'
-	@.venv/bin/ruff format --check
-	@.venv/bin/ruff check
+	@.venv/bin/python scripts/check.py lint
 
 types: setup  ## check types
-	@echo '== types'
-	@.venv/bin/pyright
+	@.venv/bin/python scripts/check.py types
 
 arrows: setup  ## check which package may import which
-	@echo '== arrows'
-	@.venv/bin/lint-imports --no-logo
+	@.venv/bin/python scripts/check.py arrows
 
 unit: setup  ## run the fast tests: those that start no process (for daily work)
-	@echo '== unit'
-	@.venv/bin/python -m pytest -q -m 'not process' --hypothesis-profile few -n logical --maxprocesses 4 --dist worksteal
+	@.venv/bin/python scripts/check.py unit
 
-suite: setup  ## run all tests
-	@echo '== suite'
-	@.venv/bin/python -m pytest -q -n auto --dist worksteal
+suite: setup  ## run all tests (SEED= shuffles them and draws new examples)
+	@.venv/bin/python scripts/check.py $(if $(SEED),--seed $(SEED)) suite realtime
+
+repeats: setup  ## run all tests 20 times in other orders, half of them under load (COUNT=, LOADED=, SEED=)
+	@.venv/bin/python -m outside.repeats $(if $(COUNT),--count $(COUNT)) $(if $(LOADED),--loaded $(LOADED)) $(if $(SEED),--seed $(SEED))
 
 coverage: setup  ## run all tests and measure their coverage
 	@echo '== coverage'

@@ -43,6 +43,8 @@ settings.register_profile(
 # With --hypothesis-profile: for `make unit`, and for `make properties`, which looks for examples that no run had yet.
 settings.register_profile("few", settings.get_profile("indus"), max_examples=10)
 settings.register_profile("many", settings.get_profile("indus"), max_examples=500, derandomize=False, print_blob=True)
+# `make suite SEED=` draws new examples, as many as usual.
+settings.register_profile("fresh", settings.get_profile("indus"), derandomize=False, print_blob=True)
 settings.load_profile("indus")
 # Hypothesis also draws the constants of every local module that is loaded at that moment. Which ones are depends on the
 # tests that ran before in the same process, so the examples of a test would differ from run to run, `derandomize` or
