@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cluster.test_shared_ledger import open_ledger
-from tests.support.broker import BrokerProcess, name_node, new_cluster
+from tests.support.broker import SHORT_LEASE_S, BrokerProcess, name_node, new_cluster
+from tests.support.cluster import LeaseClock
 from tests.support.waiting import until
 
 from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
@@ -120,10 +121,9 @@ async def test_key_of_a_cluster_with_nodes_is_not_replaced(broker: BrokerProcess
 
 
 async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_nothing(broker: BrokerProcess) -> None:
-    settings = await new_cluster(broker)
+    settings, clock = await new_cluster(broker, SHORT_LEASE_S), LeaseClock()
     assert settings.key is not None
-    jump = [0.0]
-    async with open_node(name_node(settings, "away"), lambda: asyncio.get_running_loop().time() + jump[0]) as node:
+    async with open_node(name_node(settings, "away"), clock) as node:
         notes: list[str] = []
         node.on_note = notes.append
         table = await open_table(node.broker, notes.append)
@@ -134,7 +134,7 @@ async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_not
         assert proof is not None
         await keys.create(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
         await keys.update(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
-        jump[0] = 100.0
+        clock.pass_lease()
         await until(lambda: any("this node gets no lease: the key of the cluster was replaced" in one for one in notes))
         assert not node.membership.is_held()
         with pytest.raises(ClusterFault, match="this node has no lease now, and shares nothing"):
