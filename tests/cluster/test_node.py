@@ -91,7 +91,9 @@ async def test_cancelled_call_is_cancelled_at_the_owner(broker: BrokerProcess) -
 
 
 async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
-    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+    server = honest()
+    hasty = replace(server, limits=replace(server.limits, relist_gap_s=0.05))
+    async with open_pair(await new_cluster(broker), hasty) as (owner, other):
         await owner.endpoint().invoke("mutate", {"kind": "add"})
 
         def sees_extra(member: Member) -> bool:

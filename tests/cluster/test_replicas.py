@@ -89,7 +89,7 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
         async with asyncio.TaskGroup() as tasks:
             # A call at the node that takes the replica over is not cut off by that.
             began = asyncio.Event()
-            slow = busy.endpoint().invoke("slow", {"seconds": 2.0, "progress": 4}, on_progress=lambda _: began.set())
+            slow = busy.endpoint().invoke("slow", {"seconds": 1.0, "progress": 10}, on_progress=lambda _: began.set())
             call = tasks.create_task(slow)
             await began.wait()
             subject = busy.node.broker.settings.node_subject(lost.node.info.instance)

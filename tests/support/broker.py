@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     OnError = Callable[[Exception], Awaitable[None]]
 
-LEASE_S = 10.0
+LEASE_S = 60.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
 SHORT_LEASE_S = 6.0
 """For tests that end leases themselves: nodes look at theirs more often than with the longer one."""
