@@ -100,6 +100,7 @@ async def test_partitioned_owner_ends_its_server_before_another_node_runs_it(tmp
             assert await find_pid(owner) == pid
 
 
+@pytest.mark.realtime
 async def test_lost_leader_of_three_brokers_ends_no_server(tmp_path: Path) -> None:
     with broker_processes(tmp_path) as brokers:
         urls = [broker.url for broker in brokers]

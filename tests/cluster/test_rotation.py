@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -202,19 +202,17 @@ async def test_two_rotations_with_one_file_leave_the_key_of_the_cluster(
     settings, path = await new_cluster(broker), str(tmp_path / "cluster.key")
     assert settings.key is not None
     await asyncio.to_thread(write_key, path, settings.key)
-    seal, has_begun = rotation._seal_again, asyncio.Event()  # after it, the key changes
-    both = asyncio.Barrier(2)
+    seal = rotation._seal_again  # after it, the key changes
+    reading, sealing, rotated = list[str](), list[str](), list[str]()
 
-    async def read_nothing(_: str) -> None:  # both look for a key that waits before the other one has written it
-        with suppress(TimeoutError, asyncio.BrokenBarrierError):
-            await asyncio.wait_for(both.wait(), 0.5)
+    async def read_nothing(where: str) -> None:  # both look for a key that waits before the other one has written it
+        reading.append(where)
+        await until(lambda: len(reading) == 2 or bool(refused))
 
     async def seal_in_turn(*arguments: Any) -> tuple[int, int]:
-        if has_begun.is_set():
-            await asyncio.sleep(0.5)
-        else:
-            has_begun.set()
-            await asyncio.sleep(0.25)
+        sealing.append("")
+        is_first = len(sealing) == 1
+        await until(lambda: bool(refused or rotated) or (is_first and len(sealing) == 2))
         return await seal(*arguments)
 
     monkeypatch.setattr(rotation, "_read_pending", read_nothing)
@@ -224,6 +222,7 @@ async def test_two_rotations_with_one_file_leave_the_key_of_the_cluster(
     async def try_to_rotate() -> None:
         try:
             await rotate(settings, path)
+            rotated.append(path)
         except ClusterFault as fault:
             refused.append(str(fault))
 
