@@ -14,11 +14,12 @@ from tests.cluster.test_faults import find_pid
 from tests.cluster.test_shared_ledger import open_ledger
 from tests.support.broker import KEY, SHORT_LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.broker_proxy import open_proxy
-from tests.support.cluster import open_members
+from tests.support.cluster import LeaseClock, open_members
 from tests.support.servers import honest
 from tests.support.stores import batch
 from tests.support.waiting import until
 
+from induscode.cluster import broker as broker_module
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.health import SLOW_S, BrokerHealth
@@ -123,14 +124,16 @@ async def test_full_ledgers_leave_room_for_leases(small_account: ClusterSettings
 async def test_full_account_is_said_by_all_and_left_when_there_is_room(
     small_account: ClusterSettings, tmp_path: Path
 ) -> None:
+    clock = LeaseClock()
     async with open_broker(small_account) as other:
         await prepare_cluster(other, replicas=1, lease_s=SHORT_LEASE_S)
         notes: list[str] = []
-        async with open_node(small_account) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
+        async with open_node(small_account, clock) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
             node.on_note = notes.append
             async with full_account(other):
-                await until(lambda: not node.membership.is_held())
-                assert node.broker.state == "full"
+                await until(lambda: node.broker.state == "full")
+                clock.pass_lease()
+                assert not node.membership.is_held()
                 await node.membership.list_silent()  # reads go on, and do not make it any less full
                 assert node.broker.state == "full"
                 assert any("has lost its lease" in note and "no storage left" in note for note in notes)
@@ -190,7 +193,10 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
     assert health.state == "slow"
 
 
-async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path) -> None:
+async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "_MEASURE_EVERY_S", 0.1)
+    for module in ("health", "report"):
+        monkeypatch.setattr(f"induscode.cluster.{module}.SLOW_S", SLOW_S / 2)
     with broker_process(tmp_path) as process:
         settings = await new_cluster(process)
         async with AsyncExitStack() as stack:
@@ -200,14 +206,20 @@ async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path) -> None:
             former = await find_pid(members[0])
             assert former is not None
             leases = [member.node.info.lease for member in members]
-            proxy.delay_s = 0.4
+            proxy.delay_s = 0.15
             brokers = [member.node.broker for member in members]
             await until(lambda: all(broker.state == "slow" for broker in brokers))
             assert [await find_pid(member) for member in members] == [former, former]
-            proxy.delay_s = SLOW_S + 0.1
-            report = await read_report(brokers[0], members[0].node.membership)
-            assert report.summary.startswith("slow: they answer slowly")
-            assert any("is slow: " in problem for problem in report.list_problems())
+            proxy.delay_s = SLOW_S
+            found = await read_report(brokers[0], members[0].node.membership)
+            assert found.summary.startswith("slow: they answer slowly")
+            assert any("is slow: " in problem for problem in found.list_problems())
             await proxy.release()
-            await until(lambda: all(broker.state == "ready" for broker in brokers))
+
+            async def are_ready() -> bool:  # by the average of their answers
+                for broker in brokers:
+                    await broker.read_storage()
+                return all(broker.state == "ready" for broker in brokers)
+
+            await until(are_ready)
             assert all(member.node.membership.holds(lease) for member, lease in zip(members, leases, strict=True))

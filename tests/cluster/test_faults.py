@@ -17,7 +17,7 @@ from tests.support.broker import (
     new_cluster,
 )
 from tests.support.broker_proxy import open_proxy
-from tests.support.cluster import open_members
+from tests.support.cluster import LeaseClock, end_leases, open_members
 from tests.support.servers import honest
 from tests.support.waiting import is_alive, until
 
@@ -63,39 +63,44 @@ async def find_next_pid(member: Member) -> int | None:
 async def test_partitioned_owner_ends_its_server_before_another_node_runs_it(tmp_path: Path) -> None:
     """Connections stay open and nothing arrives: the owner knows by its lease alone."""
     with broker_process(tmp_path) as broker:
-        settings = await new_cluster(broker, SHORT_LEASE_S)
+        settings, clocks = await new_cluster(broker, SHORT_LEASE_S), {name: LeaseClock() for name in "ab"}
         async with AsyncExitStack() as stack:
             proxies = [await stack.enter_async_context(open_proxy([broker.port])) for _ in "ab"]
             named = [
                 replace(name_node(settings, name), brokers=proxy.urls)
                 for name, proxy in zip("ab", proxies, strict=True)
             ]
-            members = await stack.enter_async_context(open_members(named, [honest()]))
+            members = [
+                (await stack.enter_async_context(open_members([one], [honest()], clock=clocks[one.node])))[0]
+                for one in named
+            ]
             owner, other = sorted(members, key=lambda member: not member.owns)
             former = await find_pid(owner)
             assert former is not None
             assert await find_pid(other) == former
             proxy = proxies[members.index(owner)]
             proxy.hold("up", "down")
-            found: list[int] = []
-
-            async def is_taken_over() -> bool:
-                # The owner answers its own clients for as long as its lease lasts, from the one process.
-                assert await find_pid(owner) in {former, None}
-                pid = await find_pid(other)
-                found.extend([] if pid is None else [pid])
-                return pid is not None
-
-            await until(is_taken_over)
-            [pid] = found
-            assert pid != former
-            assert not is_alive(former)
+            # The owner answers its own clients for as long as its lease lasts, and ends the server by its clock.
+            assert await find_pid(owner) == former
+            lease = owner.node.info.lease
+            clocks[owner.node.info.node].pass_lease()
+            assert await find_pid(owner) is None
+            await until(lambda: not is_alive(former))
+            # The other node hears nothing of it for as long, and runs the server once the broker has ended the lease.
+            clocks[other.node.info.node].pass_lease()
+            await until(lambda: other.node.membership.find_holder(lease) is None)
+            await until(other.node.membership.is_held)
+            assert (await find_pid(other), other.owns) == (None, False)
+            await end_leases(settings, lease)
+            pid = await find_next_pid(other)
+            assert pid not in {former, None}
             assert await find_pid(owner) is None
             await proxy.release()
             await until(lambda: owner.endpoint().phase is EndpointPhase.READY)
             assert await find_pid(owner) == pid
 
 
+@pytest.mark.realtime
 async def test_lost_leader_of_three_brokers_ends_no_server(tmp_path: Path) -> None:
     with broker_processes(tmp_path) as brokers:
         urls = [broker.url for broker in brokers]

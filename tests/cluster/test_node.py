@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from nats.js.errors import KeyWrongLastSequenceError
 from tests.support.broker import KEY, SHORT_LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
-from tests.support.cluster import open_members, open_pair
+from tests.support.cluster import LeaseClock, end_leases, open_members, open_pair
 from tests.support.servers import fault, honest
 from tests.support.waiting import until
 
@@ -19,6 +18,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+from induscode.cluster import node as node_module
 from induscode.cluster.broker import open_broker
 from induscode.cluster.bucket import Bucket
 from induscode.cluster.client import BrokerClient
@@ -28,7 +28,6 @@ from induscode.cluster.node import open_node
 from induscode.commands.support.runner import build_fault_note
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from tests.support.cluster import Member
@@ -92,7 +91,9 @@ async def test_cancelled_call_is_cancelled_at_the_owner(broker: BrokerProcess) -
 
 
 async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
-    async with open_pair(await new_cluster(broker), honest()) as (owner, other):
+    server = honest()
+    hasty = replace(server, limits=replace(server.limits, relist_gap_s=0.05))
+    async with open_pair(await new_cluster(broker), hasty) as (owner, other):
         await owner.endpoint().invoke("mutate", {"kind": "add"})
 
         def sees_extra(member: Member) -> bool:
@@ -101,7 +102,10 @@ async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
         await until(lambda: sees_extra(owner) and sees_extra(other))
 
 
-async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(broker: BrokerProcess) -> None:
+async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "_ASKED_S", 0.2)  # the owner says that it will run the server again, and does not
     async with open_pair(await new_cluster(broker), honest()) as (owner, other):
         began = asyncio.Event()
         endpoint = other.endpoint()
@@ -164,43 +168,30 @@ async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up
 
 async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker: BrokerProcess) -> None:
     """As after a sleep: the clock has jumped past the end of the lease, and a response waits in the pipe."""
-    settings = await new_cluster(broker, SHORT_LEASE_S)
-    jump = [0.0]
-
-    def read_clock() -> float:
-        return asyncio.get_running_loop().time() + jump[0]
-
-    @asynccontextmanager
-    async def open_sleeper() -> AsyncGenerator[Member]:
-        async with open_members([name_node(settings, "sleeper")], [honest()], clock=read_clock) as (member,):
-            yield member
-
-    async with open_sleeper() as member:
-        epoch = (await member.node.placements.list_all())[0].epoch
+    settings, clock = await new_cluster(broker, SHORT_LEASE_S), LeaseClock()
+    async with open_members([name_node(settings, "sleeper")], [honest()], clock=clock) as (member,):
+        [placement] = await member.node.placements.list_all()
+        epoch = placement.epoch
         endpoint = member.endpoint()
         with pytest.raises(ProtocolFault) as caught:
-            await endpoint.invoke(
-                "slow", {"seconds": 0.2, "progress": 1}, on_progress=lambda _: jump.__setitem__(0, 100.0)
-            )
+            await endpoint.invoke("slow", {"seconds": 0.2, "progress": 1}, on_progress=lambda _: clock.pass_lease())
         assert caught.value.detail.reason == "outcome_unknown"
         assert endpoint.phase is EndpointPhase.FAULTED
+        await end_leases(settings, placement.lease)
         await until(lambda: member.endpoint().phase is EndpointPhase.READY)
         assert (await member.node.placements.list_all())[0].epoch > epoch
 
 
 async def test_server_that_was_starting_when_the_lease_was_lost_is_not_run(broker: BrokerProcess) -> None:
     """The node has another lease a moment later, under which another node may own the server."""
-    jump = [0.0]
-
-    def read_clock() -> float:
-        return asyncio.get_running_loop().time() + jump[0]
-
-    async with open_node(name_node(await new_cluster(broker, SHORT_LEASE_S), "sleeper"), read_clock) as node:
+    clock = LeaseClock()
+    async with open_node(name_node(await new_cluster(broker, SHORT_LEASE_S), "sleeper"), clock) as node:
         endpoint = ServerEndpointImpl(fault("slow-start", 20, id="slow"), open_session=node.open_session)
         async with asyncio.TaskGroup() as tasks:
             opening = tasks.create_task(_find_fault(endpoint))
             await until(lambda: node.info.owned == 1)
-            jump[0] = 10.0
+            clock.pass_lease()
+            assert not node.membership.is_held()
             await until(lambda: not node.info.owned)
         assert "its node has lost its lease" in str(opening.result())
 
@@ -213,7 +204,9 @@ async def _find_fault(endpoint: ServerEndpointImpl) -> ProtocolFault:
 
 async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> None:
     with broker_process(tmp_path) as broker:
-        async with open_pair(await new_cluster(broker, SHORT_LEASE_S), honest()) as (owner, other):
+        settings, clock = await new_cluster(broker, SHORT_LEASE_S), LeaseClock()
+        async with open_pair(settings, honest(), clock=clock) as (owner, other):
+            leases = [member.node.info.lease for member in (owner, other)]
             notes: list[str] = []
             owner.node.on_note = notes.append
             began = asyncio.Event()
@@ -224,14 +217,17 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
                 await asyncio.to_thread(broker.stop)
             assert call.result().detail.reason == "outcome_unknown"
             # Its own clients go on for the moment; then the node has no lease any more.
-            await until(lambda: not owner.node.membership.is_held())
-            assert any("are away" in note for note in notes)
+            await until(lambda: any("are away" in note for note in notes))
+            assert await read_pid(owner)
+            clock.pass_lease()
+            assert not any(member.node.membership.is_held() for member in (owner, other))
             assert any("has lost its lease" in note for note in notes)
             await until(lambda: all(endpoint.phase is EndpointPhase.FAULTED for endpoint in cut))
             faults = [endpoint.status().fault for endpoint in cut]
             remedies = [None if fault is None else build_fault_note("honest", fault).remedy for fault in faults]
             assert remedies == ["indus cluster status"] * 2
             await asyncio.to_thread(broker.start)
+            await end_leases(settings, *leases)
             for member in (owner, other):
                 await until(lambda member=member: member.endpoint().phase is EndpointPhase.READY)
             assert await read_pid(owner) == await read_pid(other)

@@ -14,6 +14,7 @@ from tests.support.cluster import TaskCaller, open_members
 from tests.support.servers import SERVERS, honest
 from tests.support.waiting import until
 
+from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.cluster.replicas import ReplicatedServer
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from tests.support.cluster import Member
 
-    from indusagi.core.json import JsonValue
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolProgress
     from induscode.cluster.channel import Channel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -49,24 +51,28 @@ async def test_calls_are_spread_over_replicas_and_one_is_lost_without_the_others
         placements = await door.node.placements.list_all()
         assert {one.node for one in placements} == {"one", "two"}
         assert len({one.epoch for one in placements}) == 2
-        began = list[asyncio.Event]([asyncio.Event(), asyncio.Event()])
+        counts, reasons, enough = [0, 0], list[str | None](), CancelToken()
 
-        async def call(number: int) -> str:
-            try:
-                await door.endpoint().invoke(
-                    "slow", {"seconds": 1.0, "progress": 10}, on_progress=lambda _: began[number].set()
-                )
-            except ProtocolFault as fault:
-                return fault.detail.reason or ""
-            return "answered"
+        async def call(number: int) -> None:
+            def count(_: ToolProgress) -> None:
+                counts[number] += 1
+
+            slow: JsonObject = {"seconds": 60.0, "progress": 600}
+            with pytest.raises(ProtocolFault) as caught:
+                await door.endpoint().invoke("slow", slow, cancel=enough, on_progress=count)
+            reasons.append(caught.value.detail.reason)
 
         async with asyncio.TaskGroup() as tasks:
-            calls = [tasks.create_task(call(number)) for number in range(2)]
-            for event in began:
-                await event.wait()
+            for number in range(2):
+                tasks.create_task(call(number))
+            await until(lambda: all(counts))
             await members[0].fleet.tear_down()
             after = [await read_pid(door) for _ in range(4)]
-        assert sorted(task.result() for task in calls) == ["answered", "outcome_unknown"]
+            await until(lambda: reasons == ["outcome_unknown"])
+            before = sum(counts)
+            await until(lambda: sum(counts) > before)  # the other one goes on
+            enough.cancel("enough")
+        assert reasons == ["outcome_unknown", "cancelled"]
         assert len(set(after)) == 1
         assert {one.node for one in await door.node.placements.list_all()} == {"two"}
 
@@ -89,7 +95,7 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
         async with asyncio.TaskGroup() as tasks:
             # A call at the node that takes the replica over is not cut off by that.
             began = asyncio.Event()
-            slow = busy.endpoint().invoke("slow", {"seconds": 2.0, "progress": 4}, on_progress=lambda _: began.set())
+            slow = busy.endpoint().invoke("slow", {"seconds": 1.0, "progress": 10}, on_progress=lambda _: began.set())
             call = tasks.create_task(slow)
             await began.wait()
             subject = busy.node.broker.settings.node_subject(lost.node.info.instance)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cluster.test_shared_ledger import open_ledger
-from tests.support.broker import BrokerProcess, name_node, new_cluster
+from tests.support.broker import SHORT_LEASE_S, BrokerProcess, name_node, new_cluster
+from tests.support.cluster import LeaseClock
 from tests.support.waiting import until
 
 from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
@@ -120,10 +121,9 @@ async def test_key_of_a_cluster_with_nodes_is_not_replaced(broker: BrokerProcess
 
 
 async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_nothing(broker: BrokerProcess) -> None:
-    settings = await new_cluster(broker)
+    settings, clock = await new_cluster(broker, SHORT_LEASE_S), LeaseClock()
     assert settings.key is not None
-    jump = [0.0]
-    async with open_node(name_node(settings, "away"), lambda: asyncio.get_running_loop().time() + jump[0]) as node:
+    async with open_node(name_node(settings, "away"), clock) as node:
         notes: list[str] = []
         node.on_note = notes.append
         table = await open_table(node.broker, notes.append)
@@ -134,7 +134,7 @@ async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_not
         assert proof is not None
         await keys.create(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
         await keys.update(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
-        jump[0] = 100.0
+        clock.pass_lease()
         await until(lambda: any("this node gets no lease: the key of the cluster was replaced" in one for one in notes))
         assert not node.membership.is_held()
         with pytest.raises(ClusterFault, match="this node has no lease now, and shares nothing"):
@@ -202,19 +202,17 @@ async def test_two_rotations_with_one_file_leave_the_key_of_the_cluster(
     settings, path = await new_cluster(broker), str(tmp_path / "cluster.key")
     assert settings.key is not None
     await asyncio.to_thread(write_key, path, settings.key)
-    seal, has_begun = rotation._seal_again, asyncio.Event()  # after it, the key changes
-    both = asyncio.Barrier(2)
+    seal = rotation._seal_again  # after it, the key changes
+    reading, sealing, rotated = list[str](), list[str](), list[str]()
 
-    async def read_nothing(_: str) -> None:  # both look for a key that waits before the other one has written it
-        with suppress(TimeoutError, asyncio.BrokenBarrierError):
-            await asyncio.wait_for(both.wait(), 0.5)
+    async def read_nothing(where: str) -> None:  # both look for a key that waits before the other one has written it
+        reading.append(where)
+        await until(lambda: len(reading) == 2 or bool(refused))
 
     async def seal_in_turn(*arguments: Any) -> tuple[int, int]:
-        if has_begun.is_set():
-            await asyncio.sleep(0.5)
-        else:
-            has_begun.set()
-            await asyncio.sleep(0.25)
+        sealing.append("")
+        is_first = len(sealing) == 1
+        await until(lambda: bool(refused or rotated) or (is_first and len(sealing) == 2))
         return await seal(*arguments)
 
     monkeypatch.setattr(rotation, "_read_pending", read_nothing)
@@ -224,6 +222,7 @@ async def test_two_rotations_with_one_file_leave_the_key_of_the_cluster(
     async def try_to_rotate() -> None:
         try:
             await rotate(settings, path)
+            rotated.append(path)
         except ClusterFault as fault:
             refused.append(str(fault))
 

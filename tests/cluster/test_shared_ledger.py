@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
-from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster, refused_connections
 from tests.support.stores import batch, run_sql, store_file, stored
 from tests.support.waiting import until
 
@@ -217,7 +217,7 @@ async def test_removed_messages_are_noticed_and_published_again(broker: BrokerPr
         api = streams_of(node)
         # `indus cluster init` makes a stream whose messages cannot be removed.
         await api.add_stream(StreamConfig(name=settings.ledger, subjects=[f"{settings.prefix}.ledger.>"]))
-        await prepare_cluster(node.broker, replicas=1, lease_s=1.0)
+        await prepare_cluster(node.broker, replicas=1)
         await node.publish(1, 2)
         await node.publish(3)
         assert await node.auditor.anchor()
@@ -271,12 +271,12 @@ async def test_tenants_with_accounts_of_their_own_see_nothing_of_each_other(tmp_
         red, blue = (
             ClusterSettings(brokers=[f"nats://{name}:{name}@{where}"], node="same", key=KEY) for name in ("red", "blue")
         )
-        with pytest.raises(ClusterFault):
+        with pytest.raises(ClusterFault, match="it refuses this user"), refused_connections():
             async with open_broker(replace(red, brokers=[f"nats://{where}"])):
                 pass
         for settings in (red, blue):
             async with open_broker(settings) as opened:
-                await prepare_cluster(opened, replicas=1, lease_s=1.0)
+                await prepare_cluster(opened, replicas=1)
         # Two nodes of one name: each account is a cluster of its own.
         async with open_node(red) as one, open_node(blue) as other:
             await other.membership.ask_nodes()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster
+from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster, silent_broker
 from tests.support.broker_proxy import open_proxy
 from tests.support.stores import stored
 from tests.support.waiting import until
@@ -220,7 +220,7 @@ async def test_call_records_that_the_broker_did_not_answer_for_are_read_once(bro
             calls = CallPublisher(writer, KEY)
             calls.put([(1, "x")])
             proxy.hold("down")
-            with pytest.raises(ClusterFault, match="no answer in time"):
+            with pytest.raises(ClusterFault, match="no answer in time"), silent_broker():
                 await calls.publish_all()
             calls.put([(2, "y")])
             await proxy.release()
@@ -232,6 +232,20 @@ async def test_call_records_that_the_broker_did_not_answer_for_are_read_once(bro
         assert first is not None
         await stream.publish(first.subject, first.data)
         assert [row async for _, row in read_calls(reader, 2)] == [[1, "x"], [2, "y"]]
+
+
+async def test_call_records_that_wait_are_published_when_a_node_ends(broker: BrokerProcess) -> None:
+    async with open_proxy([broker.port]) as proxy, open_broker(await new_cluster(broker)) as reader:
+        async with open_broker(replace(reader.settings, brokers=proxy.urls)) as writer:
+            calls = CallPublisher(writer, KEY)
+            calls.put([(1, "x")])
+            await calls.close()
+            assert [row async for _, row in read_calls(reader, 2)] == [[1, "x"]]
+            calls.put([(2, "y")])
+            proxy.cut()
+            await until(lambda: not writer.is_connected)
+            await calls.close()  # they stay in the database of the node
+        assert [row async for _, row in read_calls(reader, 2)] == [[1, "x"]]
 
 
 async def _publishes(calls: CallPublisher) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import KEY, BrokerProcess, broker_process
+from tests.support.broker import KEY, BrokerProcess, broker_process, refused_connections
 from tests.support.http_peer import self_signed
+from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 def settings_for(url: str) -> ClusterSettings:
-    return ClusterSettings(brokers=[url], node="a", key=KEY, connect_s=1.5)
+    return ClusterSettings(brokers=[url], node="a", key=KEY, connect_s=20)
 
 
 @pytest.fixture
@@ -49,15 +50,17 @@ async def test_broker_without_tls_is_refused_before_the_password_is_sent() -> No
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ClusterFault, match="it offers no TLS, which its address tls:// requires"):
+        refusal = pytest.raises(ClusterFault, match="it offers no TLS, which its address tls:// requires")
+        with refusal, refused_connections():
             async with open_broker(settings_for(f"tls://user:secret@127.0.0.1:{port}")):
                 pass
+        await until(lambda: bool(received))
     assert set(received) == {b""}
 
 
 async def test_real_broker_without_tls_is_refused(tmp_path: Path) -> None:
     with broker_process(tmp_path) as broker:
-        with pytest.raises(ClusterFault, match="it offers no TLS"):
+        with pytest.raises(ClusterFault, match="it offers no TLS"), refused_connections():
             async with open_broker(settings_for(broker.url.replace("nats://", "tls://"))):
                 pass
 
@@ -68,11 +71,12 @@ async def test_broker_with_tls_is_used_with_the_certificate_of_its_authority(
 ) -> None:
     broker, certificate = tls_broker
     settings = settings_for(f"{scheme}://127.0.0.1:{broker.port}")
-    with pytest.raises(ClusterFault, match=r"its TLS certificate is not trusted .* SSL_CERT_FILE names"):
+    refusal = pytest.raises(ClusterFault, match=r"its TLS certificate is not trusted .* SSL_CERT_FILE names")
+    with refusal, refused_connections():
         async with open_broker(settings):
             pass
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    async with open_broker(replace(settings, connect_s=5.0)) as opened:
+    async with open_broker(settings) as opened:
         assert (await prepare_cluster(opened, replicas=1)).made
 
 
@@ -92,7 +96,7 @@ async def test_user_of_the_first_address_is_used_for_those_after_it(
                 assert (await prepare_cluster(opened, replicas=1)).made
             # A password that was meant for TLS is not sent without it.
             mixed = addresses.replace("nats://", "tls://", 1).replace(",", ",nats://")
-            with pytest.raises(ClusterFault, match="no broker can be used"):
+            with pytest.raises(ClusterFault, match="no broker can be used"), refused_connections(2):
                 async with open_broker(replace(settings, brokers=parse_brokers(mixed))):
                     pass
     finally:

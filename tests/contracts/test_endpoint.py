@@ -38,7 +38,7 @@ async def over_a_pipe(broker: BrokerProcess) -> AsyncGenerator[ServerEndpoint]:
 
 @asynccontextmanager
 async def at_another_node(broker: BrokerProcess) -> AsyncGenerator[ServerEndpoint]:
-    settings = await new_cluster(broker, lease_s=5.0)
+    settings = await new_cluster(broker)
     async with open_node(name_node(settings, "owner")) as owner:
         server = ServerEndpointImpl(honest(), open_session=owner.open_session)
         await server.open()

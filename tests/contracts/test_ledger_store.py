@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import BrokerProcess, broker_process, name_node, new_cluster, silent_broker
 from tests.support.deck import AT
 from tests.support.stores import batch, stored
 
@@ -70,9 +70,10 @@ async def test_what_was_appended_is_read(store: LedgerStore) -> None:
 
 
 async def test_store_of_a_node_goes_on_without_its_broker(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "broker") as own:
+    with broker_process(tmp_path / "broker") as own, ExitStack() as stack:
         async with open_cluster_store(own, tmp_path) as store:
             own.stop()
+            stack.enter_context(silent_broker())
             await test_what_was_appended_is_read(store)
 
 

@@ -135,6 +135,7 @@ def test_plan_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.process
+@pytest.mark.realtime
 @pytest.mark.parametrize("broken", ["fencing", None])
 async def test_nodes_that_ignore_their_lease_are_caught_and_others_pass(tmp_path: Path, broken: Break | None) -> None:
     """The same faults, with real brokers and servers: every node is cut off for longer than its lease.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import socket
@@ -11,26 +12,31 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from induscode.cluster import broker as broker_module
 from induscode.cluster.broker import open_broker
+from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.prepare import prepare_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from induscode.cluster.broker import Broker
 
-LEASE_S = 10.0
+    OnError = Callable[[Exception], Awaitable[None]]
+
+LEASE_S = 60.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
-SHORT_LEASE_S = 4.0
-"""For tests that wait for the end of a lease; a broker takes no shorter one than a second."""
+SHORT_LEASE_S = 6.0
+"""For tests that end leases themselves: nodes look at theirs more often than with the longer one."""
 _START_S = 20.0
 _REQUEST_S = 4.0
+_SILENT_S = 0.2
+_LATER_S = 1_000.0
 KEY = ClusterKey(bytes(range(32)))
 
 
@@ -115,6 +121,39 @@ def broker_process(folder: Path) -> Generator[BrokerProcess]:
             yield process
     finally:
         process.close()
+
+
+@contextmanager
+def silent_broker() -> Generator[None]:
+    """Give requests up soon that begin inside the block: nothing answers them, however long they wait."""
+    with patch.multiple(broker_module, REQUEST_S=_SILENT_S, LONGEST_S=_SILENT_S):
+        yield
+
+
+@contextmanager
+def refused_connections(count: int = 1) -> Generator[None]:
+    """Let the deadline for connecting pass once so many attempts have failed: each broker was tried then.
+
+    The deadline itself may be as long as a busy machine needs.
+    """
+    loop = asyncio.get_running_loop()
+    read_time, connect = loop.time, BrokerClient.connect
+    failed: list[Exception] = []
+
+    async def connect_until_failed(self: BrokerClient, *args: Any, error_cb: OnError, **options: Any) -> None:
+        failed.clear()
+
+        async def report(exc: Exception) -> None:
+            await error_cb(exc)
+            failed.append(exc)
+
+        await connect(self, *args, error_cb=report, **options)
+
+    def read_later_time() -> float:
+        return read_time() + (_LATER_S if len(failed) >= count else 0.0)
+
+    with patch.object(BrokerClient, "connect", connect_until_failed), patch.object(loop, "time", read_later_time):
+        yield
 
 
 @contextmanager

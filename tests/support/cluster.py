@@ -13,6 +13,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import BridgeConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+from induscode.cluster.broker import open_broker
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.node import ClusterNode, open_node
 
@@ -24,6 +25,32 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from induscode.cluster.contract import ClusterSettings
+
+
+class LeaseClock:
+    """A clock of leases that the test moves: however slow the machine is, no node loses its lease by it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        """Return the time of this clock."""
+        return self.now
+
+    def pass_lease(self) -> None:
+        """Move it past the end of each lease."""
+        self.now += 100.0
+
+
+async def end_leases(settings: ClusterSettings, *leases: str) -> None:
+    """Remove leases at the broker, as it does when they run out."""
+    async with open_broker(settings) as broker:
+        bucket = await broker.open_bucket(settings.leases)
+        for lease in leases:
+            entry = await bucket.get(lease)
+            if entry is not None:
+                await bucket.delete(lease, entry.revision)
+
 
 SOON = Supervision(first_s=0.05, factor=1.0, jitter=0.0, failures=1_000)
 
@@ -91,11 +118,14 @@ async def open_members(
 
 @asynccontextmanager
 async def open_pair(
-    settings: ClusterSettings, server: ServerConfig, handlers: Handlers | None = None
+    settings: ClusterSettings,
+    server: ServerConfig,
+    handlers: Handlers | None = None,
+    clock: Callable[[], float] = read_lease_clock,
 ) -> AsyncGenerator[tuple[Member, Member]]:
     """Run two nodes with one server; yields its owner, and the other node."""
     named = [name_node(settings, name) for name in ("one", "two")]
-    async with open_members(named, [server], handlers) as members:
+    async with open_members(named, [server], handlers, clock) as members:
         owner, other = sorted(members, key=lambda member: not member.owns)
         assert owner.owns
         assert not other.owns

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from tests.support.broker import SHORT_LEASE_S, broker_process, new_cluster
+from tests.support.broker import broker_process, new_cluster, silent_broker
+from tests.support.cluster import LeaseClock
 from tests.support.waiting import LIMIT_S, until
 
 from induscode.cluster.node import open_node
@@ -30,9 +32,10 @@ async def show(node: ClusterNode) -> str:
 
 
 async def test_brokers_that_are_away_are_named(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "one") as broker, broker_process(tmp_path / "gone") as gone:
-        settings = await new_cluster(broker, SHORT_LEASE_S)
-        async with open_node(settings) as node:
+    clock = LeaseClock()
+    with broker_process(tmp_path / "one") as broker, broker_process(tmp_path / "gone") as gone, ExitStack() as stack:
+        settings = await new_cluster(broker)
+        async with open_node(settings, clock) as node:
             # It is not connected to the second one, which is none of this cluster.
             node.broker.settings = replace(settings, brokers=[broker.url, gone.url])
             text = await show(node)
@@ -43,7 +46,10 @@ async def test_brokers_that_are_away_are_named(tmp_path: Path) -> None:
             assert f"({gone.url.removeprefix('nats://')}) is away: nothing listens there" in text
             assert "Brokers: ready." in text
             broker.stop()
-            await until(lambda: not node.membership.is_held())
+            await until(lambda: not node.broker.is_connected)
+            clock.pass_lease()
+            assert not node.membership.is_held()
+            stack.enter_context(silent_broker())
             text = await show(node)
             for sentence in (
                 "Brokers: away: they are away",

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 META = "io.modelcontextprotocol/"
 LEASE_S = "4"
+"""For the test that waits for the end of a lease."""
+LONG_LEASE_S = "10"
+"""For tests that do not: nodes notice within a fraction of it that another one was killed."""
 Json = dict[str, Any]
 
 
@@ -83,6 +86,7 @@ def wait_for_other_process(url: str, former: Json) -> Json:
     return found[0]
 
 
+@pytest.mark.realtime
 def test_any_node_serves_any_client_and_a_lost_node_is_replaced(tmp_path: Path) -> None:
     """One pair of nodes for all of it: a start takes longer than the rest."""
     configured(user_file(), {"one": row("--era", "legacy")})
@@ -173,7 +177,7 @@ def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.Captu
     commands = {"one": "cluster:ada/db", "two": "cluster:ada/no", "three": "cluster:ada"}
     team = configured(tmp_path / "team.json", {name: {"command": command} for name, command in commands.items()})
     with broker_process(tmp_path / "broker") as broker:
-        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
+        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LONG_LEASE_S]) == 0
         words = ("--cluster", broker.url, "--node", "ada", "--offer-only", "--mcp", str(laptop), "--profile", "none")
         with serving(*words, cwd=tmp_path) as ada:
             wait_for(lambda: "tools of servers" in ada.said())
@@ -208,7 +212,7 @@ def test_replicas_are_numbered_and_the_last_node_says_that_its_servers_end(
         return capsys.readouterr().out
 
     with broker_process(tmp_path / "broker") as broker:
-        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
+        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LONG_LEASE_S]) == 0
         with node(broker.url, "a", tmp_path) as (first, url), node(broker.url, "b", tmp_path) as (second, _):
             assert "'two' of" in first.said()
             assert 'its replicas were left out: only a server with "stateless": true has several' in first.said()

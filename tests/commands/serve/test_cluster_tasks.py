@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.commands.helpers import PYTHON, configured, user_file
-from tests.commands.serve.test_cluster import META, Json, node, post
+from tests.commands.serve.test_cluster import LONG_LEASE_S, META, Json, node, post
 from tests.commands.serving import wait_for
 from tests.support.broker import broker_process
 from tests.support.servers import SERVERS
@@ -71,7 +71,7 @@ def test_task_is_used_at_any_node_and_outlives_the_node_that_made_it(
     command = [*PYTHON, str(SERVERS / "tasks.py"), "--era", "modern"]
     configured(user_file(), {"one": {"command": command[0], "args": command[1:]}})
     with broker_process(tmp_path / "broker") as broker:
-        assert run(["cluster", "init", "--cluster", broker.url, "--lease", "2"]) == 0
+        assert run(["cluster", "init", "--cluster", broker.url, "--lease", LONG_LEASE_S]) == 0
         with own_node(broker.url, "a", tmp_path) as (_, owner), own_node(broker.url, "b", tmp_path) as (maker, url):
             # The first node owns the server: it was alone when it started it.
             asked = create(url, "confirm_delete", filename="f")

@@ -31,6 +31,8 @@ _MOST_WAITING = 20_000
 _BATCH = 500
 _PAUSE_S = 0.5
 _RETRY_S = 5.0
+_CLOSE_S = 3.0
+"""How long the end of a node waits for the broker to take its last records."""
 
 
 class CallPublisher:
@@ -39,6 +41,7 @@ class CallPublisher:
     def __init__(self, broker: Broker, key: ClusterKey) -> None:
         self.dropped = 0
         """Records that were not published."""
+        self._broker = broker
         self._settings: ClusterSettings = broker.settings
         self._stream = Stream(broker, self._settings.calls)
         self._key = key
@@ -64,6 +67,16 @@ class CallPublisher:
             except (ClusterFault, LostRaceError) as exc:
                 _log.debug("call records are not published: %s", exc)
                 await asyncio.sleep(_RETRY_S)
+
+    async def close(self) -> None:
+        """Publish what is left, for a moment; call it once the recorder has written its last rows."""
+        if not self._broker.is_connected:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.publish_all()
+        except (ClusterFault, LostRaceError, TimeoutError) as exc:
+            _log.debug("the last call records are not published: %s", exc)
 
     async def publish_all(self) -> None:
         """Publish what waits.

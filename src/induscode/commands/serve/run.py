@@ -170,6 +170,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
             print_status("no key of the cluster: its ledger and its approvals stay on this machine")
         else:
             sharing = GatewaySharing(shared, invocation)
+            stack.push_async_callback(sharing.calls.close)
             try:
                 await to_thread.run_sync(sharing.write_servers)
             except OSError as exc:
