@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import ssl
+import sys
 import threading
 from itertools import count
 from pathlib import Path
@@ -53,9 +54,10 @@ _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _VARIABLES = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", *_PROXIES, *map(str.upper, _PROXIES), *_SIGN_IN)
 # As `make` does: with other variables of the interpreter a command is started instead of forked (`tests.support.forked`),
-# and without bytecode it compiles the packages again.
+# and without bytecode it compiles the packages again, and each worker all tests.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+sys.dont_write_bytecode = False
 PACKAGES = ("indusagi", "induscode")
 """Blocking calls and leftover tasks of both packages fail a test."""
 
@@ -306,11 +308,11 @@ async def _tasks_end() -> AsyncGenerator[None]:
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before
-    for _ in range(1_000):
+    for looks in range(1_000):
         left = {task for task in left if not task.done() and _is_ours(task)}
         if not left:
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(min(0.0002 * looks, 0.01))
     pytest.fail("left behind: " + "; ".join(f"task {task.get_name()}" for task in left))
 
 
