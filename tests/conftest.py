@@ -100,6 +100,8 @@ class Watch:
 WATCH = pytest.StashKey[Watch]()
 HANGS_S = 150.0
 """A test that runs for so long and cannot be interrupted: the process prints its stacks and exits."""
+LEFT_THREADS_S = 2.0
+"""How long a run that failed waits at its end for the threads that its tests have left."""
 _armed_at = float("-inf")
 
 
@@ -201,7 +203,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         measuring.save()
     yield
     if exitstatus:
-        timer = threading.Timer(2, os._exit, (int(exitstatus),))
+        if (reporter := session.config.pluginmanager.get_plugin("terminalreporter")) is not None:  # not in a worker
+            reporter.flush()
+        timer = threading.Timer(LEFT_THREADS_S, os._exit, (int(exitstatus),))
         timer.daemon = True
         timer.start()
 
