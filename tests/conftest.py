@@ -53,8 +53,8 @@ providers._get_local_constants = Constants
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _VARIABLES = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", *_PROXIES, *map(str.upper, _PROXIES), *_SIGN_IN)
-# As `make` does: with other variables of the interpreter a command is started instead of forked (`tests.support.forked`),
-# and without bytecode it compiles the packages again, and each worker all tests.
+# As `make` does: with other variables of the interpreter a command is started instead of forked
+# (`tests.support.forked`), and without bytecode it compiles the packages again, and each worker all tests.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
 sys.dont_write_bytecode = False
