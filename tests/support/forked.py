@@ -31,6 +31,10 @@ CONSTANTS: dict[str, float] = {
     "induscode.commands.serve.gateway:_APPROVALS_S": 0.05,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
+    # Redraws, the look at what the status line tells, and the first pause before a model is asked again.
+    "induscode.interactive.screen:_FRAME_S": 0.005,
+    "induscode.interactive.app:_WATCH_S": 0.02,
+    "induscode.session.model_loop.chat.model:_FIRST_DELAY_S": 0.01,
 }
 """Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME".
 
