@@ -140,6 +140,6 @@ lock: setup  ## write the lock files (scripts/lock --upgrade takes newer version
 	@sh scripts/lock
 
 clean:  ## remove everything that make has created
-	rm -rf .venv .docs site .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .docs site .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	rm -rf .import_linter_cache build dist
 	find src tests bench examples scripts outside -name __pycache__ -prune -exec rm -rf {} +

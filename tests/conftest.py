@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import ssl
+import sys
 import threading
 from itertools import count
 from pathlib import Path
@@ -54,6 +55,11 @@ providers._get_local_constants = Constants
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _VARIABLES = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", *_PROXIES, *map(str.upper, _PROXIES), *_SIGN_IN)
+# As `make` does: with other variables of the interpreter a command is started instead of forked
+# (`tests.support.forked`), and without bytecode it compiles the packages again, and each worker all tests.
+for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(_name, None)
+sys.dont_write_bytecode = False
 PACKAGES = ("indusagi", "induscode")
 """Blocking calls and leftover tasks of both packages fail a test."""
 
@@ -96,6 +102,8 @@ class Watch:
 WATCH = pytest.StashKey[Watch]()
 HANGS_S = 150.0
 """A test that runs for so long and cannot be interrupted: the process prints its stacks and exits."""
+LEFT_THREADS_S = 2.0
+"""How long a run that failed waits at its end for the threads that its tests have left."""
 _armed_at = float("-inf")
 
 
@@ -197,7 +205,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         measuring.save()
     yield
     if exitstatus:
-        timer = threading.Timer(2, os._exit, (int(exitstatus),))
+        if (reporter := session.config.pluginmanager.get_plugin("terminalreporter")) is not None:  # not in a worker
+            reporter.flush()
+        timer = threading.Timer(LEFT_THREADS_S, os._exit, (int(exitstatus),))
         timer.daemon = True
         timer.start()
 
@@ -304,11 +314,11 @@ async def _tasks_end() -> AsyncGenerator[None]:
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before
-    for _ in range(1_000):
+    for looks in range(1_000):
         left = {task for task in left if not task.done() and _is_ours(task)}
         if not left:
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(min(0.0002 * looks, 0.01))
     pytest.fail("left behind: " + "; ".join(f"task {task.get_name()}" for task in left))
 
 

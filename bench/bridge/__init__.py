@@ -154,7 +154,8 @@ def compare_neighbours(floods: Sequence[str] = _FLOODS, calls: int = _BESIDE_CAL
 
 async def _neighbours(kind: str, calls: int) -> tuple[float, float]:
     calm = StdioServerConfig("calm", sys.executable, ["-I", "-S", _ECHO])
-    flooding = StdioServerConfig("flood", sys.executable, ["-I", "-S", _FLOOD, kind])
+    hurried = ServerLimits(close_s=0.1)  # it never ends by itself
+    flooding = StdioServerConfig("flood", sys.executable, ["-I", "-S", _FLOOD, kind], limits=hurried)
     heard = asyncio.Event()
     handlers = Handlers(on_notification=lambda method, params: heard.set())
     async with _mounted(calm) as bridge:

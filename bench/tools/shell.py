@@ -219,9 +219,12 @@ def probe_messages(scene: Scene) -> Finding:
         differ = driver.call("bash", {"command": "echo a > a; echo b > b; diff -q a b"})
         fails = driver.call("bash", {"command": "ls /nowhere/at/all"})
         cut = driver.call("bash", {"command": "echo said; sleep 9", "timeoutMs": 500})
-        said = "printf AAAA; sleep 0.4; printf 'BBBB\\n\\nlast\\n'"
+        said = "printf AAAA; sleep 0.3; printf 'BBBB\\n\\nlast\\n'; touch said"
         driver.call("process", {"action": "start", "command": said})
-        sleep(1.0)
+        deadline = monotonic() + scene.sizes.patience_s
+        while not (scene.folder / "said").exists() and monotonic() < deadline:
+            sleep(0.01)
+        sleep(0.1)  # for its lines to arrive
         long = driver.call("process", {"action": "poll", "id": "job-1"})
         secret = driver.call("bash", {"command": f"printenv {TOKEN_NAME}"})
     cases = {

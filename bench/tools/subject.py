@@ -31,6 +31,8 @@ _MARK = "INDUS_BENCH_RUN"
 TOKEN_NAME, TOKEN = "BENCH_API_TOKEN", "not-a-real-token"
 """In the environment of the subject, as a session has it; its commands are to see none of it."""
 _START_S = 30.0
+_EXIT_S = 1.0
+"""For the process to end by itself at the end of its input."""
 _END_S = 5.0
 
 
@@ -236,7 +238,7 @@ class Driver:
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=1.0)
+            self._process.wait(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ def probe_addresses(scene: Scene) -> Finding:
         entry = f"http://127.0.0.1:{driver.entry}/to?url="
         urls = [*direct, *(entry + quote(form, safe="") for form in behind)]
         calls: list[tuple[str, JsonObject]] = [("webfetch", {"url": url}) for url in urls]
-        answers = driver.calls(calls, limit_s=_FORMS_S).answers
+        answers = driver.calls(calls, watch=False, limit_s=_FORMS_S).answers
     reached = sum(answer is not None and answer.reached > 0 for answer in answers)
     answered = sum(answer is not None and not answer.error for answer in answers[: len(direct)])
     missing = sum(answer is None for answer in answers)

@@ -109,10 +109,13 @@ def test_a_command_of_the_subject_is_given_its_surroundings(shared: Ground) -> N
 
 
 @pytest.mark.process
-def test_a_call_that_does_not_end_is_given_up_and_its_process_ended(shared: Ground) -> None:
+def test_a_call_that_does_not_end_is_given_up_and_its_process_ended(
+    shared: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.tools.subject._EXIT_S", 0.05)
     with Driver(OURS, shared.place, shared.place / "home") as driver:
-        with pytest.raises(Stuck, match=r"over 0\.5 s"):
-            driver.call("bash", {"command": "sleep 300"}, 0.5)
+        with pytest.raises(Stuck, match=r"over 0\.2 s"):
+            driver.call("bash", {"command": "sleep 300"}, 0.2)
     assert driver.left() == []
 
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.forked import CONSTANTS
 from tests.support.model_server import Reply, calls, says
 from tests.support.servers import fault, honest
 from tests.support.terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Terminal, TerminalSetup, open_setup
@@ -102,7 +103,10 @@ def test_enter_escape_and_ctrl_d_at_a_question_mean_no_and_the_turn_goes_on(setu
         assert terminal.leave() == 0
 
 
-def test_keys_typed_when_a_question_appears_stay_in_the_message(setup: TerminalSetup) -> None:
+def test_keys_typed_when_a_question_appears_stay_in_the_message(
+    setup: TerminalSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "induscode.interactive.screen:_PAUSE_S", 0.1)
     script = (calls("write", path="a.txt", content="a\n"), says("Written."), says("Answered."))
     with setup.open(script=script) as terminal:
         terminal.wait_for_prompt()

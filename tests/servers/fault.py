@@ -87,6 +87,12 @@ def slow_start(peer: Peer, seconds: str = "0.5") -> None:
 
 
 @mode
+def gated_start(peer: Peer, path: str) -> None:
+    """Read nothing until a FIFO is opened for writing."""
+    open(path, "rb").close()
+
+
+@mode
 def slow_discover(peer: Peer, seconds: str = "0.5") -> None:
     """Answer `server/discover` late; other requests wait behind it. Use with --era."""
 

@@ -102,9 +102,15 @@ async def test_key_is_absent_from_representations() -> None:
 
 
 async def test_without_a_key_a_local_server_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_PORT_PROBE_S", 2.0)  # a busy machine may take longer than the default
+    probe = models._probe_server
     with socket.create_server(("127.0.0.1", 0)) as silent, model_server() as server:
         ports = (silent.getsockname()[1], 9, int(server.url.rpartition(":")[2]))
+
+        async def probe_in_time(address: str, name: str | None = None, **_: float) -> Any:
+            """Give up the silent one at once, and wait for the other even on a busy machine."""
+            return await probe(address, name, limit_s=0.01 if str(ports[0]) in address else 20.0)
+
+        monkeypatch.setattr(models, "_probe_server", probe_in_time)
         choice = await choose_model(asked(), {}, ports)
     assert (choice.api, choice.name) == ("compatible", "local-model")
     assert choice.base_url == f"{server.url}/v1"
@@ -157,7 +163,8 @@ async def test_server_at_base_url_has_more_time_than_a_port_that_is_tried(monkey
             await choose_model(asked(), {}, (int(server.url.rpartition(":")[2]),))
 
 
-async def test_message_without_any_model_names_three_remedies() -> None:
+async def test_message_without_any_model_names_three_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_PORT_PROBE_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(NoModelError) as raised:
             await choose_model(asked(), {}, (silent.getsockname()[1], 9))

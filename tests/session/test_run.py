@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from tests.commands.helpers import on_terminal
+from tests.support.forked import CONSTANTS
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.scripts import unmeasured
 from tests.support.servers import diary, fault, hidden, honest
@@ -27,6 +28,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.invisible import iter_strings
 from indusagi.core.process.tree import MARK
 from indusagi.core.text import clean_text
+from indusagi.interop.protocol_bridge.contract import ServerLimits
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
@@ -249,7 +251,8 @@ def test_incomplete_answer_is_reported(ran: Ran, api: Any, finish: str | None, s
     assert said in ran.err
 
 
-def test_unreachable_model_server_is_reported(ran: Ran) -> None:
+def test_unreachable_model_server_is_reported(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("induscode.session.model_loop.chat.model._FIRST_DELAY_S", 0.01)
     ran.setup.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")
@@ -647,7 +650,10 @@ async def test_r17_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_r17_blocked_standard_output_does_not_delay_the_end(tmp_path: Path) -> None:
+async def test_r17_blocked_standard_output_does_not_delay_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "induscode.session.run:_REPORT_S", 0.05)
     with model_server(Reply(text=("x" * 200_000,), stalls=True)) as server:
         setup = SessionSetup(tmp_path, server)
         process = setup.start()
@@ -820,7 +826,12 @@ def test_finding_b13_run_does_not_wait_for_a_known_server(ran: Ran, require_perm
     assert "it is up" in to_text(second)
 
 
-def test_finding_b13_run_waits_for_a_required_server(ran: Ran, require_permission: Path) -> None:
+def test_finding_b13_run_waits_for_a_required_server(
+    ran: Ran, require_permission: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = ServerLimits.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "close_s", 0.1)
     os.mkfifo(require_permission / "gate")
     ran.setup.rows["s"] |= {"required": True, "startupTimeoutSec": 0.3}
     asked = len(ran.server.requests)

@@ -19,12 +19,14 @@ LIMIT_S = 20
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait for a condition that another process brings about."""
+    pause_s = 0.0005
     with anyio.fail_after(LIMIT_S):
         while True:
             met = condition()
             if await met if inspect.isawaitable(met) else met:
                 return
-            await anyio.sleep(0.005)
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.005)
 
 
 async def until_task_ends(name: str) -> None:

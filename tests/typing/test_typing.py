@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.support.scripts import ROOT, unmeasured
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]  # mypy reads everything anew
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]  # mypy reads everything the first time
 PROGRAM = Path(__file__).with_name("user_program.py")
 BIN = Path(sys.executable).parent
 CHECKERS = {
     "pyright": [str(BIN / "pyright"), "--pythonpath", sys.executable],
-    "mypy": [str(BIN / "mypy"), "--strict", "--config-file", os.devnull, "--cache-dir", os.devnull],
+    "mypy": [str(BIN / "mypy"), "--strict", "--config-file", os.devnull],
 }
 
 

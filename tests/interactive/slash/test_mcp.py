@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -60,11 +61,14 @@ def test_a_fault_is_shown_in_one_line_with_its_remedy(setup: TerminalSetup) -> N
         assert terminal.leave() == 0
 
 
-def test_a_slow_start_is_a_row_of_the_live_region_and_its_end_a_line(setup: TerminalSetup) -> None:
-    setup.write_config("given.json", fault("slow-start", 5, id="slow"))
+def test_a_slow_start_is_a_row_of_the_live_region_and_its_end_a_line(setup: TerminalSetup, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    setup.write_config("given.json", fault("gated-start", gate, id="slow"))
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         shown = re.compile(r"  starting slow \d s: still waiting for its first answer")
         terminal.wait_for(lambda: any(map(shown.match, terminal.rows)))
+        gate.write_text("", "utf-8")
         terminal.wait_for("server 'slow' is ready after")
         terminal.wait_for(lambda: not any(row.startswith("  starting") for row in terminal.rows))
         assert "indus: " not in terminal.output  # no status line passes the screen by

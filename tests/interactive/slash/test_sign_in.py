@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.forked import CONSTANTS
 from tests.support.protected_server import site_in_thread
 from tests.support.slash import WIDE, wait_for_answer
 from tests.support.terminal import open_setup
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.process
 CODE = re.compile(r"enter the code ([A-Z]{4}-[A-Z]{4})")
 
 
-def test_a_person_signs_in_and_out_in_the_session(tmp_path: Path) -> None:
+def test_a_person_signs_in_and_out_in_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONSTANTS, "indusagi.interop.auth.grants:_LONGEST_POLL_S", 0.05)
     with site_in_thread() as site, open_setup(tmp_path) as setup:
         rows = {"mcpServers": {"demo": {"type": "http", "url": site.server.url}}}
         (setup.cwd / "given.json").write_text(json.dumps(rows), "utf-8")

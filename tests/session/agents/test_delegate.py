@@ -233,13 +233,13 @@ async def test_four_agents_run_at_once_at_most(make: Make) -> None:
 
 
 async def test_turn_that_does_not_come_in_time_is_reported(make: Make) -> None:
-    stage = make(agent("slow", "write", timeout_s=1))
+    stage = make(agent("slow", "write"))
     stage.runner.free = {"a": anyio.Event()}
     report = DelegateReport(ok=True, text="")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.run, "a", "general")
         await until(lambda: stage.runner.running == ["a"])
-        report = await stage.run("b", "slow")
+        report = await stage.run("b", "slow", timeout_ms=20)
         stage.runner.free["a"].set()
     assert (report.ok, report.reason) == (False, "time")
     assert "Its turn did not come" in report.text

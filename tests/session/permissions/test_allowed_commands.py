@@ -379,15 +379,15 @@ def test_finding_e1_declaration_builtins_count_as_commands(command: str) -> None
 
 @pytest.mark.process
 def test_finding_d3_allowed_command_runs_nothing_outside_its_rule(tmp_path: Path) -> None:
-    allowed, overruns = find_overruns(Playground(tmp_path), seed=13, count=300)
-    assert allowed > 50
+    allowed, overruns = find_overruns(Playground(tmp_path), seed=13, count=100)  # `make gate-fuzz` tries 10,000
+    assert allowed > 15
     assert overruns == []
 
 
 @pytest.mark.process
 def test_finding_d3_no_spelling_that_runs_a_denied_program_passes(tmp_path: Path) -> None:
-    ran, passed = find_hidden(Playground(tmp_path), seed=13, count=150)
-    assert ran > 40
+    ran, passed = find_hidden(Playground(tmp_path), seed=13, count=50)
+    assert ran > 12
     assert passed == []
 
 
