@@ -44,8 +44,15 @@ def project_file(cwd: Path) -> Path:
 
 def configured(path: Path, servers: Mapping[str, Any]) -> Path:
     """Write a configuration."""
+    return replace_file(path, json.dumps({"servers": servers}))
+
+
+def replace_file(path: Path, text: str) -> Path:
+    """Write a file at once: a gateway that watches it never sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"servers": servers}), encoding="utf-8")
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
     return path
 
 

@@ -2,14 +2,17 @@
 
 Started by `tests.support.forked`, with a socket as its standard input. Each byte brings four descriptors: a connection,
 and the standard input, output and error of the new process. The new process reads its request from the
-connection (JSON: arguments, directory, variables, session), this one writes the process id to it, and at the end the
-wait status (https://man7.org/linux/man-pages/man2/waitpid.2.html).
+connection (JSON: arguments, directory, variables, session, constants), this one writes the process id to it, and at the
+end the wait status (https://man7.org/linux/man-pages/man2/waitpid.2.html).
+
+With words (`fork_server.py CONSTANTS indus WORDS...`) it's the command itself, started with other constants.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import gc
 import importlib
 import io
@@ -22,6 +25,7 @@ import socket
 import sys
 import termios
 import threading
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +34,9 @@ import induscode
 from induscode.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 _FORMER = dict(os.environ)
 _ABSENT = (".adapters.langchain", ".adapters.openai_agents")
@@ -50,6 +56,40 @@ def load_program() -> Iterator[None]:
         yield
     gc.collect()
     gc.freeze()
+
+
+class ConstantSetter:
+    """Sets constants of modules: of those that are loaded at once, of the others when they are (PEP 451)."""
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self._wanted: dict[str, dict[str, Any]] = {}
+        for name, value in constants.items():
+            module, _, constant = name.partition(":")
+            self._wanted.setdefault(module, {})[constant] = value
+        for module in self._wanted:
+            if module in sys.modules:
+                self._set(sys.modules[module])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find a module whose constants are set once it has run; leave all others to the next finder."""
+        spec = PathFinder.find_spec(name, path, target) if name in self._wanted else None
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_set(module: ModuleType) -> None:
+                run(module)
+                self._set(module)
+
+            spec.loader.exec_module = run_and_set
+        return spec
+
+    def _set(self, module: ModuleType) -> None:
+        for constant, value in self._wanted[module.__name__].items():
+            *classes, name = constant.split(".")
+            owner = functools.reduce(getattr, classes, module)
+            getattr(owner, name)  # a misspelt one is an error
+            setattr(owner, name, value)
 
 
 def serve(control: socket.socket) -> None:
@@ -122,6 +162,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update({**set_by_imports, **request["environ"]})
     sys.argv = request["argv"]
+    ConstantSetter(request["constants"])
     # As the interpreter opens them: lines are written at once on a terminal.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         former: io.TextIOWrapper = getattr(sys, name)
@@ -134,10 +175,14 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(sys.executable).parent)  # as for the script of a command
+    if sys.argv[1:]:
+        ConstantSetter(json.loads(sys.argv[1]))
+        sys.argv = sys.argv[2:]
+        sys.exit(main())
     if os.fork():  # a child of the tests would be there in each search for leaks
         os._exit(0)
     listening = socket.socket(fileno=os.dup(0))
-    sys.path[0] = str(Path(sys.executable).parent)  # as for the script of a command
     serve(listening)
     code = main()
     # What the interpreter does at its end, except for taking all modules apart: that copies the memory of this process.

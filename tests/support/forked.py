@@ -3,6 +3,10 @@
 A forked command is a process like any other: its own descriptors, directory, variables, session, signals and exit
 code. It differs where the start itself matters (what is loaded, variables of the interpreter, `/proc/PID/cmdline`):
 such a test starts the command with `subprocess`. Under coverage every command is started: only a start is measured.
+
+In a command the constants of `CONSTANTS` have the values given there, so that no test waits for a poll that isn't its
+subject. A test may set more: `monkeypatch.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 0.1)`. The
+module is the one that reads the constant: what it imports by name is its own. What a command starts has its usual ones.
 """
 
 from __future__ import annotations
@@ -19,6 +23,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+CONSTANTS: dict[str, float] = {
+    # How often files are looked at, and for how long one has to stay as it is.
+    "induscode.commands.serve.reload:FileWatch.poll_s": 0.02,
+    "induscode.commands.serve.reload:_STABLE_S": 0.01,
+    # Approvals, connectors and sign-ins of other processes.
+    "induscode.commands.serve.gateway:_APPROVALS_S": 0.05,
+    "induscode.commands.calls:_POLL_S": 0.02,
+    "induscode.calls.recorder:GATHER_S": 0.02,
+}
+"""Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME".
+
+Only what a test waits for belongs here, polls and pauses; never a limit that a slow machine might reach.
+"""
 SERVER = Path(__file__).with_name("fork_server.py")
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "COVERAGE")
 """Variables that are read when an interpreter starts."""
@@ -89,6 +106,7 @@ class ForkedCommand(subprocess.Popen[Any]):
             "environ": dict(os.environ if environ is None else environ),
             "session": is_session_leader,
             "terminal": self._terminal,
+            "constants": CONSTANTS,
         }
         given = [end if end >= 0 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
         with theirs:
@@ -144,7 +162,10 @@ def start_command(
     names = {name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)} - {
         "PYTHON_KEYRING_BACKEND"
     }
-    if is_indus and not any("COVERAGE" in name or variables.get(name) != former.get(name) for name in names):
+    is_plain = is_indus and all(variables.get(name) == former.get(name) for name in names)
+    if is_plain and not any("COVERAGE" in name for name in names):
         return ForkedCommand(argv, env=variables, terminal=terminal, **options)
-    launcher = () if terminal is None else (sys.executable, "-I", "-S", "-c", _LAUNCH, str(terminal))
+    launcher = [] if terminal is None else [sys.executable, "-I", "-S", "-c", _LAUNCH, str(terminal)]
+    if is_plain:
+        launcher += [sys.executable, str(SERVER), json.dumps(CONSTANTS)]
     return subprocess.Popen([*launcher, *argv], env=variables, **options)

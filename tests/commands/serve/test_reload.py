@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.commands.helpers import HONEST, configured, row, servers_of, typed, user_file
+from tests.commands.helpers import HONEST, configured, replace_file, row, servers_of, typed, user_file
 from tests.commands.serving import CHANGED, greeted, serving, wait_for
 from tests.support.scripts import command
 from tests.support.servers import HONEST_TOOLS, diary
@@ -83,7 +83,7 @@ def test_a_server_that_comes_back_in_its_file_is_listed_from_the_ledger(tmp_path
 def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: Path) -> None:
     configured(user_file(), {"a": row()})
     with greeted(*NONE, cwd=tmp_path) as gateway:
-        user_file().write_text('{"servers": {"a": ', encoding="utf-8")
+        replace_file(user_file(), '{"servers": {"a": ')
         gateway.until(lambda: "the servers stay as they were" in gateway.said())
         assert gateway.tools() == of("a")
         assert gateway.text("a__echo", text="still") == "still"
@@ -107,7 +107,7 @@ def test_files_of_a_wrong_shape_change_nothing_and_are_told(tmp_path: Path) -> N
         assert gateway.tools() == of("a")
         for text, why in shapes.items():
             before = len(gateway.said())
-            user_file().write_text(text, encoding="utf-8")
+            replace_file(user_file(), text)
             gateway.until(lambda before=before: "stay as they were" in gateway.said()[before:])
             assert why in gateway.said()[before:]
             assert gateway.text("a__echo", text="still") == "still"
