@@ -165,7 +165,9 @@ async def test_a_second_session_shows_the_tools_before_the_server_is_up(work: Pa
 
 @pytest.mark.process
 async def test_what_a_server_lists_later_is_in_the_next_box(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.deck.mcp.config.rows.ServerLimits", lambda: ServerLimits(relist_gap_s=0.01))
+    defaults = ServerLimits.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "relist_gap_s", 0.01)
     put(work / "a.json", h=row(honest()))
     async with open_session(Invocation(cwd=str(work), mcp=("a.json",))) as session:
         before = len(session.box().descriptors())
