@@ -10,6 +10,7 @@ import pytest
 from tests.support.servers import HONEST_TOOLS, diary, honest
 from tests.support.waiting import until
 
+from indusagi.interop.protocol_bridge.contract import ServerLimits
 from indusagi.runtime import ToolCall
 from induscode.boot.plans import ConfigPathError, canon_tool_name, plan_servers, select_tools
 from induscode.boot.runners import load_mcp_capabilities
@@ -163,7 +164,10 @@ async def test_a_second_session_shows_the_tools_before_the_server_is_up(work: Pa
 
 
 @pytest.mark.process
-async def test_what_a_server_lists_later_is_in_the_next_box(work: Path) -> None:
+async def test_what_a_server_lists_later_is_in_the_next_box(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = ServerLimits.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "relist_gap_s", 0.01)
     put(work / "a.json", h=row(honest()))
     async with open_session(Invocation(cwd=str(work), mcp=("a.json",))) as session:
         before = len(session.box().descriptors())

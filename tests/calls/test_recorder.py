@@ -151,6 +151,7 @@ async def test_payloads_expire_while_a_run_goes_on_and_nothing_is_called(
 
     monkeypatch.setattr(CallDatabase, "prune", prune_and_tell)
     monkeypatch.setattr("induscode.calls.recorder.PRUNE_S", 0.01)
+    monkeypatch.setattr("induscode.calls.recorder.GATHER_S", 0.01)
     recorder = CallRecorder(str(path), ORIGIN, RecordSettings(payloads=True, payload_hours=0))
     await observed_box(recorder).runner.run(ToolCall("1", "echo", {"text": "secret"}))
     assert await anyio.to_thread.run_sync(pruned.wait, 10)

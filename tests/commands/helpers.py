@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 Done = subprocess.CompletedProcess[str]
 PYTHON = [sys.executable, "-I", "-S"]
+SLOW_S = "indusagi.interop.protocol_bridge.client.start.policy:StartPolicy.slow_s"
+"""In `CONSTANTS`: how long a start takes of which a person is told."""
+CLOSE_S = "indusagi.interop.protocol_bridge.contract:ServerLimits.close_s"
+"""In `CONSTANTS`: how long a server may take to exit at the end of its input, and again at SIGTERM."""
 HONEST = [*PYTHON, str(SERVERS / "honest.py")]
 
 
@@ -30,6 +35,21 @@ def faulty(mode: str, *words: object, **more: Any) -> dict[str, Any]:
     """Make the row of a server with a fault."""
     script = str(SERVERS / "fault.py")
     return {"command": PYTHON[0], "args": [*PYTHON[1:], script, mode, *map(str, words)], **more}
+
+
+def held(hold: Path, *flags: object, command: Path | None = None) -> dict[str, Any]:
+    """Make the row of a server without faults that does not start while there is a file `hold`.
+
+    It is started by way of a shell; `command` is where the script for it is written, if its name matters.
+    """
+    line = (
+        f"while test -e {shlex.quote(str(hold))}; do sleep 0.02; done; exec {shlex.join([*HONEST, *map(str, flags)])}"
+    )
+    if command is None:
+        return {"command": "sh", "args": ["-c", line]}
+    command.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    command.chmod(0o755)
+    return {"command": str(command)}
 
 
 def user_file() -> Path:
@@ -94,8 +114,13 @@ def one_line(done: Done, *parts: str, code: int = 2) -> None:
         assert part in done.stderr
 
 
-def on_terminal(*arguments: str, cwd: Path, columns: int = 80, **variables: str) -> str:
-    """Run a command whose output goes to a terminal of this width, and give what it wrote."""
+def on_terminal(
+    *arguments: str, cwd: Path, columns: int = 80, release: tuple[str, Path] | None = None, **variables: str
+) -> str:
+    """Run a command whose output goes to a terminal of this width, and give what it wrote.
+
+    Once it has written the text of `release`, the file that is named there is removed.
+    """
     ours, theirs = os.openpty()
     try:
         process = start_command(
@@ -112,6 +137,8 @@ def on_terminal(*arguments: str, cwd: Path, columns: int = 80, **variables: str)
     try:
         while part := os.read(ours, 65_536):
             parts.append(part)
+            if release is not None and release[0].encode() in b"".join(parts):
+                release[1].unlink(missing_ok=True)
     except OSError:  # EIO: the other end of the terminal is closed, see pty(7)
         pass
     finally:

@@ -16,6 +16,7 @@ import pytest
 from tests.calls.helpers import calls_file, make_record, read_calls
 from tests.commands.helpers import configured, on_terminal, row, user_file
 from tests.commands.serving import greeted
+from tests.support.forked import start_command
 from tests.support.scripts import command, run
 
 from indusagi.core.time import now_ms
@@ -213,8 +214,8 @@ def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
 def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str]) -> None:
     store({"tool": "old"})
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    following = subprocess.Popen(
-        [command(), "calls", "--follow", *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environ
+    following = start_command(
+        [command(), "calls", "--follow", *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path, environ=environ
     )
     with following:
         try:
@@ -223,9 +224,9 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str])
             reader = threading.Thread(target=lambda: lines.append(output.readline()))
             reader.start()
             # Calls before the start of the command are not shown, so that one has to come later. They fill no buffer.
-            for _ in range(50):
+            for _ in range(200):
                 store({"tool": "new"})
-                reader.join(0.4)
+                reader.join(0.1)
                 if not reader.is_alive():
                     break
             assert not reader.is_alive()

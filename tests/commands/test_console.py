@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.commands.helpers import HONEST, configured, faulty, on_terminal, row, user_file
+from tests.commands.helpers import HONEST, SLOW_S, configured, faulty, held, on_terminal, row, user_file
+from tests.support.forked import CONSTANTS
 from tests.support.scripts import run
 
 from induscode.console import console_for, find_shortest_prefix, format_age
@@ -143,9 +144,16 @@ def test_only_a_terminal_has_a_console() -> None:
 
 
 @pytest.mark.process
-def test_finding_b10_a_slow_server_has_a_line_when_it_waits_and_when_it_is_ready(tmp_path: Path) -> None:
-    configured(user_file(), {"slow": faulty("slow-start", 1.4), "quick": row()})
-    shown = ESCAPE.sub("", on_terminal("mcp", "list", cwd=tmp_path))
-    assert "first start of 'slow': still waiting for its first answer" in shown
+def test_finding_b10_a_slow_server_has_a_line_when_it_waits_and_when_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, waits = tmp_path / "hold", "first start of 'slow': still waiting for its first answer"
+    hold.touch()
+    configured(user_file(), {"slow": held(hold)})
+    monkeypatch.setitem(CONSTANTS, SLOW_S, 0.05)
+    shown = ESCAPE.sub("", on_terminal("mcp", "list", cwd=tmp_path, release=(waits, hold)))
+    assert waits in shown
     assert re.search(r"server 'slow' is ready after \d+ s", shown)
-    assert "'quick' is ready" not in shown
+    configured(user_file(), {"quick": row()})
+    monkeypatch.setitem(CONSTANTS, SLOW_S, 60)
+    assert "server 'quick'" not in on_terminal("mcp", "list", cwd=tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
 import signal
 import sqlite3
@@ -14,8 +13,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.commands.helpers import PYTHON, configured, faulty, row, told, user_file
+from tests.commands.helpers import CLOSE_S, PYTHON, SLOW_S, configured, faulty, held, on_terminal, row, told, user_file
 from tests.commands.serving import serving
+from tests.support.forked import CONSTANTS, start_command
 from tests.support.scripts import command, run
 from tests.support.servers import SERVERS
 
@@ -36,7 +36,7 @@ def fetched(folder: Path, steps: int, **more: Any) -> dict[str, Any]:
     script = SERVERS / "package_manager.py"
     program.write_text(f'#!/bin/sh\nexec {shlex.join([*PYTHON, str(script)])} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    args = [str(folder / "cache"), str(steps), "clean-slowly", *PYTHON, str(SERVERS / "honest.py")]
+    args = [str(folder / "cache"), str(steps), "clean-quickly", *PYTHON, str(SERVERS / "honest.py")]
     return {"command": str(program), "args": args, **more}
 
 
@@ -49,32 +49,19 @@ def lock_of(folder: Path) -> Path:
     return folder / "cache" / "_npx" / "0123456789abcdef" / "concurrency.lock"
 
 
-def on_terminal(*arguments: str, cwd: Path) -> str:
-    """Run a command whose standard error is a terminal, and give what stands there."""
-    ours, theirs = pty.openpty()
-    try:
-        with os.fdopen(theirs, "wb") as errors:
-            child = subprocess.Popen([command(), *arguments], stdout=subprocess.DEVNULL, stderr=errors, cwd=cwd)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-        assert child.wait(20) == 0
-    finally:
-        os.close(ours)
-    return shown.decode()
-
-
-def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(tmp_path: Path) -> None:
-    configured(user_file(), {"files": fetched(tmp_path, 14)})
-    assert "first start of 'files': npx may be downloading it" in on_terminal("mcp", "list", cwd=tmp_path)
-    configured(user_file(), {"slow": faulty("slow-start", 1.3)})
-    assert "first start of 'slow': still waiting" in on_terminal("mcp", "doctor", cwd=tmp_path)
+def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, SLOW_S, 0.05)
+    hold = tmp_path / "hold"
+    for verb, server, program, line in (
+        ("list", "files", tmp_path / "npx", "first start of 'files': npx may be downloading it"),
+        ("doctor", "slow", None, "first start of 'slow': still waiting"),
+    ):
+        hold.touch()
+        configured(user_file(), {server: held(hold, command=program)})
+        assert line in on_terminal("mcp", verb, cwd=tmp_path, release=(line, hold))
+    configured(user_file(), {"slow": faulty("slow-start", 0.2)})
     assert run("mcp", "list", cwd=tmp_path).stderr == ""
 
 
@@ -91,25 +78,34 @@ def test_the_line_of_a_slow_start_says_what_is_known(slow: SlowStart, said: str)
     assert describe_slow_start("x", slow) == said
 
 
+@pytest.fixture
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a server that is no package manager less time to exit than the package manager here takes."""
+    monkeypatch.setitem(CONSTANTS, CLOSE_S, 0.05)
+
+
+@pytest.mark.usefixtures("_short_patience")
 def test_finding_b1_a_list_that_gives_up_in_mid_unpack_leaves_the_cache_whole(tmp_path: Path) -> None:
-    configured(user_file(), {"files": fetched(tmp_path, 100, startup_timeout_sec=0.7)})
+    configured(user_file(), {"files": fetched(tmp_path, 100, startup_timeout_sec=0.4)})
     (listed,) = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
     assert listed["fault"]["kind"] == "timeout"
     assert not lock_of(tmp_path).parent.exists()
 
 
+@pytest.mark.usefixtures("_short_patience")
 def test_finding_b1_ctrl_c_in_mid_unpack_leaves_the_cache_whole(tmp_path: Path) -> None:
     configured(user_file(), {"files": fetched(tmp_path, 300)})
-    child = subprocess.Popen([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    child = start_command([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     _wait_for(lock_of(tmp_path))
     child.send_signal(signal.SIGINT)
     assert child.wait(20) == 130
     assert not lock_of(tmp_path).parent.exists()
 
 
+@pytest.mark.usefixtures("_short_patience")
 def test_finding_b1_a_killed_program_leaves_its_package_manager_time_to_clean_up(tmp_path: Path) -> None:
     configured(user_file(), {"files": fetched(tmp_path, 300)})
-    child = subprocess.Popen([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    child = start_command([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     _wait_for(lock_of(tmp_path))
     child.kill()
     child.wait(20)

@@ -13,7 +13,7 @@ import pytest
 from anyio import to_thread
 from tests.support.dialogs import scripted
 from tests.support.oauth_service import SECRET, OAuthService, oauth_service
-from tests.support.protected_server import follow_redirect, sign_in_by_http
+from tests.support.protected_server import follow_redirect, sign_in_by_http, skip_pauses
 
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.json import is_json_object
@@ -242,7 +242,10 @@ async def test_a_missing_or_wrong_secret_is_told_without_a_request_to_the_servic
 # -- OpenID Connect -----------------------------------------------------------------------------
 
 
-async def test_openid_connect_finds_the_issuer_and_registers_a_client(tmp_path: Path) -> None:
+async def test_openid_connect_finds_the_issuer_and_registers_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_pauses(monkeypatch)
     async with oauth_service() as service:
         url = f"{service.issuer.issuer}/.well-known/oauth-authorization-server"
         notes = Notes(tmp_path, service, OAuthReference(scheme="account"))

@@ -3,8 +3,8 @@
 `package_manager.py CACHE STEPS ON_SIGNAL COMMAND …`: takes the lock of the cache, writes a file in
 so many steps of 0.1 s, marks the folder as whole, gives the lock back and becomes the command.
 ON_SIGNAL says what SIGINT and SIGTERM do while it unpacks: `clean` takes a second to undo all,
-`clean-slowly` 2.5 s, `finish` goes on to the end. Whoever kills it leaves the lock and half of a
-folder behind.
+`clean-quickly` half of that, `finish` goes on to the end. Whoever kills it leaves the lock and half
+of a folder behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
                 file.write(b"x" * 65536)
                 time.sleep(0.1)
                 if told and on_signal != "finish":
-                    _undo(folder, file.fileno(), 10 if on_signal == "clean" else 25)
+                    _undo(folder, file.fileno(), 10 if on_signal == "clean" else 5)
         with open(os.path.join(folder, "whole"), "w", encoding="ascii"):
             pass
         os.rmdir(lock)

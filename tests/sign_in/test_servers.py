@@ -12,7 +12,7 @@ import anyio
 import pytest
 from tests.support.authlib_server import AuthlibServer
 from tests.support.dialogs import ScriptedDialog, scripted
-from tests.support.protected_server import follow_redirect, protected_site, sdk_site, sign_in_by_http
+from tests.support.protected_server import follow_redirect, protected_site, sdk_site, sign_in_by_http, skip_pauses
 from tests.support.waiting import until
 
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, DeviceCode, ServerAuth
@@ -101,6 +101,11 @@ ADA = ({"type": "text", "text": "ada@example.org"},)
 GRACE = ({"type": "text", "text": "grace@example.org"},)
 
 
+@pytest.fixture
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_pauses(monkeypatch)
+
+
 # -- ways of signing in -----------------------------------------------------------------------
 
 
@@ -130,6 +135,7 @@ async def test_the_authorization_server_of_the_sdk_signs_in_too(method: str | No
             await ask_who(config)
 
 
+@pytest.mark.usefixtures("_no_pauses")
 async def test_another_device_signs_in() -> None:
     async with protected_site() as site:
         config = configure(site.server.url)
@@ -145,6 +151,7 @@ async def test_another_device_signs_in() -> None:
         assert await ask_who(config) == ADA
 
 
+@pytest.mark.usefixtures("_no_pauses")
 async def test_a_device_is_registered_apart_from_a_browser() -> None:
     async with protected_site() as site:
         config = configure(site.server.url)
@@ -160,6 +167,7 @@ async def test_a_device_is_registered_apart_from_a_browser() -> None:
         assert site.issuer.count("register", 201) == 3
 
 
+@pytest.mark.usefixtures("_no_pauses")
 async def test_a_refused_device_is_told() -> None:
     async with protected_site() as site:
 

@@ -59,7 +59,7 @@ def load_program() -> Iterator[None]:
 
 
 class ConstantSetter:
-    """Sets constants of modules: of those that are loaded at once, of the others when they are (PEP 451)."""
+    """Sets constants of modules and defaults of fields: of loaded modules at once, of others as they load (PEP 451)."""
 
     def __init__(self, constants: Mapping[str, Any]) -> None:
         self._wanted: dict[str, dict[str, Any]] = {}
@@ -87,9 +87,12 @@ class ConstantSetter:
     def _set(self, module: ModuleType) -> None:
         for constant, value in self._wanted[module.__name__].items():
             *classes, name = constant.split(".")
-            owner = functools.reduce(getattr, classes, module)
+            owner: Any = functools.reduce(getattr, classes, module)
             getattr(owner, name)  # a misspelt one is an error
-            setattr(owner, name, value)
+            if hasattr(owner, "__dataclass_fields__"):
+                owner.__init__.__kwdefaults__[name] = value
+            else:
+                setattr(owner, name, value)
 
 
 def serve(control: socket.socket) -> None:

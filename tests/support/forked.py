@@ -31,18 +31,23 @@ CONSTANTS: dict[str, float] = {
     "induscode.commands.serve.gateway:_APPROVALS_S": 0.05,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
+    # How soon a server that announces changes is listed again.
+    "indusagi.interop.protocol_bridge.contract:ServerLimits.relist_gap_s": 0.05,
     # Redraws, the look at what the status line tells, and the first pause before a model is asked again.
     "induscode.interactive.screen:_FRAME_S": 0.005,
     "induscode.interactive.app:_WATCH_S": 0.02,
     "induscode.session.model_loop.chat.model:_FIRST_DELAY_S": 0.01,
 }
-"""Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME".
+"""Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME"; of a dataclass it is the
+default of a field that is given by keyword only.
 
 Only what a test waits for belongs here, polls and pauses; never a limit that a slow machine might reach.
 """
 SERVER = Path(__file__).with_name("fork_server.py")
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "COVERAGE")
 """Variables that are read when an interpreter starts."""
+_OF_NO_INTEREST = {"PYTHON_KEYRING_BACKEND", "PYTHONUNBUFFERED"}
+"""Of those, the one that the program reads, and the one that a fork does without: its streams are always buffered."""
 _LAUNCH = (
     "import fcntl, os, sys, termios; fcntl.ioctl(int(sys.argv[1]), termios.TIOCSCTTY, 0); "
     "os.execv(sys.argv[2], sys.argv[2:])"
@@ -163,9 +168,7 @@ def start_command(
     """
     variables = dict(os.environ if environ is None else environ)
     former = _servers[0].environ if _servers else os.environ
-    names = {name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)} - {
-        "PYTHON_KEYRING_BACKEND"
-    }
+    names = {name for name in {*variables, *former} if name.startswith(_OF_THE_INTERPRETER)} - _OF_NO_INTEREST
     is_plain = is_indus and all(variables.get(name) == former.get(name) for name in names)
     if is_plain and not any("COVERAGE" in name for name in names):
         return ForkedCommand(argv, env=variables, terminal=terminal, **options)

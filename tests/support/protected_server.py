@@ -17,10 +17,13 @@ from tests.support.authlib_server import AuthlibServer
 from tests.support.sdk_auth_server import SdkAuthServer
 from tests.support.sdk_hosts import served
 
+from indusagi.interop.auth.steps import WaitStep
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    import pytest
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -112,6 +115,15 @@ async def protected_site(issuer: AuthlibServer | None = None) -> AsyncGenerator[
         issuer.issuer = server.issuer = address
         server.url = issuer.resource = f"{place}/mcp"
         yield Site(issuer, server)
+
+
+def skip_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for the tokens of a device without a pause."""
+
+    def wait_no_time(_: float) -> WaitStep:
+        return WaitStep(0)
+
+    monkeypatch.setattr("indusagi.interop.auth.grants.WaitStep", wait_no_time)
 
 
 @contextmanager

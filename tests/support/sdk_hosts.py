@@ -7,6 +7,7 @@ import socket
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import uvicorn
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.sse import SseServerTransport
@@ -21,17 +22,42 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+_FINISH_S = 0.2
+"""How long a response may take after the end of the test; a stream has no end of its own."""
+
 
 class _Quiet(uvicorn.Server):
+    """Ends when it is told to: the server of the library looks every tenth of a second, at each step of its end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told = asyncio.Event()
+
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = self.server_state
+        for server in self.servers:
+            server.close()
+        for connection in [*state.connections]:
+            connection.shutdown()
+        with anyio.move_on_after(_FINISH_S):
+            await until(lambda: not state.connections and not state.tasks)
+        for task in state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
 
 
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncGenerator[str]:
     """Serve until the end of the block; gives the address without a path."""
-    config = uvicorn.Config(app, ws="none", log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, ws="none", log_config=None)
     server = _Quiet(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with asyncio.TaskGroup() as tasks:
@@ -40,7 +66,7 @@ async def served(app: ASGIApp) -> AsyncGenerator[str]:
             try:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             finally:
-                server.should_exit = True
+                server.told.set()
 
 
 def only_legacy(app: ASGIApp) -> ASGIApp:

@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.commands.helpers import PYTHON, configured, row, user_file
 from tests.commands.serving import hello, serving, wait_for
 from tests.support.scripts import run
-from tests.support.servers import HONEST_TOOLS, SERVERS, diary
+from tests.support.servers import HONEST_TOOLS, SERVERS, STEADY, diary
 from tests.support.waiting import LIMIT_S, is_alive, until
 
 from indusagi.core.invisible import iter_strings
@@ -105,10 +105,11 @@ def test_a_gateway_behind_http_loads_nothing_of_the_sdk(tmp_path: Path) -> None:
 def test_finding_d11_there_is_room_for_256_sessions_or_as_many_as_are_said(tmp_path: Path) -> None:
     for words, room in (([], 256), (["--sessions", "2"], 2), (["--max-sessions", "3"], 3)):
         with listening(*NONE, *words, cwd=tmp_path) as (_, url):
-            assert {post(url, **bearer()).status_code for _ in range(room)} == {200}
-            post(url, **bearer())
-            health = httpx2.get(f"{url.removesuffix('/mcp')}/health", headers=bearer())
-            assert health.json()["sessions"] == room
+            headers = {"accept": "application/json, text/event-stream", **bearer()}
+            with httpx2.Client(headers=headers, timeout=LIMIT_S) as client:
+                assert {client.post(url, json=hello()).status_code for _ in range(room)} == {200}
+                client.post(url, json=hello())
+                assert client.get(f"{url.removesuffix('/mcp')}/health").json()["sessions"] == room
 
 
 @pytest.mark.parametrize(("flag", "status"), [("--max-requests", 503), ("--max-requests-per-token", 429)])
@@ -156,8 +157,8 @@ async def test_two_clients_see_one_deck_that_changes(tmp_path: Path) -> None:
     with listening(*NONE, "--sse", cwd=tmp_path) as (gateway, url):
         assert f"for old clients: {url.removesuffix('/mcp')}/sse" in gateway.said()
         old = url.removesuffix("/mcp") + "/sse"
-        first = create_server_endpoint(StreamableHttpServerConfig("first", url, bearer()))
-        second = create_server_endpoint(SseServerConfig("second", old, bearer()))
+        first = create_server_endpoint(StreamableHttpServerConfig("first", url, bearer(), limits=STEADY))
+        second = create_server_endpoint(SseServerConfig("second", old, bearer(), limits=STEADY))
         await first.open()
         await second.open()
         try:
@@ -277,7 +278,7 @@ async def test_told_to_end_it_lets_calls_finish(tmp_path: Path) -> None:
         answers: list[Any] = []
 
         async def ask() -> None:
-            answers.append(await endpoint.invoke("a__slow", {"seconds": 1}))
+            answers.append(await endpoint.invoke("a__slow", {"seconds": 0.3}))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)

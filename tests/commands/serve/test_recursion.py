@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.commands.helpers import configured, one_line, row, user_file
 from tests.commands.serving import greeted, serving, wait_for
+from tests.support.forked import CONSTANTS
 from tests.support.scripts import command, run
 from tests.support.servers import diary
 
@@ -115,7 +116,9 @@ def test_ancestry_does_not_change_the_identity_of_a_server(tmp_path: Path) -> No
     assert "never started" not in listed.stderr
 
 
-def test_gateway_closes_a_connection_to_itself(tmp_path: Path) -> None:
+def test_gateway_closes_a_connection_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It waits for its own list of tools.
+    monkeypatch.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 0.1)
     port = _free_port()
     address = {"url": f"http://127.1:{port}/mcp"}
     configured(user_file(), {"me": address, "here": {"url": f"http://localhost:{port}/mcp"}})

@@ -9,8 +9,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.commands.helpers import HONEST, configured, replace_file, row, servers_of, typed, user_file
+from tests.commands.helpers import CLOSE_S, HONEST, configured, replace_file, row, servers_of, typed, user_file
 from tests.commands.serving import CHANGED, greeted, serving, wait_for
+from tests.support.forked import CONSTANTS
 from tests.support.scripts import command
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
@@ -209,7 +210,7 @@ def test_a_signal_lets_calls_finish_and_leaves_nothing(tmp_path: Path, number: i
     log = tmp_path / "log"
     configured(user_file(), {"a": row("--log", log)})
     with greeted(*NONE, cwd=tmp_path) as gateway:
-        asked = gateway.send("tools/call", name="a__slow", arguments={"seconds": 1})
+        asked = gateway.send("tools/call", name="a__slow", arguments={"seconds": 0.3})
         gateway.until(lambda: bool(diary(log, "heard tools/call")))
         os.kill(gateway.pid, number)
         assert not gateway.answer(asked)["result"]["isError"]
@@ -217,7 +218,8 @@ def test_a_signal_lets_calls_finish_and_leaves_nothing(tmp_path: Path, number: i
     gone(log)
 
 
-def test_a_call_that_takes_too_long_is_cancelled_at_the_end(tmp_path: Path) -> None:
+def test_a_call_that_takes_too_long_is_cancelled_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONSTANTS, "indusagi.interop.protocol_bridge.host.dispatcher:HostLimits.stop_s", 0.1)
     log = tmp_path / "log"
     configured(user_file(), {"a": row("--log", log)})
     with greeted(*NONE, cwd=tmp_path) as gateway:
@@ -280,7 +282,8 @@ def test_r52_a_client_that_vanishes_in_a_call_leaves_no_process(tmp_path: Path) 
     gone(log)
 
 
-def test_a_signal_while_servers_come_up_ends_it_too(tmp_path: Path) -> None:
+def test_a_signal_while_servers_come_up_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONSTANTS, CLOSE_S, 0.05)
     log = tmp_path / "log"
     quiet = {"command": "sh", "args": ["-c", f"echo start $$ >> {log}; exec sleep 60"]}
     configured(user_file(), {"quiet": quiet})
@@ -304,7 +307,9 @@ class Scripted(FileWatch):
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
 
-async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet() -> None:
+async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileWatch, "poll_s", 0.01)
+    monkeypatch.setattr("induscode.commands.serve.reload._STABLE_S", 0.01)
     Scripted.script = [1, 2, 3, 4, 4, 5]
     watch = Scripted(())
     told = SignalState()

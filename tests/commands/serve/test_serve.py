@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from mcp_types import ListToolsResult
-from tests.commands.helpers import PYTHON, configured, faulty, one_line, project_file, row, user_file
+from tests.commands.helpers import PYTHON, configured, faulty, held, one_line, project_file, row, user_file
 from tests.commands.serving import CHANGED, VERSION, greeted, hello, serving
+from tests.support.forked import CONSTANTS
 from tests.support.scripts import command, run, unmeasured
 from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
 from tests.support.waiting import is_alive
@@ -256,15 +257,8 @@ def test_a_server_of_the_project_waits_for_consent_and_comes_with_it(tmp_path: P
 # -- servers that are late, fail or change ----------------------------------------------------
 
 
-def held(tmp_path: Path, *flags: object) -> dict[str, Any]:
-    """Make the row of a server that does not start while there is a file `hold`."""
-    honest = row(*flags)
-    line = f'while test -e {tmp_path}/hold; do sleep 0.05; done; exec "$@"'
-    return {"command": "sh", "args": ["-c", line, "held", honest["command"], *honest["args"]]}
-
-
 def test_what_is_known_of_a_server_is_listed_before_it_is_up(tmp_path: Path) -> None:
-    configured(user_file(), {"late": held(tmp_path)})
+    configured(user_file(), {"late": held(tmp_path / "hold")})
     assert "late__echo" in run("tools", cwd=tmp_path).stdout
     (tmp_path / "hold").touch()
     with greeted(cwd=tmp_path) as gateway:
@@ -275,11 +269,15 @@ def test_what_is_known_of_a_server_is_listed_before_it_is_up(tmp_path: Path) -> 
         assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
 
 
-def test_a_server_that_takes_long_is_waited_for_a_while_and_then_arrives(tmp_path: Path) -> None:
+def test_a_server_that_takes_long_is_waited_for_a_while_and_then_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 0.1)
     (tmp_path / "hold").touch()
-    configured(user_file(), {"late": held(tmp_path), "quick": row()})
+    configured(user_file(), {"late": held(tmp_path / "hold"), "quick": row()})
     with greeted(cwd=tmp_path) as gateway:
-        assert gateway.tools() == [*READ_ONLY, *of("quick")]
+        assert not {*gateway.tools()} & {*of("late")}
+        gateway.until_tools(lambda tools: tools == [*READ_ONLY, *of("quick")])
         (tmp_path / "hold").unlink()
         assert gateway.until_tools(lambda tools: "late__echo" in tools) == [*READ_ONLY, *of("late"), *of("quick")]
         assert gateway.heard[0]["method"] == CHANGED

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from subprocess import DEVNULL, PIPE
+from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio import to_thread
 from tests.sign_in.test_servers import configure, sign_in
+from tests.support.forked import start_command
 from tests.support.protected_server import follow_redirect, protected_site, sign_in_by_http
-from tests.support.scripts import command, unmeasured
+from tests.support.scripts import command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
-
-    from anyio.abc import Process
 
 pytestmark = pytest.mark.process
 
@@ -28,29 +27,32 @@ PERSON_CAN_BROWSE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 class JsonClient:
     """A client that speaks lines of JSON, and whose person does in a browser what the gateway asks for."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._writer = process.stdin
-        self._reader = BufferedByteReceiveStream(process.stdout)
+        self._writer, self._reader = process.stdin, process.stdout
         self._number = 0
         self.pages: list[dict[str, Any]] = []
         self.allow = True
         self.is_changed = False
 
-    async def send(self, message: dict[str, Any]) -> None:
-        await self._writer.send(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+    def send(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self._writer.flush()
+
+    async def receive(self) -> dict[str, Any]:
+        return json.loads(await to_thread.run_sync(self._reader.readline, abandon_on_cancel=True))
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a request, and return its result; requests of the gateway are answered meanwhile."""
         self._number += 1
-        await self.send({"id": self._number, "method": method, "params": params})
+        self.send({"id": self._number, "method": method, "params": params})
         while True:
-            message = json.loads(await self._reader.receive_until(b"\n", 1_000_000))
+            message = await self.receive()
             if message.get("method") == "elicitation/create":
                 self.pages.append(message["params"])
                 action = "accept" if self.allow else "decline"
-                await self.send({"id": message["id"], "result": {"action": action}})
+                self.send({"id": message["id"], "result": {"action": action}})
                 if self.allow:
                     await follow_redirect(await sign_in_by_http(message["params"]["url"]))
             elif message.get("method") == "notifications/tools/list_changed":
@@ -63,7 +65,7 @@ class JsonClient:
         with anyio.fail_after(40):
             while name not in await self.list_names():
                 while not self.is_changed:
-                    message = json.loads(await self._reader.receive_until(b"\n", 1_000_000))
+                    message = await self.receive()
                     self.is_changed = message.get("method") == "notifications/tools/list_changed"
                 self.is_changed = False
 
@@ -80,16 +82,16 @@ async def gateway(url: str, folder: Path, capabilities: dict[str, Any]) -> Async
     config = folder / "servers.json"
     config.write_text(json.dumps({"mcpServers": {"demo": {"type": "http", "url": url}}}), "utf-8")
     line = [command("indus"), "serve", "--mcp", str(config)]
-    async with await anyio.open_process(line, stdin=PIPE, stderr=DEVNULL, cwd=folder, env=unmeasured()) as process:
+    with start_command(line, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder) as process:
         client = JsonClient(process)
         try:
             info = {"name": "test", "version": "1"}
             await client.ask("initialize", protocolVersion="2025-11-25", capabilities=capabilities, clientInfo=info)
-            await client.send({"method": "notifications/initialized"})
+            client.send({"method": "notifications/initialized"})
             yield client
         finally:
             process.terminate()
-            await process.wait()
+            await to_thread.run_sync(process.wait)
 
 
 async def test_a_client_signs_in_by_a_page_and_the_tools_appear(tmp_path: Path) -> None:
