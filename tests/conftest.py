@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from tests.support.leaks import HeldResources, find_leaks, snapshot_resources
+from tests.support.sandboxes import offer_bubblewrap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
@@ -48,6 +49,9 @@ settings.load_profile("indus")
 # tests that ran before in the same process, so the examples of a test would differ from run to run, `derandomize` or
 # not (https://github.com/HypothesisWorks/hypothesis/issues/4627).
 providers._get_local_constants = Constants
+
+pytest_plugins = ("tests.support.report",)
+offer_bubblewrap()
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from tests.support.commands import PYTHON
+from tests.support.sandboxes import NO_LANDLOCK
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
@@ -598,7 +599,7 @@ async def test_r42_invisible_characters_in_output_are_reported(session: Session)
     assert text.splitlines()[2:] == ["[hidden characters: text direction controls in line 2]", "[exit code 3]"]
 
 
-@pytest.mark.skipif(not landlock_abi(), reason="this system has no Landlock")
+@pytest.mark.skipif(not landlock_abi(), reason=NO_LANDLOCK)
 async def test_first_result_says_what_the_sandbox_cannot_guard(tmp_path: Path) -> None:
     async with session_in(tmp_path, Sandbox(mechanisms=("landlock",))) as session:
         first, second = await session.text("true"), await session.text("true")
