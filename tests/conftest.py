@@ -51,7 +51,6 @@ settings.load_profile("indus")
 providers._get_local_constants = Constants
 
 pytest_plugins = ("tests.support.report",)
-offer_bubblewrap()
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -257,6 +256,14 @@ def _few_authorities(_new_folder: Callable[[str], Path]) -> Iterator[None]:
             one.write_text(first + end, "utf-8")
             patch.setenv("SSL_CERT_FILE", str(one))
             patch.delenv("SSL_CERT_DIR", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bubblewrap(_new_folder: Callable[[str], Path]) -> Iterator[None]:
+    """Let the tests find the bubblewrap that `make setup` has fetched, if the system has none that works."""
+    with pytest.MonkeyPatch.context() as patch:
+        offer_bubblewrap(_new_folder("bubblewrap"), patch)
         yield
 
 
