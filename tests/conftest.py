@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from tests.support.leaks import HeldResources, find_leaks, snapshot_resources
+from tests.support.sandboxes import offer_bubblewrap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
@@ -51,6 +52,8 @@ settings.load_profile("indus")
 # tests that ran before in the same process, so the examples of a test would differ from run to run, `derandomize` or
 # not (https://github.com/HypothesisWorks/hypothesis/issues/4627).
 providers._get_local_constants = Constants
+
+pytest_plugins = ("tests.support.report",)
 
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -265,6 +268,14 @@ def _few_authorities(_new_folder: Callable[[str], Path]) -> Iterator[None]:
             one.write_text(first + end, "utf-8")
             patch.setenv("SSL_CERT_FILE", str(one))
             patch.delenv("SSL_CERT_DIR", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bubblewrap(_new_folder: Callable[[str], Path]) -> Iterator[None]:
+    """Let the tests find the bubblewrap that `make setup` has fetched, if the system has none that works."""
+    with pytest.MonkeyPatch.context() as patch:
+        offer_bubblewrap(_new_folder("bubblewrap"), patch)
         yield
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.code_mode import CANARY, script_runs
+from tests.support.sandboxes import skip_without
 
-from indusagi.capabilities.sandbox.bubblewrap import find_bubblewrap
 from induscode.code_mode.contract import CodeLimits
 
 if TYPE_CHECKING:
@@ -130,11 +129,6 @@ async def test_a_script_that_computes_too_long_is_told_its_limit_in_plain_words(
     assert "feed" not in text
 
 
-needs_bubblewrap = pytest.mark.skipif(
-    not find_bubblewrap(os.environ.get("PATH", ""), "/nowhere")[0],
-    reason="bubblewrap is not installed, or does not work here",
-)
-
 _ALL_IN_ONE = """
 results = {}
 for name, code in SNIPPETS.items():
@@ -179,8 +173,8 @@ reached
 """
 
 
-@needs_bubblewrap
 async def test_no_script_reaches_anything_on_cpython(canary: Path, tmp_path: Path) -> None:
+    skip_without("bubblewrap")
     async with script_runs(tmp_path, "cpython", limits=LIMITS) as runs:
         snippets = {name: code for name, code in REACHES.items() if "gi_frame" not in code and "cr_frame" not in code}
         names = "TOOLS = {'echo': echo, 'open_vault': open_vault}"
@@ -198,9 +192,9 @@ async def test_no_script_reaches_anything_on_cpython(canary: Path, tmp_path: Pat
         assert runs.ran == []
 
 
-@needs_bubblewrap
 @pytest.mark.parametrize("name", ["loop for ever", "fill the memory", "recurse for ever", "print for ever"])
 async def test_no_script_exhausts_the_machine_on_cpython(name: str, tmp_path: Path) -> None:
+    skip_without("bubblewrap")
     async with script_runs(tmp_path, "cpython", limits=LIMITS) as runs:
         outcome = await runs.run(EXHAUSTS[name])
         assert outcome.is_error

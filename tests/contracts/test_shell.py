@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from tests.support.scripts import unmeasured
+from tests.support.stops import give_up_soon, past_its_limit
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import shell as local_shell
@@ -131,8 +132,13 @@ async def test_r46_command_is_over_at_its_exit_and_background_child_is_ended(she
     assert not is_alive(int(result.output))
 
 
-async def test_command_past_its_time_limit_is_ended_with_its_output(shell: Shell) -> None:
-    result = await shell.exec("echo before; sleep 600", timeout_ms=500)
+async def test_command_past_its_time_limit_is_ended_with_its_output(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "echo before; touch ready; exec sleep 600"
+    result = await past_its_limit(
+        lambda: shell.exec(command, timeout_ms=600_000), (tmp_path / "ready").exists, monkeypatch
+    )
     assert (result.ended, result.output) == (Ended.TIMEOUT, b"before\n")
     assert result.exit_code == -signal.SIGTERM
 
@@ -314,7 +320,8 @@ async def test_output_waiting_for_a_slow_disk_is_kept(
 async def test_wait_includes_the_output(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     async with started(shell, "echo word") as process:
-        asyncio.get_running_loop().call_later(0.5, disk.going.set)
+        await until(lambda: process.exit_code == 0 and disk.asked.is_set())
+        asyncio.get_running_loop().call_later(0.1, disk.going.set)
         assert await process.wait() == 0
         assert process.read_output() == b"word\n"
 
@@ -324,7 +331,8 @@ async def test_slow_disk_blocks_the_command_instead_of_filling_memory(
 ) -> None:
     disk = SlowDisk(monkeypatch)
     async with started(shell, "head -c 5000000 /dev/zero") as process:
-        asyncio.get_running_loop().call_later(0.5, disk.going.set)
+        await until(disk.asked.is_set)
+        asyncio.get_running_loop().call_later(0.1, disk.going.set)
         await until(lambda: process.output_size() == 5_000_000)
     assert disk.largest <= 1024 * 1024
 
@@ -345,7 +353,7 @@ async def test_capture_is_closed_after_the_last_write(shell: Shell, monkeypatch:
     disk = SlowDisk(monkeypatch)
     process = await shell.spawn("echo first")
     await until(disk.asked.is_set)
-    with anyio.move_on_after(0.5) as scope:
+    with anyio.move_on_after(0.1) as scope:
         await process.aclose()
     assert scope.cancelled_caught
     disk.going.set()  # whether the file is closed now is seen by the check for leaks
@@ -422,7 +430,7 @@ async def test_descendants_left_at_the_exit_are_ended(shell: Shell, command: str
 async def test_start_cancelled_at_any_step_leaves_nothing(shell: Shell, step_s: float, tmp_path: Path) -> None:
     await shell.exec("true")
     before = len(os.listdir("/proc/self/fd"))
-    for steps in range(41):
+    for steps in range(0, 41, 2):
         work = shell.spawn("sleep 600 & setsid sleep 600 & wait", env={PROBE: str(tmp_path)})
         task = asyncio.create_task(work)  # noqa: TID251 — cancelled below
         for _ in range(steps):
@@ -506,7 +514,7 @@ async def test_stop_after_the_end_signals_nothing(shell: Shell, request: pytest.
 
 
 async def test_deadline_holds_for_processes_that_cannot_be_signalled(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root one may signal everybody, so the refusal of the system is played here."""
 
@@ -516,8 +524,11 @@ async def test_deadline_holds_for_processes_that_cannot_be_signalled(
     kill = os.kill
     for module, name in ((os, "kill"), (os, "killpg"), (signal, "pidfd_send_signal")):
         monkeypatch.setattr(module, name, refuse)
-    with anyio.fail_after(20):
-        result = await shell.exec("echo $$; exec sleep 600", timeout_ms=500)
+    give_up_soon(monkeypatch)
+    command = "echo $$; touch ready; exec sleep 600"
+    result = await past_its_limit(
+        lambda: shell.exec(command, timeout_ms=600_000), (tmp_path / "ready").exists, monkeypatch
+    )
     assert (result.ended, result.exit_code) == (Ended.TIMEOUT, -signal.SIGKILL)
     pid = int(result.output)
     assert is_alive(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from tests.calls.helpers import read_calls
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.servers import diary, honest
 from tests.support.sessions import SessionSetup, to_text
-from tests.support.waiting import is_alive, until
+from tests.support.waiting import is_alive, mentioning, running, until
 
 from indusagi.capabilities.receipts import find_leftover_jobs
 
@@ -192,10 +193,12 @@ def test_requests_of_a_background_task_count_as_those_of_the_run(setup: SessionS
 async def test_end_of_the_parent_leaves_nothing(
     setup: SessionSetup, tmp_path: Path, number: signal.Signals, background: bool
 ) -> None:
-    log, started = tmp_path / "log", setup.cwd / "started"
+    log = tmp_path / "log"
     setup.mount(honest("--log", log, id="srv"))
     write_agent(setup, "caller", "description: calls", "tools: srv__*, bash")
-    job = "setsid sleep 600 & echo $! $$ > started; exec sleep 600"
+    # Found by a number of its own instead of by pids: in bubblewrap those are of another namespace.
+    seconds = f"600.{os.getpid():08}{number:02}{background:d}"
+    job = f"setsid sleep {seconds} & exec sleep {seconds}"
     both = (("bash", {"command": job, "background": True}), ("srv__slow", {"seconds": 600}))
     stalled, slow = Reply(text=("thinking",), stalls=True), Reply(calls=both)
     asked = calls("task", objective="call", agent="caller", background=background)
@@ -206,15 +209,16 @@ async def test_end_of_the_parent_leaves_nothing(
         # A command and a call of a server are under way; in the background, beside a request of the parent.
         await until(lambda: bool(diary(log, "heard tools/call")))
         await until(lambda: not background or setup.server.speaking.is_set())
-        await until(lambda: started.exists() and len(started.read_text().split()) == 2)
-        pids = list(map(int, [*diary(log, "start"), *started.read_text().split()]))
+        await until(lambda: len(running("sleep", seconds)) == 2)
+        (server,) = map(int, diary(log, "start"))
         process.send_signal(number)
         await until(lambda: process.poll() is not None)
     finally:
         process.kill()
         process.communicate(timeout=10)
-    assert len(pids) == 3
-    await until(lambda: not any(map(is_alive, pids)))
+    await until(lambda: not is_alive(server))
+    # Neither the two, nor a shell or a bubblewrap around them, whose words name it too.
+    await until(lambda: mentioning(seconds) == [])
     if background:
         await until(setup.server.left.is_set)
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)

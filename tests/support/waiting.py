@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import os
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 LIMIT_S = 20
 """Far beyond what anything here takes: reached only by a test that fails."""
@@ -48,16 +49,21 @@ def is_alive(pid: int) -> bool:
 
 def running(*argv: str) -> list[int]:
     """List the processes that were started with exactly these words."""
-    if os.path.isdir("/proc/self"):
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is(pid, argv)]
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
-    return [int(row[0]) for row in rows if row[1:] == [" ".join(argv)]]
+    return [pid for pid, words in _list_commands() if words == " ".join(argv)]
 
 
-def _is(pid: int, argv: tuple[str, ...]) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().split(b"\0")[:-1] == [word.encode() for word in argv]
-    except OSError:
-        return False
+def mentioning(text: str) -> list[int]:
+    """List the processes whose command line holds a text."""
+    return [pid for pid, words in _list_commands() if text in words]
+
+
+def _list_commands() -> Iterator[tuple[int, str]]:
+    if not os.path.isdir("/proc/self"):
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True)
+        for line in listed.stdout.splitlines():
+            pid, _, words = line.strip().partition(" ")
+            yield int(pid), words.strip()
+        return
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            yield int(pid), file.read().rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.sandboxes import skip_without
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.sandbox.bubblewrap import find_bubblewrap
 from indusagi.capabilities.tools import native_tools
 from indusagi.core.text import clean_text
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-HAVE_BUBBLEWRAP = bool(find_bubblewrap(os.environ.get("PATH", ""), "/nowhere")[0])
 DIRTY = "a\x1b[2J\u202e\U000e0041b.txt"
 """A name with an escape sequence, a direction override and an invisible character."""
 CALLS: list[tuple[str, JsonObject]] = [
@@ -124,8 +123,7 @@ async def test_default_10_pipes_are_not_opened(
 async def test_default_11_command_is_confined_to_its_workspace(
     box: RegistryToolBox, work: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    if not HAVE_BUBBLEWRAP:
-        pytest.skip("bubblewrap does not work here")
+    skip_without("bubblewrap")
     keys = Path.home() / ".ssh"
     keys.mkdir(parents=True)
     (keys / "id").write_text("key", encoding="utf-8")

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from anyio import to_thread
 from tests.support.commands import PYTHON
+from tests.support.stops import kill_soon
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
@@ -135,7 +136,7 @@ async def test_poll_returns_when_the_job_ends(session: Session) -> None:
 
 async def test_poll_returns_empty_after_its_wait(session: Session) -> None:
     job = await session.start(STAY)
-    outcome = await session.poll(job, "never said", waitMs=200)
+    outcome = await session.poll(job, "never said", waitMs=50)
     assert outcome.details["state"] == "running"
 
 
@@ -181,7 +182,10 @@ async def _left_is(session: Session, job: str, count: int) -> bool:
 # -- stop -----------------------------------------------------------------------------------------
 
 
-async def test_probe_0_15_stop_ends_the_process_tree_and_reports_it(session: Session) -> None:
+async def test_probe_0_15_stop_ends_the_process_tree_and_reports_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_soon(monkeypatch)
     job = await session.start(
         "sleep 600 & echo $!; setsid sleep 600 & echo $!; trap '' TERM; echo ready; sleep 600; wait"
     )
@@ -205,7 +209,7 @@ async def test_stop_can_start_with_another_signal(session: Session, name: str) -
 
 
 async def test_job_that_ignores_another_signal_is_killed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indusagi.capabilities.jobs.job.STOP_GRACE_MS", 200)
+    kill_soon(monkeypatch)
     job = await session.start("trap '' INT; echo ready; while :; do sleep 0.02; done")
     await session.poll(job, "ready")
     outcome = await session.call("stop", id=job, signal="INT")
@@ -265,7 +269,7 @@ async def _write_fails(session: Session, job: str) -> bool:
 
 
 async def test_write_to_a_job_that_does_not_read_times_out(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_S", 0.2)
+    monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_S", 0.05)
     job = await session.start(STAY)
     outcome = await session.call("write", id=job, input="x" * 1_000_000)
     assert outcome.output == "job-1 does not read its input"
@@ -378,11 +382,12 @@ async def test_r42_invisible_characters_of_a_job_are_reported(session: Session) 
     assert str(outcome.output).endswith("[hidden characters: invisible characters in line 5]")
 
 
-async def test_all_jobs_end_with_the_session(tmp_path: Path) -> None:
+async def test_all_jobs_end_with_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_soon(monkeypatch)
     shell = LocalShell(str(tmp_path), sandbox=Sandbox(mode="off"))
     async with make_local_context(tmp_path, shell=shell) as ctx:
         session = Session(ctx)
-        for _ in range(5):
+        for _ in range(3):
             await session.start("trap '' TERM; setsid sleep 600 & sleep 600; wait")
         pids = [job.process.pid for job in jobs_of(ctx).all()]
         assert all(map(is_alive, pids))

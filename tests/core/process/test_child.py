@@ -301,6 +301,7 @@ async def test_process_that_cannot_be_signalled_is_released(monkeypatch: pytest.
         with monkeypatch.context() as patch:
             patch.setattr(os, "killpg", refuse)
             patch.setattr(signal, "pidfd_send_signal", refuse)
+            patch.setattr("indusagi.core.process.child._REAP_S", 0.1)
             await child.end(0)
         assert child.exit_code is None
         assert is_alive(child.pid)
