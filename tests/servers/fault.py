@@ -81,9 +81,11 @@ def exits(peer: Peer, code: str = "3", said: str = "FATAL: API_KEY is missing") 
 
 
 @mode
-def slow_start(peer: Peer, seconds: str = "0.5") -> None:
-    """Read nothing at first."""
+def slow_start(peer: Peer, seconds: str = "0.5", gate: str = "") -> None:
+    """Read nothing at first, for so long and until that file is there."""
     time.sleep(float(seconds))
+    if gate:
+        _wait_for(gate)
 
 
 @mode
