@@ -257,7 +257,7 @@ async def test_phase_and_tool_events_reach_the_listener() -> None:
 @pytest.mark.parametrize("step", ["open", "list", "invoke", "close"])
 async def test_r56_cancelling_at_any_moment_leaves_nothing_behind(tmp_path: Path, step: str) -> None:
     log = tmp_path / "log"
-    for turns in range(0, 60, 4):
+    for turns in range(0, 60, 6):
         endpoint = create_server_endpoint(honest("--log", log))
         if step != "open":
             await endpoint.open()

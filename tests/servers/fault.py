@@ -81,9 +81,11 @@ def exits(peer: Peer, code: str = "3", said: str = "FATAL: API_KEY is missing") 
 
 
 @mode
-def slow_start(peer: Peer, seconds: str = "0.5") -> None:
-    """Read nothing at first."""
+def slow_start(peer: Peer, seconds: str = "0.5", gate: str = "") -> None:
+    """Read nothing at first, for so long and until that file is there."""
     time.sleep(float(seconds))
+    if gate:
+        _wait_for(gate)
 
 
 @mode
@@ -366,12 +368,12 @@ def dies(peer: Peer, how: str = "KILL") -> None:
 
 
 @mode
-def answers(peer: Peer, kind: str) -> None:
-    """Answer `fault` in one of the ways of malformed.ANSWERS."""
+def answers(peer: Peer, kind: str = "") -> None:
+    """Answer `fault` in one of the ways of malformed.ANSWERS, or in that of its argument `kind`."""
 
     def run(call: Call) -> None:
         # A number in every client here; one that sends text gets a number back all the same.
-        peer.write(ANSWERS[kind](int(call.id)))
+        peer.write(ANSWERS[kind or str(call.arguments["kind"])](int(call.id)))
 
     on_call(peer, run, thread=False)
 
@@ -404,15 +406,18 @@ def ignores_cancel(peer: Peer, seconds: str = "1") -> None:
 
 
 @mode
-def endless_progress(peer: Peer, pause: str = "0.05") -> None:
-    """Report progress for ever, never answer `fault`."""
+def endless_progress(peer: Peer, pause: str = "0.05", gate: str = "") -> None:
+    """Report progress for ever, never answer `fault`; or once that file is there."""
 
-    def run(call: Call) -> None:
+    def run(call: Call) -> Json | None:
         for step in range(int(LIFE_S / float(pause))):
             call.progress(step, message=f"step {step}")
             if call.cancelled.wait(float(pause)):
                 peer.log(f"cancelled {call.id}")
-                return
+                break
+            if gate and os.path.exists(gate):
+                return text("done")
+        return None
 
     on_call(peer, run)
 

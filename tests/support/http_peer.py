@@ -208,7 +208,7 @@ def self_signed(folder: Path, name: str = "IP:127.0.0.1") -> tuple[ssl.SSLContex
     """Make a certificate for a name with the command `openssl`: a context, and whom to trust."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     subject = ["-subj", "/CN=test", "-addext", f"subjectAltName={name}"]
-    made = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    made = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *subject]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", "req", *made, *files], check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tracemalloc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,7 +30,6 @@ class Peak:
 @contextmanager
 def peak_memory() -> Generator[Peak]:
     """Count what is allocated inside the block; `bytes` is known when it has been left."""
-    gc.collect()
     tracemalloc.start()
     try:
         peak = Peak(tracemalloc.get_traced_memory()[0])

@@ -31,9 +31,7 @@ STEADY = ServerLimits(
     connect_s=20.0, probe_s=2.0, list_s=20.0, call_idle_s=20.0, call_hard_s=20.0, close_s=0.3, relist_gap_s=0.1
 )
 """Limits that a busy machine keeps, apart from the time that a process has to end by itself."""
-SHORT_CALLS = replace(STEADY, call_idle_s=1.0, call_hard_s=3.0)
-"""For tests that wait for the deadline of a call."""
-SHORT_START = replace(STEADY, connect_s=0.5, probe_s=0.2, list_s=0.5)
+SHORT_START = replace(STEADY, connect_s=0.1, probe_s=0.02, list_s=0.1)
 """For servers that never come up or never list: it does not matter then why they are late."""
 
 

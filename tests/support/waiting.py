@@ -37,14 +37,24 @@ async def until_task_ends(name: str) -> None:
 
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs; one that ended and was not collected does not."""
+    return _state(pid) not in {"", "Z", "X"}
+
+
+def is_asleep(pid: int) -> bool:
+    """Tell whether a process waits for something."""
+    return _state(pid) == "S"
+
+
+def _state(pid: int) -> str:
+    """Return the letter of a process's state; empty: there is none."""
     if os.path.isdir("/proc/self"):
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                return file.read().rpartition(") ")[2][0] not in "ZX"
+                return file.read().rpartition(") ")[2][0]
         except (FileNotFoundError, ProcessLookupError):
-            return False
+            return ""
     listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return listed.stdout.strip()[:1] not in {"", "Z", "X"}
+    return listed.stdout.strip()[:1]
 
 
 def running(*argv: str) -> list[int]:

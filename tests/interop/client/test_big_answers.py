@@ -1,4 +1,4 @@
-"""Answers of 50 MiB: refused before they are held, or held few times over; the others go on.
+"""Answers of 24 MiB: refused before they are held, or held few times over; the others go on.
 
 What is held is counted by the interpreter, and turns by the event loop: no clock is asked.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
-BIG = 50
+BIG = 24
 CAPS = [1, ServerLimits().frame_bytes // MIB]
 """Limits in MiB: a low one, and the default."""
 SLACK = 1 * MIB
@@ -88,14 +88,14 @@ async def test_r11_of_a_line_over_the_cap_no_more_than_the_cap_is_held(cap: int)
 
 
 async def test_r11_a_line_that_is_let_in_is_held_less_than_four_times_over() -> None:
-    async with opened(fault("big-line", BIG, limits=capped(64))) as endpoint:
+    async with opened(fault("big-line", BIG, limits=capped(32))) as endpoint:
         with peak_memory() as peak:
             assert size_of(await endpoint.invoke("fault", {})) == BIG * MIB
         await works(endpoint)
     assert peak.bytes < 4 * BIG * MIB
 
 
-@pytest.mark.parametrize("cap", [*CAPS, 64])
+@pytest.mark.parametrize("cap", [*CAPS, 32])
 async def test_r11_the_others_get_a_turn_for_every_mib_of_a_big_line(cap: int) -> None:
     async with opened(fault("big-line", BIG, limits=capped(cap))) as endpoint, turns() as taken:
         before = taken.count
@@ -108,7 +108,7 @@ async def test_r11_the_others_get_a_turn_for_every_mib_of_a_big_line(cap: int) -
 
 async def test_r11_a_neighbour_is_answered_while_half_of_a_big_line_is_there(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    halting = fault("big-line", BIG, gate, limits=capped(64))
+    halting = fault("big-line", BIG, gate, limits=capped(32))
     async with fleet_of(halting, honest(), supervision=Supervision(first_s=60)) as fleet:
         endpoint, neighbour = fleet.endpoint("big-line"), fleet.endpoint("honest")
         assert endpoint is not None
@@ -189,7 +189,7 @@ async def test_r31_of_an_answer_whose_length_was_not_told_no_more_than_the_cap_i
 async def test_r31_an_answer_that_is_let_in_is_held_a_few_times_over(of: Any, times: int) -> None:
     behaviour = sometimes(large(BIG, of=of), on="tools/call", times=1, then=Modern())
     async with http_server(behaviour) as server:
-        async with opened(remote(server, limits=capped(64))) as endpoint:
+        async with opened(remote(server, limits=capped(32))) as endpoint:
             with peak_memory() as peak:
                 assert size_of(await endpoint.invoke("echo", {})) == BIG * MIB
             await works(endpoint)

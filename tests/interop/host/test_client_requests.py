@@ -17,7 +17,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, CreateMessageResult, ElicitResult, TextContent
 from tests.support.host_clients import client_of, memory
 from tests.support.host_tools import Bench
+from tests.support.opened import attempt
 from tests.support.servers import diary, honest
+from tests.support.transports import LoopTime
 from tests.support.waiting import until
 
 from indusagi.interop import (
@@ -230,13 +232,19 @@ async def test_a_server_request_after_a_cancelled_call_reaches_no_other_client(
             assert '"two"' in str(response.content)
 
 
-async def test_a_server_request_after_a_timed_out_call_reaches_no_client(tmp_path: Path) -> None:
-    async with stubborn(tmp_path, call_idle_s=1.0) as bridge:
+async def test_a_server_request_after_a_timed_out_call_reaches_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = LoopTime(monkeypatch)
+    async with stubborn(tmp_path, call_idle_s=20.0) as bridge:
         host = create_provider_host(bridge.box)
         # By no client of the host: the library may call as well.
         (endpoint,) = bridge.fleet.endpoints()
-        with pytest.raises(ProtocolFault, match="within"):
-            await endpoint.invoke("hold", {})
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(attempt(endpoint, "hold", {}))
+            await until(lambda: "held" in diary(tmp_path / "diary"))
+            await time.passes(20)
+        assert "within 20 s" in str(call.result())
         async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
             response = await client.call_tool("s__ask")
             assert "cannot be told which client" in str(response.content)

@@ -31,7 +31,8 @@ from tests.support.http_behaviours import (
     together,
 )
 from tests.support.http_peer import http_server, self_signed
-from tests.support.servers import SHORT_CALLS, SHORT_START, STEADY, remote, remote_sse
+from tests.support.servers import SHORT_START, STEADY, remote, remote_sse
+from tests.support.transports import LoopTime
 from tests.support.waiting import until, until_task_ends
 
 from indusagi.core.cancel import CancelToken
@@ -173,15 +174,18 @@ async def test_r24_refused_credentials_are_told_once_and_not_tried_again(code: i
         assert len(server.requests) == 1
 
 
-async def test_r25_a_server_that_wants_to_be_left_alone_for_two_seconds_is() -> None:
-    behaviour = sometimes(status(429, retry_after="2"), times=1)
+async def test_r25_a_server_that_wants_to_be_left_alone_as_long_as_it_says_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = LoopTime(monkeypatch)
+    behaviour = sometimes(status(429, retry_after="200"), times=1)
     async with http_server(behaviour) as server, fleet_of(remote(server)) as fleet:
         told = fleet.status()["remote"]
         assert told.fault is not None
         assert told.fault.detail.reason == "rate_limited"
-        assert told.fault.detail.retry_after_s == 2
+        assert told.fault.detail.retry_after_s == 200
         await until(lambda: fleet.status()["remote"].next_try_s is not None)
-        assert (fleet.status()["remote"].next_try_s or 0) > 1
+        assert (fleet.status()["remote"].next_try_s or 0) > 100
+        assert len(server.requests) == 1
+        await time.passes(200)
         await until(lambda: fleet.status()["remote"].phase is EndpointPhase.READY)
 
 
@@ -317,9 +321,8 @@ async def test_r28_one_of_twenty_calls_is_dropped_and_only_that_one_fails(where:
         on=lambda request: bool(request.arguments.get("drop")),
         then=Modern() if era == "modern" else Legacy(),
     )
-    config_limits = STEADY
     async with http_server(together(20, dropped)) as server:
-        async with opened(remote(server, limits=config_limits)) as endpoint:
+        async with opened(remote(server)) as endpoint:
             async with asyncio.TaskGroup() as tasks:
                 calls = [tasks.create_task(endpoint.invoke("echo", {"text": str(n)})) for n in range(19)]
                 victim = tasks.create_task(failure(endpoint, {"drop": True}))
@@ -338,7 +341,8 @@ async def test_r29_a_stream_that_ends_before_the_answer_is_one_fault() -> None:
         assert endpoint.phase is EndpointPhase.READY
 
 
-async def test_r29_a_stream_that_can_be_resumed_is() -> None:
+async def test_r29_a_stream_that_can_be_resumed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.001)
     behaviour = events_cut(event_id="e1", retry_ms=0, resumes_after=2)
     async with http_server(behaviour) as server:
         async with opened(remote(server, limits=PATIENT)) as endpoint:
@@ -369,26 +373,42 @@ async def test_r30_a_server_that_never_answers_is_given_up(behaviour: Behaviour)
 
 
 @pytest.mark.parametrize("behaviour", [silence, drip(), drip(inside="body")])
-async def test_r30_a_call_that_is_never_answered_is_given_up(behaviour: Behaviour) -> None:
+async def test_r30_a_call_that_is_never_answered_is_given_up(
+    behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = LoopTime(monkeypatch)
     hanging = sometimes(behaviour, on="tools/call", times=1, then=Modern())
-    async with http_server(hanging) as server, opened(remote(server, limits=SHORT_CALLS)) as endpoint:
-        assert (await failure(endpoint)).kind == "timeout"
+    async with http_server(hanging) as server, opened(remote(server)) as endpoint, asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(failure(endpoint))
+        await until(lambda: bool(server.heard("tools/call")))
+        await time.passes(20)
+        assert (await call).kind == "timeout"
         assert await works(endpoint)
 
 
-async def test_r30_a_server_that_hangs_at_the_farewell_does_not_hold_us_up() -> None:
-    async with http_server(sometimes(silence, on="DELETE")) as server:
-        endpoint = create_server_endpoint(remote(server, limits=replace(STEADY, close_s=2.0)))
+async def test_r30_a_server_that_hangs_at_the_farewell_does_not_hold_us_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = LoopTime(monkeypatch)
+    async with http_server(sometimes(silence, on="DELETE")) as server, asyncio.TaskGroup() as tasks:
+        endpoint = create_server_endpoint(remote(server, limits=replace(STEADY, close_s=20.0)))
         await endpoint.open()
-        await endpoint.close()
-        assert len(server.heard("DELETE")) == 1
+        tasks.create_task(endpoint.close())
+        await until(lambda: len(server.heard("DELETE")) == 1)
+        await time.passes(20)
 
 
-async def test_r30_a_notice_that_is_never_answered_does_not_hold_up_calls() -> None:
+async def test_r30_a_notice_that_is_never_answered_does_not_hold_up_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = LoopTime(monkeypatch)
     behaviour = sometimes(silence, on="notifications/initialized")
-    async with http_server(behaviour) as server:
-        async with opened(remote(server, limits=replace(STEADY, connect_s=3.0))) as endpoint:
-            assert await works(endpoint)
+    patient = replace(STEADY, call_idle_s=100.0, call_hard_s=100.0)
+    async with (
+        http_server(behaviour) as server,
+        opened(remote(server, limits=patient)) as endpoint,
+        asyncio.TaskGroup() as tasks,
+    ):
+        call = tasks.create_task(works(endpoint))
+        await until(lambda: bool(server.heard("notifications/initialized")))
+        await time.passes(20)
+        assert await call
 
 
 async def test_r31_what_is_packed_is_not_unpacked() -> None:
@@ -560,8 +580,7 @@ async def test_error_body_is_read_only_if_short_and_quick(size: int) -> None:
 
     behaviour = sometimes(reluctant, on="tools/call", times=1, then=Modern())
     async with http_server(behaviour) as server:
-        limits = STEADY
-        async with opened(remote(server, limits=limits)) as endpoint:
+        async with opened(remote(server, limits=replace(STEADY, close_s=0.02))) as endpoint:
             assert (await failure(endpoint)).detail.http_status == 503
             assert await works(endpoint)
 

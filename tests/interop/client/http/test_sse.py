@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,8 +38,9 @@ def answering_get(code: int | None, then: Behaviour) -> Behaviour:
 @pytest.mark.parametrize("code", [400, 404, 405, 406, None])
 @pytest.mark.parametrize("era", [Legacy, Modern])
 async def test_finding_a11_the_present_transport_is_tried_next(code: int | None, era: type[Legacy | Modern]) -> None:
+    limits = STEADY if code else replace(STEADY, probe_s=0.05)
     async with http_server(answering_get(code, era())) as server:
-        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=limits))
         await endpoint.open()
         try:
             assert await endpoint.list_tools()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,6 +74,8 @@ class Honest:
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
+        self.released: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """By the name that a call of `slow` gives itself: set, it is answered."""
         self.tools = [_tool(name) for name in ("echo", "media", "fail", "slow", "ask", "mutate")]
         self.headers: list[dict[str, str]] = []
         self._bus = InMemorySubscriptionBus()
@@ -128,7 +130,7 @@ class Honest:
         try:
             for step in range(3):
                 await ctx.session.report_progress(step + 1, 3, f"step {step + 1}")
-            await anyio.sleep(float(params["arguments"]["seconds"]))
+            await self.released[params["arguments"]["which"]].wait()
         except anyio.get_cancelled_exc_class():
             self.seen["cancelled"] += 1
             raise
@@ -257,8 +259,11 @@ async def test_failed_and_refused_calls_leave_the_server_usable(way: str) -> Non
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "http json"])
 async def test_progress_arrives_before_the_result(way: str) -> None:
     heard: list[ToolProgress] = []
-    async with opened(way, Honest()) as endpoint:
-        await endpoint.invoke("slow", {"seconds": 0.2}, on_progress=heard.append)
+    honest = Honest()
+    async with opened(way, honest) as endpoint, asyncio.TaskGroup() as tasks:
+        tasks.create_task(endpoint.invoke("slow", {"which": "it"}, on_progress=heard.append))
+        await until(lambda: len(heard) >= 3)
+        honest.released["it"].set()
     assert sorted((note.done, note.total, note.message) for note in heard) == [
         (1, 3, "step 1"),
         (2, 3, "step 2"),
@@ -273,20 +278,22 @@ async def test_cancellation_reaches_the_server_and_no_other_call(way: str) -> No
     async with opened(way, honest) as endpoint:
         token = CancelToken()
         async with asyncio.TaskGroup() as tasks:
-            sibling = tasks.create_task(endpoint.invoke("slow", {"seconds": 0.3}))
+            sibling = tasks.create_task(endpoint.invoke("slow", {"which": "sibling"}))
             call = tasks.create_task(_fails(endpoint, token))
             await until(lambda: honest.seen["slow"] == 2)
             token.cancel("enough")
             fault = await call
+            await until(lambda: honest.seen["cancelled"] == 1)
+            honest.released["sibling"].set()
         assert fault.detail.reason == "cancelled"
         assert sibling.result().content
-        await until(lambda: honest.seen["cancelled"] == 1)
+        assert honest.seen["cancelled"] == 1
         assert (await endpoint.invoke("echo", {})).content
 
 
 async def _fails(endpoint: ServerEndpointImpl, token: CancelToken) -> ProtocolFault:
     with pytest.raises(ProtocolFault) as caught:
-        await endpoint.invoke("slow", {"seconds": 20}, cancel=token)
+        await endpoint.invoke("slow", {"which": "cancelled"}, cancel=token)
     return caught.value
 
 
@@ -311,7 +318,9 @@ async def test_sdk_client_reports_changes_and_keeps_its_own_handler(mode: Any) -
     async def handler(message: Any) -> None:
         own.append(message)
 
-    client = Client(Honest().server, mode=mode, message_handler=handler)
+    honest = Honest()
+    honest.released["it"].set()
+    client = Client(honest.server, mode=mode, message_handler=handler)
     endpoint = create_server_endpoint(
         STDIO, lambda: client, handlers=Handlers(on_notification=lambda method, _: heard.append(method))
     )
@@ -327,7 +336,7 @@ async def test_sdk_client_reports_changes_and_keeps_its_own_handler(mode: Any) -
     assert "not noticed" not in str(endpoint.status().notes)
     assert "notifications/tools/list_changed" in heard
     assert any(isinstance(message, types.ToolListChangedNotification) for message in own)
-    await endpoint.invoke("slow", {"seconds": 0}, on_progress=progress.append)
+    await endpoint.invoke("slow", {"which": "it"}, on_progress=progress.append)
     await until(lambda: len(progress) == 3)
     assert "notifications/progress" not in heard
     await endpoint.close()
@@ -383,7 +392,7 @@ async def test_our_client_and_the_sdk_get_the_same_results(way: str) -> None:
 async def test_cancelled_call_ends_its_http_request_with_a_json_response(era: str) -> None:
     honest = Modern() if era == "modern" else Legacy()
     async with http_server(sometimes(silence, on="tools/call", then=honest)) as server:
-        endpoint = create_server_endpoint(remote(server, limits=replace(LIMITS, close_s=0.1)))
+        endpoint = create_server_endpoint(remote(server, limits=replace(LIMITS, close_s=0.01)))
         await endpoint.open()
         token = CancelToken()
         async with asyncio.TaskGroup() as tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import sys
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.support.opened import QUICK, fault_of_opening, fleet_of, opened
-from tests.support.servers import SERVERS, SHORT_CALLS, STEADY, fault, honest
-from tests.support.waiting import until
+from tests.support.opened import QUICK, attempt, fault_of_opening, fleet_of, opened
+from tests.support.servers import SERVERS, STEADY, diary, fault, honest
+from tests.support.transports import LoopTime, settled
+from tests.support.waiting import is_asleep, until
 
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop import (
@@ -31,12 +33,16 @@ from indusagi.interop import (
 )
 from indusagi.interop.protocol_bridge.client import connect
 from indusagi.interop.protocol_bridge.client.start import policy as pacing
+from indusagi.interop.protocol_bridge.client.start import watch
 from indusagi.interop.protocol_bridge.client.start.policy import StartPacer
+from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from indusagi.core.process.procfs import Activity
+    from indusagi.interop import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -46,16 +52,22 @@ UNSTATED = replace(STEADY, connect_s=None)
 
 
 def package_manager(
-    folder: Path, steps: int, on_signal: str = "clean", *, name: str = "npx", limits: ServerLimits = UNSTATED
+    folder: Path, on_signal: str = "clean", *, name: str = "npx", limits: ServerLimits = UNSTATED
 ) -> StdioServerConfig:
-    """Configure a server behind a package manager that unpacks for so many tenths of a second."""
+    """Configure a server behind a package manager that unpacks until the file `arrived` is there."""
     program = folder / name
     script = SERVERS / "package_manager.py"
     command = [*PYTHON, str(SERVERS / "honest.py")]
     program.write_text(f'#!/bin/sh\nexec {shlex.join([*PYTHON, str(script)])} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    args = [str(folder / "cache"), str(steps), on_signal, *command]
+    args = [str(folder / "cache"), str(folder / "arrived"), on_signal, *command]
     return StdioServerConfig("fetched", str(program), args, limits=limits)
+
+
+def unpacked(folder: Path) -> int:
+    """Tell how much a package manager has unpacked."""
+    package = folder / "cache" / "_npx" / "0123456789abcdef" / "package"
+    return package.stat().st_size if package.exists() else 0
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -73,48 +85,110 @@ def script(text: str, *, limits: ServerLimits = STEADY) -> StdioServerConfig:
 # -- slow starts ------------------------------------------------------------------------------
 
 
-async def test_finding_b1_a_first_start_is_extended_while_it_shows_life(tmp_path: Path) -> None:
-    # Life is looked for within an eighth of the first limit at least, in which a starved process must have run.
-    policy = StartPolicy(first_s=3.2, later_s=0.1, package_manager_cap_s=60)
-    endpoint = create_server_endpoint(package_manager(tmp_path, 40), policy=policy, history=StartHistory())
+class TenMinutes:
+    """A clock for first starts of ten minutes, in which a server is looked at after 500 s and after 575 s."""
+
+    policy = StartPolicy(first_s=600, cap_s=6_000, package_manager_cap_s=6_000)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._time = LoopTime(monkeypatch)
+        self._looks = 0
+        # A look takes as long as the machine lets it.
+        monkeypatch.setattr(watch, "_WINDOW_S", 100.0)
+        monkeypatch.setattr(watch, "_SAMPLE_S", 60.0)
+        look = ChildProcess.activity
+
+        async def counted(child: ChildProcess) -> Activity | None:
+            try:
+                return await look(child)
+            finally:
+                self._looks += 1
+
+        monkeypatch.setattr(ChildProcess, "activity", counted)
+
+    async def pass_by(self, stirs: Callable[[], bool] = lambda: True) -> None:
+        """Let them pass; between the two looks it does something that `stirs` tells."""
+        await self._time.passes(500)
+        await until(lambda: self._looks == 1)
+        await until(stirs)
+        await self._time.passes(75)
+        await until(lambda: self._looks == 2)
+        await self._time.passes(50)
+
+
+async def test_finding_b1_a_first_start_is_extended_while_it_shows_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = TenMinutes(monkeypatch)
+    endpoint = create_server_endpoint(package_manager(tmp_path), policy=time.policy, history=StartHistory())
     try:
-        await endpoint.open()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(endpoint.open())
+            await until(lambda: unpacked(tmp_path) > 0)
+            before = unpacked(tmp_path)
+            await time.pass_by(lambda: unpacked(tmp_path) > before + 65_536)
+            assert endpoint.phase is EndpointPhase.CONNECTING
+            (tmp_path / "arrived").touch()
         assert endpoint.phase is EndpointPhase.READY
     finally:
         await endpoint.close()
     assert leftovers(tmp_path) == []
 
 
-async def test_finding_b1_a_first_start_that_only_waits_is_not_extended() -> None:
-    policy = StartPolicy(first_s=0.6, cap_s=600)
+async def test_finding_b1_a_first_start_that_only_waits_is_not_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = TenMinutes(monkeypatch)
+    log = tmp_path / "log"
     history = StartHistory()
-    mute = replace(fault("mute"), limits=UNSTATED)
-    endpoint = create_server_endpoint(mute, policy=policy, history=history)
-    with pytest.raises(ProtocolFault, match=r"no answer within 0\.6 s"):
-        await endpoint.open()
+    # Both requests are there at once: none of them wakes it up later.
+    mute = replace(fault("mute", "--log", log), limits=replace(UNSTATED, probe_s=0.0))
+    endpoint = create_server_endpoint(mute, policy=time.policy, history=history)
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(_fault_of(endpoint))
+        await until(lambda: bool(diary(log, "heard initialize")) and bool(diary(log, "heard server/discover")))
+        await until(lambda: is_asleep(int(diary(log, "start")[0])))
+        await time.pass_by()
+    assert "no answer within 600 s" in str(failing.result())
     assert not history.was_up(mute)
 
 
+async def _fault_of(endpoint: ServerEndpointImpl) -> ProtocolFault:
+    with pytest.raises(ProtocolFault) as caught:
+        await endpoint.open()
+    return caught.value
+
+
 async def test_finding_b1_standard_error_is_life_where_the_system_tells_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unseen(_: ChildProcess) -> Activity | None:
         return None
 
     monkeypatch.setattr(ChildProcess, "activity", unseen)
+    time = TenMinutes(monkeypatch)
     text = (
-        "import sys, threading, time\n"
-        "def report():\n"
-        "    while True: print('step', file=sys.stderr, flush=True); time.sleep(0.02)\n"
-        "threading.Thread(target=report, daemon=True).start()\n"
-        "time.sleep(4)\n"
+        "import os, sys, time\n"
+        f"while not os.path.exists({str(tmp_path / 'arrived')!r}):\n"
+        "    print('step', time.monotonic(), file=sys.stderr, flush=True); time.sleep(0.02)\n"
         f"sys.argv = ['honest.py']\nsys.path.insert(0, {str(SERVERS)!r})\n"
         f"import runpy; runpy.run_path({str(SERVERS / 'honest.py')!r}, run_name='__main__')\n"
     )
-    policy = StartPolicy(first_s=3.2, cap_s=60)
-    endpoint = create_server_endpoint(script(text, limits=UNSTATED), policy=policy, history=StartHistory())
+    endpoint = create_server_endpoint(script(text, limits=UNSTATED), policy=time.policy, history=StartHistory())
+    last: list[str] = []
+
+    def writes() -> bool:
+        """Tell whether there is a newer line than when it was first asked."""
+        last.append(endpoint.read_log()[-1])
+        return last[0] != last[-1]
+
     try:
-        await endpoint.open()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(endpoint.open())
+            await until(lambda: bool(endpoint.read_log()))
+            await time.pass_by(writes)
+            assert endpoint.phase is EndpointPhase.CONNECTING
+            (tmp_path / "arrived").touch()
         assert endpoint.phase is EndpointPhase.READY
     finally:
         await endpoint.close()
@@ -124,7 +198,7 @@ async def test_finding_b1_a_later_start_that_takes_too_long_makes_the_next_one_p
     history = StartHistory()
     mute = replace(fault("mute"), limits=UNSTATED)
     history.record_up(mute)
-    endpoint = create_server_endpoint(mute, policy=StartPolicy(first_s=60, later_s=0.3), history=history)
+    endpoint = create_server_endpoint(mute, policy=StartPolicy(first_s=60, later_s=0.05), history=history)
     with pytest.raises(ProtocolFault, match="the next start is given more time"):
         await endpoint.open()
     assert not history.was_up(mute)
@@ -132,10 +206,14 @@ async def test_finding_b1_a_later_start_that_takes_too_long_makes_the_next_one_p
 
 async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) -> None:
     heard: list[FleetEvent] = []
-    config = BridgeConfig([package_manager(tmp_path, 20), honest(id="quick", limits=STEADY)])
-    fleet = await start_server_fleet(
-        config, policy=StartPolicy(slow_s=0.25), history=StartHistory(), on_event=heard.append
-    )
+
+    def note(event: FleetEvent) -> None:
+        heard.append(event)
+        if event.event == "slow_start" and event.server == "fetched":
+            (tmp_path / "arrived").touch()
+
+    config = BridgeConfig([package_manager(tmp_path), honest(id="quick", limits=STEADY)])
+    fleet = await start_server_fleet(config, policy=StartPolicy(slow_s=0.01), history=StartHistory(), on_event=note)
     try:
         slow = [one for one in heard if one.event == "slow_start" and one.server == "fetched"]
         assert [one.status.slow_start for one in slow] == [SlowStart(True, "npx")]
@@ -149,10 +227,20 @@ async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("on_signal", ["clean", "finish"])
-async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(tmp_path: Path, on_signal: str) -> None:
-    limits = replace(STEADY, connect_s=0.7)
-    failure = await fault_of_opening(package_manager(tmp_path, 20, on_signal, limits=limits))
-    assert failure.kind == "timeout"
+async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_signal: str
+) -> None:
+    time = LoopTime(monkeypatch)
+    endpoint = create_server_endpoint(package_manager(tmp_path, on_signal, limits=replace(STEADY, close_s=0.01)))
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(_fault_of(endpoint))
+        await until(lambda: unpacked(tmp_path) > 0)
+        await time.passes(20)
+        if on_signal == "finish":
+            before = unpacked(tmp_path)
+            await until(lambda: unpacked(tmp_path) > before + 5 * 65_536)
+            (tmp_path / "arrived").touch()
+    assert failing.result().kind == "timeout"
     assert leftovers(tmp_path) == []
 
 
@@ -160,7 +248,7 @@ async def test_finding_b1_closing_a_fleet_in_mid_download_leaves_no_lock(tmp_pat
     fleet = ServerFleetImpl(supervision=QUICK, history=StartHistory())
     lock = tmp_path / "cache" / "_npx" / "0123456789abcdef" / "concurrency.lock"
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(fleet.start, BridgeConfig([package_manager(tmp_path, 600)]))
+        tasks.start_soon(fleet.start, BridgeConfig([package_manager(tmp_path)]))
         await until(lambda: lock.exists())
         tasks.cancel_scope.cancel()
     assert leftovers(tmp_path) == []
@@ -178,7 +266,7 @@ async def test_idle_package_manager_that_ignores_signals_is_killed() -> None:
     words = shlex.join([*PYTHON, "-c", stubborn, "npx"])
     await child.start(["sh", "-c", f"exec {words}"], dict(os.environ), None, gentle=True)
     await until(lambda: output.is_ready)
-    await child.end(0.2, gentle=True)
+    await child.end(0.02, gentle=True)
     assert child.exit_code == -9
 
 
@@ -221,7 +309,8 @@ async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.Mon
         await fleet.tear_down()
 
 
-async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others() -> None:
+async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "_SAMPLE_S", 0.02)
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
     limits = replace(STEADY, connect_s=30)
     async with anyio.create_task_group() as tasks:
@@ -293,11 +382,18 @@ async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(mon
     assert "it wrote 'Usage: serve --port N'" in str(await fault_of_opening(script(text)))
 
 
-async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_standard_error() -> None:
+async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = LoopTime(monkeypatch)
     text = "import sys; print('Error: no database at db:5432', file=sys.stderr, flush=True)\nwhile True: input()"
-    failure = await fault_of_opening(script(text, limits=replace(STEADY, connect_s=3.0)))
-    assert failure.kind == "timeout"
-    assert "(its stderr: Error: no database at db:5432)" in str(failure)
+    endpoint = create_server_endpoint(script(text))
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(_fault_of(endpoint))
+        await until(lambda: bool(endpoint.read_log()))
+        await time.passes(20)
+    assert failing.result().kind == "timeout"
+    assert "(its stderr: Error: no database at db:5432)" in str(failing.result())
 
 
 async def test_finding_b5_a_cause_that_stands_far_above_the_end_is_found() -> None:
@@ -364,12 +460,19 @@ async def test_finding_c6_the_error_of_a_server_that_refuses_to_initialize_is_th
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_finding_d10_a_server_that_answers_nothing_any_more_is_started_anew(era: str) -> None:
-    async with fleet_of(fault("block", "--era", era, limits=SHORT_CALLS)) as fleet:
+async def test_finding_d10_a_server_that_answers_nothing_any_more_is_started_anew(
+    era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, log = LoopTime(monkeypatch), tmp_path / "log"
+    blocked = fault("block", "--era", era, "--log", log, limits=replace(STEADY, close_s=0.01))
+    async with fleet_of(blocked) as fleet, asyncio.TaskGroup() as tasks:
         endpoint = fleet.endpoint("block")
         assert endpoint is not None
-        with pytest.raises(ProtocolFault):
-            await endpoint.invoke("fault", {})
+        call = tasks.create_task(attempt(endpoint, "fault", {}))
+        await until(lambda: bool(diary(log, "heard tools/call")))
+        await time.passes(20)  # the call
+        assert isinstance(await call, ProtocolFault)
+        await time.passes(20)  # the question whether it is there
         await until(
             lambda: fleet.status()["block"].restarts > 0 and fleet.status()["block"].phase is EndpointPhase.READY
         )
@@ -387,28 +490,58 @@ while True:
                       "error": {"code": -32601, "message": "no"}}), flush=True)
 answer = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s"}}
 print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}), flush=True)
-for _ in range(200):
-    time.sleep(0.1)
-    WRITING
+time.sleep(60)
 """
+ONLY_WRITES = """
+import sys, time
+for step in range(3_000):
+    print("tick", file=sys.stderr, flush=True)
+    time.sleep(0.02)
+"""
+QUICK_END = replace(STEADY, close_s=0.01, call_hard_s=60.0)
 
 
-@pytest.mark.parametrize("writing", [False, True])
-async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_faulted(writing: bool) -> None:
-    said = "print('tick', file=sys.stderr, flush=True)" if writing else "pass"
-    text = SHAKES_HANDS_ONLY.replace("WRITING", said)
-    # One that still writes may be at work: it has the time that a call may take in all.
-    limits = replace(STEADY, call_idle_s=0.3, call_hard_s=0.9)
-    async with opened(script(text, limits=limits)) as endpoint:
+async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_faulted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = LoopTime(monkeypatch)
+    async with opened(script(SHAKES_HANDS_ONLY, limits=QUICK_END)) as endpoint:
         endpoint.notify("notifications/message", {"text": "x" * 1024 * 1024})
+        await time.passes(20)
         await until(lambda: endpoint.phase is EndpointPhase.FAULTED)
         assert "did not read its standard input" in str(endpoint.status().fault)
 
 
-async def test_timed_out_call_leaves_a_responsive_server_running() -> None:
-    async with opened(fault("hang", limits=SHORT_CALLS)) as endpoint:
-        with pytest.raises(ProtocolFault):
-            await endpoint.invoke("fault", {})
+async def test_finding_d10_one_that_still_writes_has_the_time_that_a_call_may_take_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = LoopTime(monkeypatch)
+    link = await start_server_process(script(ONLY_WRITES, limits=QUICK_END))
+    ends: list[str] = []
+    link.attach(lambda frame: None, lambda end: ends.append(end.message))
+    try:
+        link.send({"text": "x" * 1024 * 1024})
+        await settled()
+        for _ in range(3):
+            assert ends == []
+            before = link.bytes_received
+            await until(lambda before=before: link.bytes_received > before)
+            await time.passes(20)
+        assert "did not read its standard input for 6" in ends[0]
+    finally:
+        await link.close()
+
+
+async def test_timed_out_call_leaves_a_responsive_server_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, log = LoopTime(monkeypatch), tmp_path / "log"
+    async with opened(fault("hang", "--log", log)) as endpoint, asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(attempt(endpoint, "fault", {}))
+        await until(lambda: bool(diary(log, "heard tools/call")))
+        await time.passes(20)
+        assert isinstance(await call, ProtocolFault)
+        await until(lambda: bool(diary(log, "heard ping")))
         for _ in range(3):
             await endpoint.invoke("echo", {"text": "still here"})
         assert endpoint.phase is EndpointPhase.READY

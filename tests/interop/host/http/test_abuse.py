@@ -14,9 +14,11 @@ import httpx2
 import pytest
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
+from tests.support.transports import LoopTime
 from tests.support.waiting import until
 
 from indusagi.interop import HttpSettings
+from indusagi.interop.protocol_bridge.host.http import server as http_server
 from indusagi.runtime.contract import JsonContentBlock, ToolResult
 
 if TYPE_CHECKING:
@@ -131,11 +133,19 @@ REFUSED = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 9999\r\n\r\n"
 
 
 @pytest.mark.parametrize(("begun", "answer"), [(b"", b""), (HALF, b"HTTP/1.1 408 ")], ids=["nothing", "half"])
-async def test_a_client_whose_headers_do_not_arrive_is_dropped(begun: bytes, answer: bytes) -> None:
+async def test_a_client_whose_headers_do_not_arrive_is_dropped(
+    begun: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once something was asked there is an answer to it."""
-    async with serving(head_s=0.05) as http:
-        assert (await http.raw(begun))[:13] == answer
+    async with serving(head_s=10.0) as http:
+        time = LoopTime(monkeypatch)
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        writer.write(begun)
+        assert (await http.health())["dropped"] == {}
+        await time.passes(10)
+        assert (await reader.read())[:13] == answer
         assert (await http.health())["dropped"] == {"late": 1}
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize(
@@ -144,49 +154,49 @@ async def test_a_client_whose_headers_do_not_arrive_is_dropped(begun: bytes, ans
     ids=["headers", "the body of what was refused already"],
 )
 async def test_a_client_that_sends_byte_by_byte_is_refused(
-    begun: bytes, status: bytes, dropped: dict[str, int]
+    begun: bytes, status: bytes, dropped: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each drop comes in time; the request as a whole does not."""
-    async with serving(head_s=0.3) as http:
+    async with serving(head_s=10.0) as http, asyncio.TaskGroup() as tasks:
+        time = LoopTime(monkeypatch)
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
         writer.write(begun)
-
-        async def drip() -> None:
-            while True:
+        reading = tasks.create_task(reader.read())
+        for _ in range(4):
+            if not reading.done():
                 writer.write(b"x")
-                await asyncio.sleep(0.02)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drip)
-            with anyio.fail_after(20):
-                assert status in await reader.read()
-            tasks.cancel_scope.cancel()
-        writer.transport.abort()
+            await http.health()
+            await time.passes(3)
+        assert status in await reading
         assert (await http.health())["dropped"] == dropped
+        writer.transport.abort()
 
 
-async def test_the_head_deadline_applies_to_each_request_of_a_connection() -> None:
-    async with serving(head_s=0.05) as http:
+async def test_the_head_deadline_applies_to_each_request_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(head_s=10.0) as http:
+        time = LoopTime(monkeypatch)
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
         head = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{http.port}\r\n"
-        with anyio.fail_after(20):
-            writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
-            await reader.readuntil(b"}}")
-            await asyncio.sleep(0.2)
-            writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
-            await reader.readuntil(b"}}")
-            writer.write(head.encode())
-            assert b" 408 " in await reader.read()
-        writer.transport.abort()
+        writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        await reader.readuntil(b"}}")
+        await time.passes(12)  # between two requests there is more time
+        writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        await reader.readuntil(b"}}")
+        writer.write(head.encode())
+        assert (await http.health())["dropped"] == {}
+        await time.passes(10)
+        assert b" 408 " in await reader.read()
         assert (await http.health())["dropped"] == {"late": 1}
+        writer.transport.abort()
 
 
-async def test_a_call_that_takes_long_is_not_late() -> None:
-    async with serving(head_s=0.05, ping_s=0.01) as http, anyio.create_task_group() as tasks:
+async def test_a_call_that_takes_long_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(head_s=10.0, ping_s=0.01) as http, anyio.create_task_group() as tasks:
+        time = LoopTime(monkeypatch)
 
         async def later() -> None:
             await http.bench.began.wait()
-            await asyncio.sleep(0.3)
+            await time.passes(12)
             http.bench.let_go.set()
 
         tasks.start_soon(later)
@@ -232,7 +242,7 @@ LARGE = 3_000_000
 
 async def large(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Answer with a picture: texts are kept short."""
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     return ToolResult([JsonContentBlock({"type": "image", "data": "x" * LARGE, "mimeType": "image/png"})])
 
 
@@ -252,9 +262,10 @@ def stalled_client(http: Http, frame: Any, session: str, room: int = 4096) -> so
 
 @pytest.mark.parametrize("ping_s", [15.0, 0.01], ids=["in one piece", "as events"])
 async def test_a_client_that_does_not_read_its_response_is_dropped(
-    ping_s: float, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    ping_s: float, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(unread_s=0.2, ping_s=ping_s) as http:
+    async with serving(unread_s=20.0, ping_s=ping_s) as http:
+        time = LoopTime(monkeypatch)
         http.bench.add("large", large)
         session = await http.session()
         stalled = [stalled_client(http, {**call("large"), "id": i}, session) for i in range(3)]
@@ -263,7 +274,11 @@ async def test_a_client_that_does_not_read_its_response_is_dropped(
             health = await http.health()
             return health["dropped"] == {"unread": 3} and health["requests"] == 0
 
-        await until(given_up)
+        for _ in range(100):
+            await time.passes(5)
+            if await given_up():
+                break
+        assert await given_up()
         for client in stalled:
             client.close()
         got = await http.post(call("large"), mcp_session_id=session)
@@ -273,8 +288,15 @@ async def test_a_client_that_does_not_read_its_response_is_dropped(
 
 
 async def test_an_unread_response_counts_against_the_quota() -> None:
+    answered = asyncio.Event()
+
+    async def answer(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        result = await large(arguments, ctx)
+        answered.set()
+        return result
+
     async with serving(requests_each=1) as http:
-        http.bench.add("large", large)
+        http.bench.add("large", answer)
         session = await http.session()
         stalled = stalled_client(http, call("large"), session)
 
@@ -283,8 +305,9 @@ async def test_an_unread_response_counts_against_the_quota() -> None:
             return (await http.post(ping, mcp_session_id=session)).status_code == 429
 
         await until(refused)
-        await asyncio.sleep(0.1)
-        assert await refused()
+        await answered.wait()
+        for _ in range(10):
+            assert await refused()
         stalled.close()
 
         async def over() -> bool:
@@ -293,29 +316,33 @@ async def test_an_unread_response_counts_against_the_quota() -> None:
         await until(over)
 
 
-async def test_a_slow_reader_gets_all_of_its_answer() -> None:
+async def test_a_slow_reader_gets_all_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes longer than `unread_s`, but reads something each time."""
-    async with serving(unread_s=1.0) as http:
+    async with serving(unread_s=20.0) as http:
         http.bench.add("large", large)
         slow = stalled_client(http, call("large"), await http.session(), room=65_536)
         slow.setblocking(False)
-        taken = b""
+        time = LoopTime(monkeypatch)
+        taken, looked = b"", 0
         loop = asyncio.get_running_loop()
         while not taken.endswith(b"}}"):
             part = await loop.sock_recv(slow, 20_000)
             assert part
             taken += part
-            await asyncio.sleep(0.01)
+            if len(taken) > looked + 250_000:
+                looked = len(taken)
+                await time.passes(5)
         assert taken.count(b"x") >= LARGE
         slow.close()
         assert (await http.health())["dropped"] == {}
 
 
 async def test_a_stopped_host_does_not_wait_for_clients_that_read_nothing(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(http_server, "_CLOSE_S", 0.05)
     with anyio.fail_after(20):
-        async with serving(stop_s=0.1) as http:
+        async with serving(stop_s=0.05) as http:
             http.bench.add("large", large)
             stalled = stalled_client(http, call("large"), await http.session())
             stalled.settimeout(10)
@@ -358,7 +385,7 @@ async def test_a_client_that_accepts_json_only_waits_for_it_however_long_it_take
 
         async def later() -> None:
             await http.bench.began.wait()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.03)  # several times `ping_s`
             http.bench.let_go.set()
 
         tasks.start_soon(later)

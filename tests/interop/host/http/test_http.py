@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
+from tests.support.transports import LoopTime
 from tests.support.waiting import until
 
 from indusagi.core.app_dirs import state_dir
@@ -520,12 +521,14 @@ async def test_a_client_that_accepts_json_only_gets_the_response_alone() -> None
         assert (await http.post(sent, accept="application/json", **named)).status_code == 406
 
 
-async def test_a_silent_call_shows_signs_of_life() -> None:
-    async with serving(ping_s=0.02) as http, anyio.create_task_group() as tasks:
+async def test_a_silent_call_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(ping_s=5.0) as http, anyio.create_task_group() as tasks:
+        time = LoopTime(monkeypatch)
 
         async def later() -> None:
             await http.bench.began.wait()
-            await asyncio.sleep(0.1)
+            await time.passes(5)
+            await time.passes(5)
             http.bench.let_go.set()
 
         tasks.start_soon(later)
