@@ -36,7 +36,7 @@ def fetched(folder: Path, steps: int, **more: Any) -> dict[str, Any]:
     script = SERVERS / "package_manager.py"
     program.write_text(f'#!/bin/sh\nexec {shlex.join([*PYTHON, str(script)])} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    args = [str(folder / "cache"), str(steps), "clean-quickly", *PYTHON, str(SERVERS / "honest.py")]
+    args = [str(folder / "cache"), str(steps), "clean-slowly", *PYTHON, str(SERVERS / "honest.py")]
     return {"command": str(program), "args": args, **more}
 
 

@@ -1,17 +1,10 @@
 """Stands for `npx` and the like: unpacks a server into a shared cache, then runs it.
 
 `package_manager.py CACHE STEPS ON_SIGNAL COMMAND …`: takes the lock of the cache, writes a file in
-<<<<<<< HEAD
-so many steps of 0.1 s, marks the folder as whole, gives the lock back and becomes the command.
-ON_SIGNAL says what SIGINT and SIGTERM do while it unpacks: `clean` takes a second to undo all,
-`clean-quickly` half of that, `finish` goes on to the end. Whoever kills it leaves the lock and half
-of a folder behind.
-=======
 so many steps of 0.1 s (a path: until that file is there), marks the folder as whole, gives the lock
 back and becomes the command. ON_SIGNAL says what SIGINT and SIGTERM do while it unpacks: `clean`
-takes 0.2 s to undo all, `clean-slowly` 2.5 s, `finish` goes on to the end. Whoever kills it leaves
+takes 0.2 s to undo all, `clean-slowly` 0.5 s, `finish` goes on to the end. Whoever kills it leaves
 the lock and half of a folder behind.
->>>>>>> wt-b
 """
 
 from __future__ import annotations
@@ -39,12 +32,8 @@ def main() -> None:
                 file.write(b"x" * 65536)
                 time.sleep(0.02 if left is None else 0.1)
                 if told and on_signal != "finish":
-<<<<<<< HEAD
-                    _undo(folder, file.fileno(), 10 if on_signal == "clean" else 5)
-=======
-                    _undo(folder, file.fileno(), 2 if on_signal == "clean" else 25)
+                    _undo(folder, file.fileno(), 2 if on_signal == "clean" else 5)
                 left = None if left is None else left - 1
->>>>>>> wt-b
         with open(os.path.join(folder, "whole"), "w", encoding="ascii"):
             pass
         os.rmdir(lock)
