@@ -44,12 +44,21 @@ async def past_its_limit(
     """Run a command with a time limit, which is up once the command is `ready`, and not before."""
     results: list[Result] = []
     time = LoopTime(monkeypatch)
+    limited: list[LocalProcess] = []
+    wait = LocalProcess.wait
+
+    async def wait_within_limit(process: LocalProcess) -> int:
+        limited.append(process)
+        return await wait(process)
+
+    # The command may be ready while its start is still being noted, and its limit not yet set.
+    monkeypatch.setattr(LocalProcess, "wait", wait_within_limit)
 
     async def keep() -> None:
         results.append(await run())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep)
-        await until(ready)
+        await until(lambda: bool(limited) and ready())
         await time.passes(limit_s)
     return results[0]

@@ -530,7 +530,7 @@ anyio.run(main, sys.argv[2], int(sys.argv[3]))
     [
         ("yes 0123456789abcdef | head -c 80000000; echo; echo the end", 100_000),
         ("head -c 80000000 /dev/zero | tr '\\0' x; echo; echo the end", 100_000),
-        ("yes", 500),
+        ("yes", 1_000),
     ],
 )
 async def test_r45_probe_0_13_memory_does_not_grow_with_the_output(command: str, limit: int, tmp_path: Path) -> None:
