@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from outside.install import HOME, ROOT
-from outside.mutants.baseline import Baseline, find_baseline, record_baseline
+from outside.mutants.baseline import Baseline, find_baseline, hash_tests, record_tests
 from outside.mutants.choice import draw_sample
 from outside.mutants.judge import Judge, Verdict
 from outside.mutants.operators import list_mutants
@@ -77,19 +77,20 @@ def list_population(under: Path) -> list[Mutant]:
 def open_baseline(folder: Path, jobs: int) -> Baseline:
     """Return the baseline of this tree; it is recorded first if nobody has."""
     path, baseline = find_baseline()
-    if baseline is not None:
+    missing = baseline.forget_changed(hash_tests())
+    if not missing:
         return baseline
-    say("Recording which tests run which lines (once for this tree) ...")
-    began = monotonic()
-    slots = [Slot(folder / str(number)) for number in range(jobs)]
-    baseline = record_baseline(slots)
+    say(f"Recording which lines the tests of {len(missing)} files run (once for this tree) ...")
+    began, former_count = monotonic(), len(baseline.tests)
+    slots = [Slot(folder / str(number), sorted(baseline.libraries)) for number in range(min(jobs, len(missing)))]
+    record_tests(baseline, missing, slots)
     for slot in slots:
         slot.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     for former in path.parent.glob("*.json.gz"):
         former.unlink()
     path.write_bytes(baseline.dump())
-    say(f"{len(baseline.tests):,} tests recorded in {monotonic() - began:.0f} s")
+    say(f"{len(baseline.tests) - former_count:,} tests recorded in {monotonic() - began:.0f} s")
     for test in baseline.failed:
         say(f"  failed meanwhile: {test}")
     return baseline

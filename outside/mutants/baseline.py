@@ -1,4 +1,7 @@
-"""Which tests run which lines, and how long they take: recorded once for a tree, and kept in `.outside`."""
+"""Which tests run which lines, and how long they take: recorded once for a tree, and kept in `.outside`.
+
+If only test files have changed since, only they are recorded anew.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,20 @@ class Baseline:
     failed: list[str] = field(default_factory=list[str])
     lines: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     libraries: set[str] = field(default_factory=set[str])
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """The hash that each recorded test file had."""
+    gone: int = 0
+    """The tests of files that have changed since."""
+
+    def forget_changed(self, files: dict[str, str]) -> list[str]:
+        """Forget the tests of files that have another hash now; return the files to be recorded."""
+        changed = {file for file, former in self.files.items() if files.get(file) != former}
+        for number, test in enumerate(self.tests):
+            if test.partition("::")[0] in changed:
+                self.gone |= 1 << number
+        for file in changed:
+            del self.files[file]
+        return [file for file in files if file not in self.files]
 
     def add_run(self, run: Run, lines: dict[str, dict[str, list[str]]]) -> None:
         """Add the tests of some files, and the tests or files that ran each line."""
@@ -63,7 +80,7 @@ class Baseline:
         known, found = self.lines.get(path, {}), 0
         for line in range(first, last + 1):
             found |= known.get(line, 0)
-        return found
+        return found & ~self.gone
 
     def find_all_tests(self, path: str) -> int:
         """Return the tests that run any line of a file."""
@@ -87,6 +104,8 @@ class Baseline:
             "slow_kinds": sorted(self.slow_kinds),
             "failed": self.failed,
             "libraries": sorted(self.libraries),
+            "files": self.files,
+            "gone": hex(self.gone),
             "sets": [hex(mask) for mask in sets],
             "lines": rows,
         }
@@ -108,39 +127,43 @@ class Baseline:
             document["failed"],
             lines,
             set(document["libraries"]),
+            document["files"],
+            int(document["gone"], 16),
         )
 
 
 def hash_tree() -> str:
-    """Return the hash of all that the outcome of a test may depend on."""
-    digest = hashlib.sha256()
-    for folder in ("src", "tests"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                digest.update(f"{path.relative_to(ROOT)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
-    digest.update((ROOT / "pyproject.toml").read_bytes())
+    """Return the hash of what all tests share: the sources, and what helps the tests."""
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
+    helpers = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    for path in sorted([*(ROOT / "src").rglob("*"), *helpers]):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(ROOT)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def find_baseline() -> tuple[Path, Baseline | None]:
-    """Return where the baseline of this tree is kept, and the baseline if it is."""
+def hash_tests() -> dict[str, str]:
+    """Return the hash of each test file."""
+    files = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for name, path in files.items()
+        if not name.startswith(_LEFT_OUT)
+    }
+
+
+def find_baseline() -> tuple[Path, Baseline]:
+    """Return where the baseline of this tree is kept, and what is there."""
     path = HOME / "mutants" / f"{hash_tree()}.json.gz"
-    return path, Baseline.load(path.read_bytes()) if path.exists() else None
+    return path, Baseline.load(path.read_bytes()) if path.exists() else Baseline()
 
 
-def list_batches() -> list[list[str]]:
-    """Split the test files; a file is never split. The tests of a folder share what they import."""
-    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
-    files = [file for file in files if not file.startswith(_LEFT_OUT)]
-    return [files[start : start + _FILES_AT_ONCE] for start in range(0, len(files), _FILES_AT_ONCE)]
-
-
-def record_baseline(slots: Sequence[Slot]) -> Baseline:
-    """Run all tests, and record the lines that each of them runs."""
-    baseline, lock = Baseline(), Lock()
-    batches: SimpleQueue[list[str]] = SimpleQueue()
-    for batch in list_batches():
-        batches.put(batch)
+def record_tests(baseline: Baseline, files: Sequence[str], slots: Sequence[Slot]) -> None:
+    """Run the tests of files, and record the lines that each of them runs."""
+    lock = Lock()
+    batches: SimpleQueue[Sequence[str]] = SimpleQueue()
+    for start in range(0, len(files), _FILES_AT_ONCE):  # the tests of a folder share what they import
+        batches.put(files[start : start + _FILES_AT_ONCE])
 
     def work(slot: Slot) -> None:
         while True:
@@ -159,7 +182,8 @@ def record_baseline(slots: Sequence[Slot]) -> Baseline:
         thread.start()
     for thread in threads:
         thread.join()
-    return baseline
+    hashes = hash_tests()
+    baseline.files |= {file: hashes[file] for file in files}
 
 
 def _record(slot: Slot, files: Sequence[str]) -> tuple[Run, dict[str, dict[str, list[str]]], set[str]]:
