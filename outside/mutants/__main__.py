@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--least", type=float, default=92.0, help="percent of mutants that tests must notice")
     parser.add_argument("--under", default="src", help="only files below this path, or this file")
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="runs of tests at once")
-    parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests for a mutant that none notices")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for a mutant that none notices")
     parser.add_argument("--list", action="store_true", help="print the sample alone")
     options = parser.parse_args(arguments)
     sample = draw_sample(list_population(ROOT / options.under), options.count, options.seed)
@@ -133,19 +133,19 @@ def describe(mutant: Mutant) -> str:
 
 
 def show(verdict: Verdict) -> str:
-    """Return the lines of a verdict: a survivor has its change with it."""
+    """Return the line of a verdict."""
+    word = "noticed " if verdict.is_noticed else "SURVIVED"
     effort = f"{verdict.ran} tests, {verdict.took_s:.1f} s"
-    if verdict.is_noticed:
-        return f"noticed  {verdict.mutant.path}:{verdict.mutant.line} {verdict.mutant.change} [{effort}] {verdict.by}"
-    where, _, change = describe(verdict.mutant).partition("\n")
-    return f"SURVIVED {where} [{effort}]\n{change}"
+    return (
+        f"{word} {verdict.mutant.path}:{verdict.mutant.line} {verdict.mutant.change} [{effort}] {verdict.by}".rstrip()
+    )
 
 
 def print_summary(verdicts: Sequence[Verdict], took_s: float) -> float:
     """Print the survivors and a table of the rooms; return how many percent were noticed."""
     survivors = [verdict for verdict in verdicts if not verdict.is_noticed]
     for verdict in sorted(survivors, key=lambda verdict: (verdict.mutant.path, verdict.mutant.line)):
-        print(show(verdict))
+        print(f"SURVIVED {describe(verdict.mutant)}\n    {verdict.ran} tests ran on it")
     all_of = Counter(verdict.mutant.room for verdict in verdicts)
     noticed = Counter(verdict.mutant.room for verdict in verdicts if verdict.is_noticed)
     print(f"\n{'room':<28}{'mutants':>8}{'noticed':>8}{'%':>8}")

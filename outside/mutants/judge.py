@@ -127,5 +127,5 @@ def _go_on(tests: Sequence[str], failed: str) -> list[str]:
 
 
 def _shorten(why: str) -> str:
-    lines = [line for line in why.splitlines() if line.strip()]
-    return lines[-1].strip()[:100] if lines else ""
+    lines = [line.strip() for line in why.splitlines() if line.strip()]
+    return lines[0][:100] if lines else ""

@@ -61,7 +61,7 @@ class Reporter:
                     "test": report.nodeid,
                     "failed": report.failed,
                     "s": round(self._took_s[report.nodeid], 4),
-                    "why": report.longreprtext[-300:] if report.failed else "",
+                    "why": _explain(report),
                     "slow_kind": any(word in report.keywords for word in ("process", "realtime")),
                 }
             )
@@ -69,11 +69,18 @@ class Reporter:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write that a file cannot be collected."""
         if report.failed:
-            self._write({"test": report.nodeid, "failed": True, "s": 0.0, "why": report.longreprtext[-300:]})
+            self._write({"test": report.nodeid, "failed": True, "s": 0.0, "why": _explain(report)})
 
     def _write(self, row: dict[str, Any]) -> None:
         self._reports.write(json.dumps(row) + "\n")
         self._reports.flush()
+
+
+def _explain(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if not report.failed:
+        return ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return report.longreprtext[-300:] if crash is None else f"{crash.message[:300]}\n"
 
 
 class LineRecorder:

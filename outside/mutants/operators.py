@@ -32,7 +32,18 @@ _TWINS = {"any": "all", "all": "any", "min": "max", "max": "min"}
 _METHOD_TWINS = {"startswith": "endswith", "endswith": "startswith"}
 _CLEANERS = {"strip", "rstrip", "lstrip", "lower", "casefold", "removeprefix", "removesuffix", "resolve", "expanduser"}
 _LOGGERS = {"_log", "log", "logger", "_logger", "logging", "warnings"}
-_EFFECTLESS = {"sleep", "checkpoint", "drain", "fsync", "collect", "freeze", "set_name", "setDaemon", "assert_never"}
+_EFFECTLESS = {
+    "sleep",
+    "checkpoint",
+    "wait_readable",
+    "drain",
+    "fsync",
+    "collect",
+    "freeze",
+    "set_name",
+    "setDaemon",
+    "assert_never",
+}
 """Calls whose absence changes speed or durability alone."""
 _QUIET_KEYWORDS = re.compile(
     r"slots|frozen|strict|kw_only|repr|eq|order|check|daemon|exc_info|stacklevel|name|maxsize|indent|width|"

@@ -280,7 +280,7 @@ def test_a_mutant_that_all_tests_accept_has_survived() -> None:
 
 
 def test_a_test_that_fails_on_the_mutant_alone_notices_it() -> None:
-    place = Place({FAR: ["E\nassert 1"]})
+    place = Place({FAR: ["assert 1\n + where"]})
     assert judge(place) == (True, f"{FAR} (assert 1)")
     assert place.ran == [(True, NEAR), (True, FAR), (False, FAR)]
 
