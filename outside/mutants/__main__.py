@@ -82,6 +82,7 @@ def open_baseline(folder: Path, jobs: int) -> Baseline:
         return baseline
     say(f"Recording which lines the tests of {len(missing)} files run (once for this tree) ...")
     began, former_count = monotonic(), len(baseline.tests)
+    baseline.failed.clear()
     slots = [Slot(folder / str(number), sorted(baseline.libraries)) for number in range(min(jobs, len(missing)))]
     record_tests(baseline, missing, slots)
     for slot in slots:
