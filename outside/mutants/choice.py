@@ -77,17 +77,12 @@ def choose_tests(mutant: Mutant, baseline: Baseline, budget_s: float) -> list[li
     # No test runs the line: perhaps a process does that was killed before it could say so.
     mask = mask or baseline.find_all_tests(path) | _find_importers(mutant, baseline)
     numbers = baseline.list_numbers(mask)
-    near = {number for number in numbers if is_near(mutant.path, baseline.tests[number])}
 
     def rank(number: int) -> tuple[bool, bool, int, float]:
         took_s = baseline.took_s[number]
         bucket = sum(took_s >= bound for bound in _BUCKETS_S)
-        return (
-            number in baseline.slow_kinds,
-            bucket == len(_BUCKETS_S),
-            bucket if number in near else bucket + 9,
-            took_s,
-        )
+        far = find_distance(mutant.path, baseline.tests[number]) * (len(_BUCKETS_S) + 1)
+        return number in baseline.slow_kinds, bucket == len(_BUCKETS_S), far + bucket, took_s
 
     ordered = sorted(numbers, key=rank)
     quick = _fit([number for number in ordered if number not in baseline.slow_kinds], baseline, budget_s)
@@ -98,11 +93,13 @@ def choose_tests(mutant: Mutant, baseline: Baseline, budget_s: float) -> list[li
     return [[baseline.tests[number] for number in group] for group in (first, rest, slow) if group]
 
 
-def is_near(path: str, test: str) -> bool:
-    """Tell whether a test file is named after a module, or is in the folder named after its package."""
+def find_distance(path: str, test: str) -> int:
+    """Return 0 if a test file is named after the module, 1 if the file or its folder is after the package, else 2."""
     module, file = Path(path), Path(test.partition("::")[0])
-    names = {module.stem.strip("_"), module.parent.name}
-    return file.stem.removeprefix("test_") in names or file.parent.name == module.parent.name
+    name = file.stem.removeprefix("test_")
+    if name == module.stem.strip("_"):
+        return 0
+    return 1 if module.parent.name in {name, file.parent.name} else 2
 
 
 def _fit(numbers: Sequence[int], baseline: Baseline, budget_s: float) -> list[int]:

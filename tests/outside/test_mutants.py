@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from outside.mutants.baseline import Baseline, merge_lines
-from outside.mutants.choice import choose_tests, draw_sample, is_near, share_out
+from outside.mutants.choice import choose_tests, draw_sample, find_distance, share_out
 from outside.mutants.judge import Judge
 from outside.mutants.operators import list_mutants
 from outside.mutants.places import Mutant, is_usable
@@ -180,15 +180,16 @@ def test_a_budget_leaves_out_the_expensive_tests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "test", "expected"),
+    ("test", "distance"),
     [
-        ("src/induscode/deck/stores/todo.py", "tests/deck/test_todo.py::t", True),
-        ("src/induscode/deck/stores/todo.py", "tests/deck/stores/test_else.py::t", True),
-        ("src/induscode/deck/stores/todo.py", "tests/deck/test_else.py::t", False),
+        ("tests/deck/test_todo.py::t", 0),
+        ("tests/deck/stores/test_else.py::t", 1),
+        ("tests/deck/test_stores.py::t", 1),
+        ("tests/deck/test_else.py::t", 2),
     ],
 )
-def test_a_test_named_after_the_module_or_its_package_is_near(path: str, test: str, *, expected: bool) -> None:
-    assert is_near(path, test) is expected
+def test_tests_named_after_the_module_are_nearest_then_those_of_its_package(test: str, distance: int) -> None:
+    assert find_distance("src/induscode/deck/stores/todo.py", test) == distance
 
 
 def test_a_baseline_survives_being_kept() -> None:
