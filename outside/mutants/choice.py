@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,10 @@ _BUCKETS_S = (0.05, 0.3, 1.0)
 _FIRST_FILES, _FIRST_TESTS, _FIRST_S = 4, 60, 3.0
 """The first group is small: most mutants are noticed by the nearest tests."""
 _MOST_TESTS = 1_500
+_TURN = 8
+"""So many test functions of a file run before those of the next file have their turn."""
+_SLOW_SHARE = 1.5
+"""How much more of the budget the tests have that start processes."""
 
 
 def draw_sample(
@@ -85,8 +89,10 @@ def choose_tests(mutant: Mutant, baseline: Baseline, budget_s: float) -> list[li
         return number in baseline.slow_kinds, bucket == len(_BUCKETS_S), far + bucket, took_s
 
     ordered = sorted(numbers, key=rank)
-    quick = _fit([number for number in ordered if number not in baseline.slow_kinds], baseline, budget_s)
-    slow = _fit([number for number in ordered if number in baseline.slow_kinds], baseline, budget_s)
+    quick = [number for number in ordered if number not in baseline.slow_kinds]
+    quick = _fit(_spread(quick, baseline.tests), baseline, budget_s)
+    slow = [number for number in ordered if number in baseline.slow_kinds]
+    slow = _fit(_spread(slow, baseline.tests), baseline, budget_s * _SLOW_SHARE)
     first = _take_first(quick, baseline)
     taken = set(first)
     rest = sorted((number for number in quick if number not in taken), key=lambda number: baseline.tests[number])
@@ -100,6 +106,18 @@ def find_distance(path: str, test: str) -> int:
     if name == module.stem.strip("_"):
         return 0
     return 1 if module.parent.name in {name, file.parent.name} else 2
+
+
+def _spread(numbers: Sequence[int], tests: Sequence[str]) -> list[int]:
+    """Put one case of each test function before other cases, each in turn with those of the other files."""
+    cases, functions = Counter[str](), Counter[str]()
+    keys: dict[int, tuple[int, int]] = {}
+    for number in numbers:
+        function, file = tests[number].partition("[")[0], tests[number].partition("::")[0]
+        functions[file] += not cases[function]
+        keys[number] = cases[function], functions[file] // _TURN
+        cases[function] += 1
+    return sorted(numbers, key=keys.__getitem__)
 
 
 def _fit(numbers: Sequence[int], baseline: Baseline, budget_s: float) -> list[int]:

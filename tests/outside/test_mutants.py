@@ -192,6 +192,14 @@ def test_tests_named_after_the_module_are_nearest_then_those_of_its_package(test
     assert find_distance("src/induscode/deck/stores/todo.py", test) == distance
 
 
+def test_one_case_of_each_test_runs_before_the_others() -> None:
+    names = ["tests/a/test_a.py::t[1]", "tests/a/test_a.py::t[2]", "tests/a/test_b.py::u[1]", "tests/a/test_b.py::u[2]"]
+    outcomes = [Outcome(name, failed=False, took_s=1.0, is_slow_kind=True) for name in names]
+    baseline = Baseline()
+    baseline.add_run(Run(0, outcomes), {"indusagi/core/example.py": {"2": names}})
+    assert choose_tests(make_mutant(2), baseline, 2) == [[names[0], names[2]]]
+
+
 def test_a_baseline_survives_being_kept() -> None:
     baseline = make_baseline()
     baseline.files = {"tests/core/test_example.py": "1"}
