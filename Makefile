@@ -91,8 +91,8 @@ gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, a
 cluster-faults: setup  ## run 500 clusters with seeded faults, and check what clients saw (COUNT=, SEED=)
 	@.venv/bin/python -m outside.cluster $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
-mutants: setup  ## change one line of src at a time, and check that a test notices (COUNT=, SEED=)
-	@.venv/bin/python -m outside.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+mutants: setup  ## change one place of src at a time, and check that a test notices (COUNT=, SEED=, UNDER=)
+	@.venv/bin/python -m outside.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(UNDER),--under "$(UNDER)")
 
 properties: setup  ## try the properties on many examples that no run had before (SEED=)
 	@.venv/bin/python -m pytest -q -m hypothesis --timeout 900 --hypothesis-profile many $(if $(SEED),--hypothesis-seed $(SEED)) -n logical --maxprocesses 4 --dist worksteal

@@ -151,3 +151,9 @@ def test_hash_is_the_same_in_another_process() -> None:
     code = "from indusagi.core import content_hash; print(content_hash({'b': {'y': 1}, 'a': [None]}))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert printed == content_hash({"b": {"y": 1}, "a": [None]})
+
+
+def test_the_path_to_an_invalid_value_leaves_out_containers_before_it() -> None:
+    with pytest.raises(NotJson) as caught:
+        compact_json({"a": [[1]], "b": {"c": math.nan}})
+    assert "$.b.c is nan" in str(caught.value)

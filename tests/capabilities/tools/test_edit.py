@@ -100,6 +100,7 @@ async def test_probe_0_1_a_missing_text_is_reported_quickly_in_a_long_file(ctx: 
         outcome = await edit(ctx, "a.py", old, "pass\n")
     assert code(outcome) == "no_match"
     assert outcome.details["closestLine"] == 12
+    assert outcome.details["alike"] == 97
     assert "- ····value_10·=·compute(10,·another=70)" in text_of(outcome)
     assert "+ ····value_10·=·compute(10,·other=70)" in text_of(outcome)
     assert path.read_text(encoding="utf-8") == "def f():\n" + text

@@ -628,6 +628,8 @@ def test_a_row_without_facts_is_damage() -> None:
 
     with pytest.raises(DamagedStoreError):
         parse_facts("[" * 100_000, 1)
+    with pytest.raises(DamagedStoreError, match="row 3 has no facts"):
+        parse_facts("[]", 3)
 
 
 async def test_a_hanging_disk_ends_every_wait_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

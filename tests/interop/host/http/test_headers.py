@@ -337,6 +337,26 @@ def test_a_refusal_names_the_header_and_the_argument(value: Any, said: Any, why:
     assert why in response
 
 
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"$defs", "definitions", "dependentSchemas", "patternProperties"},
+        {"allOf", "anyOf", "oneOf", "prefixItems"},
+        {
+            "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
+            "unevaluatedItems", "unevaluatedProperties",
+        },
+    ],
+    ids=["named", "several", "one"],
+)  # fmt: skip
+def test_a_mark_where_no_argument_is_certain_makes_all_marks_void(keywords: set[str]) -> None:
+    marked = {"type": "string", "x-mcp-header": "B"}
+    for keyword in keywords:
+        held = {"x": marked} if "$defs" in keywords else [marked] if "allOf" in keywords else marked
+        schema: Any = {"properties": {"a": {"type": "string", "x-mcp-header": "A"}}, keyword: held}
+        assert check_headers(CALLED, call({"a": "x"}), lambda _, schema=schema: schema) is None, keyword
+
+
 # -- what it costs --------------------------------------------------------------------------
 
 SERVED = """
