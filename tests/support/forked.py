@@ -29,6 +29,8 @@ CONSTANTS: dict[str, float] = {
     "induscode.commands.serve.reload:_STABLE_S": 0.01,
     # Approvals, connectors and sign-ins of other processes.
     "induscode.commands.serve.gateway:_APPROVALS_S": 0.05,
+    # The first list waits for servers that are still unknown, on a busy machine too.
+    "induscode.commands.serve.gateway:FIRST_S": 60.0,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
     # How soon a server that announces changes is listed again.
@@ -41,7 +43,7 @@ CONSTANTS: dict[str, float] = {
 """Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME"; of a dataclass it is the
 default of a field that is given by keyword only.
 
-Only what a test waits for belongs here, polls and pauses; never a limit that a slow machine might reach.
+Polls and pauses that a test waits for are shorter here, and limits that a slow machine might reach are longer.
 """
 SERVER = Path(__file__).with_name("fork_server.py")
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "COVERAGE")
