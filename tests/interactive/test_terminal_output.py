@@ -192,7 +192,7 @@ async def test_in_tmux_all_lines_are_in_the_scrollback_after_twenty_resizes(
         lines.release(2 * LINES)
         await until(lambda: tmux("capture-pane", "-p").rstrip().endswith("15 tokens"))
         await until(lambda: "working" not in tmux("capture-pane", "-p"))
-        assert read_lines(capture()) == list(range(LINES))
+        await until(lambda: read_lines(capture()) == list(range(LINES)))
         tmux("send-keys", "C-d")
         await until(lambda: tmux("list-sessions") == "")
     finally:
