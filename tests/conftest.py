@@ -103,7 +103,7 @@ class Watch:
 
 
 WATCH = pytest.StashKey[Watch]()
-HANGS_S = 150.0
+HANGS_S = 400.0
 """A test that runs for so long and cannot be interrupted: the process prints its stacks and exits."""
 LEFT_THREADS_S = 2.0
 """How long a run that failed waits at its end for the threads that its tests have left."""

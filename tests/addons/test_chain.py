@@ -330,7 +330,7 @@ def test_a_hook_that_ends_after_the_program_is_of_no_consequence(echo: Echo, tmp
     chained = chain(echo.card(), tmp_path, load(hang, deadline_s=0.05))
     outcome = anyio.run(lambda: chained.call(text="hi"))
     hang.release.set()
-    hang.thread.join(10)
+    hang.thread.join(60)
     assert (outcome.output, hang.thread.is_alive()) == ("echo hi", False)
 
 

@@ -19,7 +19,7 @@ def loaded_by(code: str) -> set[str]:
     """Run code in a fresh interpreter and name the top-level packages it has loaded."""
     script = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20, env=unmeasured()
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env=unmeasured()
     )
     return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 

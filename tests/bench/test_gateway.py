@@ -143,7 +143,7 @@ async def test_the_client_over_pipes_tells_answers_apart_and_hands_on_the_rest()
         pipes = await open_pipes(
             ["python3", "-c", script, *command], cwd=desk.folder, env=os.environ, on_notice=notices.append
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             first, second = pipes.asked("tools/list"), pipes.asked("nothing/known")
             assert len(result_of(await first[1])["tools"]) == TOOLS
             with pytest.raises(CannotMeasure, match="-32601"):

@@ -81,7 +81,7 @@ async def test_large_arguments_have_the_same_digest_as_if_they_were_small(
     recorder = CallRecorder(str(path), ORIGIN)
     box = observed_box(recorder)
     await box.runner.run(ToolCall("1", "echo", {}))
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not recorder.has_key:  # noqa: ASYNC110 — the thread has no event for it
             await anyio.sleep(0.01)
     await box.runner.run(ToolCall("2", "echo", {"text": "abc"}))
@@ -183,7 +183,7 @@ async def test_what_the_queue_cannot_take_is_dropped_counted_and_said(
     hold = threading.Event()
 
     def serve_later(database: CallDatabase) -> None:
-        hold.wait(10)
+        hold.wait(60)
         CallRecorder._serve(recorder, database)
 
     monkeypatch.setattr(recorder, "_serve", serve_later)

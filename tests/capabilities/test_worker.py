@@ -91,7 +91,7 @@ async def test_a_worker_that_dies_or_writes_garbage_is_an_error(code: str, run_i
 @pytest.mark.process
 async def test_a_worker_is_killed_at_the_deadline(run_instead: Callable[..., None]) -> None:
     run_instead("/bin/sleep", "60")
-    with anyio.fail_after(20), pytest.raises(WorkerError, match=r"took longer than 0\.1 seconds") as caught:
+    with anyio.fail_after(60), pytest.raises(WorkerError, match=r"took longer than 0\.1 seconds") as caught:
         await run_in_worker(format_path, "x", deadline_s=0.1)
     assert caught.value.code == "timeout"
 

@@ -98,7 +98,7 @@ def test_the_name_of_a_directory_cannot_forge_a_line(tmp_path: Path, end: str, s
 
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
-        [command("python"), "-m", "induscode", "--version"], capture_output=True, text=True, timeout=20, check=True
+        [command("python"), "-m", "induscode", "--version"], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == f"indus {__version__}\n"
 
@@ -156,7 +156,7 @@ def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
         [command("python"), "-c", warm + code, *arguments],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
         env=unmeasured(),  # nobody may not write the figures
     )
@@ -166,7 +166,7 @@ def test_a_working_directory_that_is_gone_is_bad_input(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f'rmdir "{gone}" && exec "{command()}"'
-    done = subprocess.run(["/bin/sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(["/bin/sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "Invalid value for '-C' / '--cwd': '.': No such file or directory. See" in done.stderr
 
@@ -216,7 +216,7 @@ def _run_into_nothing(*arguments: str, stdout: bool = False, stderr: bool = Fals
             stdout=writer if stdout else subprocess.PIPE,
             stderr=writer if stderr else subprocess.PIPE,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
     finally:
@@ -237,7 +237,7 @@ def test_an_error_that_nobody_wants_to_hear_goes_nowhere_and_keeps_its_exit_code
 @pytest.mark.parametrize(("script", "code"), [("--bad 2>&1", 2), ("--version 2>&1", 1)])
 def test_an_error_that_cannot_be_written_keeps_its_exit_code(script: str, code: int) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run(["/bin/sh", "-c", f'"{command()}" {script}'], stdout=full, timeout=20, check=False)
+        done = subprocess.run(["/bin/sh", "-c", f'"{command()}" {script}'], stdout=full, timeout=60, check=False)
     assert done.returncode == code
 
 
@@ -288,7 +288,7 @@ assert gc.get_threshold()[0] > 10 * usual[0], gc.get_threshold()
 gc.collect()
 assert (gc.get_threshold(), gc.callbacks) == (usual, []), gc.get_threshold()
 """
-    subprocess.run([command("python"), "-c", code], timeout=20, check=True, env=unmeasured())
+    subprocess.run([command("python"), "-c", code], timeout=60, check=True, env=unmeasured())
 
 
 def test_objects_of_the_start_are_spared_by_later_collections() -> None:
@@ -304,4 +304,4 @@ assert gc.get_freeze_count() > 1_000
 assert gc.get_threshold()[0] > usual[0]
 assert gc.collect() == 0
 """
-    subprocess.run([command("python"), "-c", code], timeout=20, check=True, env=unmeasured())
+    subprocess.run([command("python"), "-c", code], timeout=60, check=True, env=unmeasured())

@@ -32,7 +32,7 @@ def _indus(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
         cwd=site,  # which python -c puts first
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
         env=unmeasured(),
     )

@@ -162,7 +162,7 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
         pins = await open_pins(Journal(one.store, [server], node="one"), [server])
         assert pins.check(tool, first) is None
         pins.approve(tool, changed)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(two.table.list("pin")) < 2:
                 heard.clear()
                 await heard.wait()

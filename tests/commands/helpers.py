@@ -143,7 +143,7 @@ def on_terminal(
         pass
     finally:
         os.close(ours)
-        process.wait(20)
+        process.wait(60)
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 

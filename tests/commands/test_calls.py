@@ -232,7 +232,7 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str])
             assert not reader.is_alive()
             assert "new" in lines[0]
             following.send_signal(signal.SIGINT)
-            assert following.wait(20) == 130
+            assert following.wait(60) == 130
         finally:
             following.kill()
 
@@ -244,7 +244,7 @@ def test_following_ends_with_its_reader_though_no_call_comes(tmp_path: Path) -> 
     try:
         assert following.stdout is not None
         following.stdout.close()
-        assert following.wait(20) == 128 + signal.SIGPIPE
+        assert following.wait(60) == 128 + signal.SIGPIPE
     finally:
         following.kill()
         following.wait()

@@ -24,7 +24,7 @@ def test_a_shell_takes_its_script(tmp_path: Path, shell: str) -> None:
     path = shutil.which(shell)
     if path is None:
         return
-    checked = subprocess.run([path, "-n"], input=done.stdout, capture_output=True, text=True, timeout=20, check=False)
+    checked = subprocess.run([path, "-n"], input=done.stdout, capture_output=True, text=True, timeout=60, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
@@ -55,7 +55,7 @@ def test_bash_completes_what_is_typed(tmp_path: Path) -> None:
     assert bash is not None
     script_folder = command().rpartition("/")[0]
     done = subprocess.run(
-        [bash, "-c", f'PATH="{script_folder}:$PATH"\n{asked}'], capture_output=True, text=True, timeout=20, check=False
+        [bash, "-c", f'PATH="{script_folder}:$PATH"\n{asked}'], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "ledger\n"
 

@@ -56,7 +56,7 @@ def test_nothing_heavy_is_loaded(tmp_path: Path, words: list[str]) -> None:
         [sys.executable, "-c", SCRIPT.format(words=words)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
         env=unmeasured(),
         cwd=tmp_path,

@@ -98,7 +98,7 @@ def test_finding_b1_ctrl_c_in_mid_unpack_leaves_the_cache_whole(tmp_path: Path) 
     child = start_command([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     _wait_for(lock_of(tmp_path))
     child.send_signal(signal.SIGINT)
-    assert child.wait(20) == 130
+    assert child.wait(60) == 130
     assert not lock_of(tmp_path).parent.exists()
 
 
@@ -108,7 +108,7 @@ def test_finding_b1_a_killed_program_leaves_its_package_manager_time_to_clean_up
     child = start_command([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     _wait_for(lock_of(tmp_path))
     child.kill()
-    child.wait(20)
+    child.wait(60)
     _wait_for(lock_of(tmp_path).parent, there=False)
 
 

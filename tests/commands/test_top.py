@@ -59,7 +59,7 @@ def test_watched_servers_are_shown_until_ctrl_c(tmp_path: Path) -> None:
     with LineTerminal("mcp", "list", "--watch", "--cwd", str(tmp_path), environ=environ) as terminal:
         assert "one" in terminal.read_until("ready")
         os.kill(terminal.process.pid, signal.SIGINT)
-        assert terminal.process.wait(20) == 130
+        assert terminal.process.wait(60) == 130
 
 
 @pytest.mark.process

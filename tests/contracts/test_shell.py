@@ -296,7 +296,7 @@ class SlowDisk:
     def append(self, file: capture.CaptureFile, data: bytes) -> None:
         self.asked.set()
         self.largest = max(self.largest, len(data))
-        assert self.going.wait(20)
+        assert self.going.wait(60)
         self._append(file, data)
 
 
@@ -573,7 +573,7 @@ async def test_stop_sends_sigterm_without_waiting_for_end_of_input(shell: Shell,
     await until(lambda: b"ready" in process.read_output())
     if closed:
         await process.write_input(b"", close=True)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         assert await process.stop(grace_ms=600_000) == 5
     assert process.read_output().endswith(b"asked\n")
     await process.aclose()
@@ -585,7 +585,7 @@ async def test_cancelled_stop_ends_a_command_with_input(shell: Shell) -> None:
     task = asyncio.create_task(process.stop(grace_ms=200))  # noqa: TID251 — cancelled below
     await asyncio.sleep(0.05)
     task.cancel()
-    with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
+    with anyio.fail_after(60), pytest.raises(asyncio.CancelledError):
         await task
     assert not is_alive(process.pid)
     await process.aclose()
@@ -652,7 +652,7 @@ async def test_forged_final_directory_is_ignored(shell: Shell, planted: str) -> 
     command = f"{planted} $__indus_cwd_file; kill -9 $$"
     async with started(shell, command) as process:
         await process.wait()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert await process.final_cwd() is None
 
 

@@ -69,7 +69,7 @@ async def test_failures_are_error_outcomes(box: ToolBox, name: str, arguments: J
 async def test_cancelled_token_ends_the_call_with_an_error_outcome(box: ToolBox) -> None:
     token = CancelToken()
     token.cancel("enough")
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         outcome = await box.runner.run(ToolCall("1", "waits", {}), token)
     assert outcome.is_error
     assert "enough" in str(outcome.output)

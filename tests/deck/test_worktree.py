@@ -49,7 +49,7 @@ def snapshots(tmp_path: Path, work: Path) -> WorktreeSnapshots:
 
 
 def shell(work: Path, command: str) -> None:
-    subprocess.run(["bash", "-c", command], cwd=work, check=True, timeout=30)
+    subprocess.run(["bash", "-c", command], cwd=work, check=True, timeout=60)
 
 
 def relative(work: Path, snapshots: WorktreeSnapshots, before: Snapshot, after: Snapshot) -> list[str]:
@@ -210,7 +210,7 @@ def test_the_settings_of_a_hostile_repository_run_no_program(
     (work / "git").write_bytes(program.read_bytes())
     (work / "git").chmod(0o755)
     # The oracle: git itself obeys these settings.
-    subprocess.run(["git", "status"], cwd=work, capture_output=True, timeout=30, check=False)
+    subprocess.run(["git", "status"], cwd=work, capture_output=True, timeout=60, check=False)
     assert ran.exists()
     ran.unlink()
     before = snapshots.take("n")
@@ -254,8 +254,8 @@ def test_a_merge_with_conflicts_and_a_new_repository_are_covered(tmp_path: Path,
     run_git(work, "checkout", "-q", "other")
     (work / "a").write_text("2\n", encoding="utf-8")
     run_git(work, "commit", "-qam", "two")
-    subprocess.run(["git", "merge", "-q", "master"], cwd=work, capture_output=True, timeout=30, check=False)
-    subprocess.run(["git", "merge", "-q", "main"], cwd=work, capture_output=True, timeout=30, check=False)
+    subprocess.run(["git", "merge", "-q", "master"], cwd=work, capture_output=True, timeout=60, check=False)
+    subprocess.run(["git", "merge", "-q", "main"], cwd=work, capture_output=True, timeout=60, check=False)
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     run_git(fresh, "init", "-q")

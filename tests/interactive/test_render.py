@@ -272,4 +272,4 @@ assert not {name for name in sys.modules if name.split(".")[0] in {"rich", "prom
 assert renderer.finish() == "\\nHello\\n"
 assert "rich" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=30, env=unmeasured())
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=unmeasured())

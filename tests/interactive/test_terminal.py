@@ -273,5 +273,5 @@ def test_a_signal_ends_a_busy_session_with_everything_it_started(
             assert terminal.wait_for_end() == code
         else:
             terminal.hang_up()
-            assert terminal.process.wait(20) == code
+            assert terminal.process.wait(60) == code
         assert CTRL_D not in terminal.output

@@ -167,7 +167,7 @@ async def test_in_tmux_all_lines_are_in_the_scrollback_after_twenty_resizes(
 
     def tmux(*words: str) -> str:
         done = subprocess.run(
-            ["tmux", "-S", socket, "-f", "/dev/null", *words], capture_output=True, text=True, timeout=20, check=False
+            ["tmux", "-S", socket, "-f", "/dev/null", *words], capture_output=True, text=True, timeout=60, check=False
         )
         return done.stdout
 

@@ -146,7 +146,7 @@ def test_escape_steers_to_the_queued_message_and_the_cancelled_turn_is_kept(setu
         history = setup.requested(1)
         assert "how do I get there?" in history
         assert "The long way" in history
-        assert setup.server.left.wait(5)
+        assert setup.server.left.wait(60)
         assert terminal.leave() == 0
 
 

@@ -57,7 +57,7 @@ def _asked(folder: Path, *messages: JsonObject) -> list[JsonObject]:
         env={"JOURNAL": str(folder / "journal")},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ITEMS = [build_item("tool", "srv", name, f"srv__{name}") for name in ("send_mail", "read_file", "open_bug")]
 MORE = build_item("tool", "srv", "list_folder", "srv__list_folder")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class GatedEncoder(TopicEncoder):

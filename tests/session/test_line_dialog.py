@@ -31,7 +31,7 @@ CHOICES = (
     Choice(key="n", label="no", takes_text=True),
 )
 QUESTION = Question(title="bash wants to run: ls", lines=('tool: "bash"',), choices=CHOICES, default="n")
-WAIT_S = 10
+WAIT_S = 60
 
 
 class Terminal:

@@ -257,7 +257,7 @@ async def test_progress_is_reported_during_the_call(stage: Stage) -> None:
             heard.set()
 
     stage.tools = [tool(slow, name="slow")]
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         ended = await stage.run([("slow", "{}")], "done", hear=hear)
     assert ended.reason == "done"
     assert stage.of(ToolAdvanced)[0] == ToolAdvanced("c0", "slow", 1, 2, "half")
@@ -297,7 +297,7 @@ async def test_cancellation_reaches_the_tool_and_keeps_the_text(stage: Stage) ->
             stage.cancel.cancel("SIGINT")
 
     stage.tools = [tool(slow, name="slow")]
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         ended = await stage.run([("slow", "{}")], "never", hear=hear)
     assert (ended.reason, ended.message) == ("cancelled", "stopped by SIGINT")
     assert ended_with == ["SIGINT"]
@@ -309,7 +309,7 @@ async def test_cancellation_during_an_answer_keeps_the_first_part(stage: Stage) 
         if isinstance(event, TextDelta):
             stage.cancel.cancel("SIGTERM")
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         ended = await stage.run("hang", hear=hear)
     assert (ended.reason, ended.text) == ("cancelled", "hang")
     again = Stage(stage.folder)
@@ -332,7 +332,7 @@ async def test_cancelled_run_makes_no_request(stage: Stage) -> None:
 
 
 async def test_run_has_a_time_limit(stage: Stage) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         ended = await stage.run("hang", time_s=0.05)
     assert ended.reason == "time"
 
@@ -356,7 +356,7 @@ async def test_closed_output_during_a_call_ends_the_call(stage: Stage) -> None:
             raise BrokenPipeError
 
     stage.tools = [tool(slow, name="slow")]
-    with anyio.fail_after(10), pytest.raises(BrokenPipeError):
+    with anyio.fail_after(60), pytest.raises(BrokenPipeError):
         await stage.run([("slow", "{}")], "never", hear=hear)
 
 

@@ -215,7 +215,7 @@ async def test_end_of_the_parent_leaves_nothing(
         await until(lambda: process.poll() is not None)
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     await until(lambda: not is_alive(server))
     # Neither the two, nor a shell or a bubblewrap around them, whose words name it too.
     await until(lambda: mentioning(seconds) == [])

@@ -33,7 +33,7 @@ LEASE_S = 60.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
 SHORT_LEASE_S = 6.0
 """For tests that end leases themselves: nodes look at theirs more often than with the longer one."""
-_START_S = 20.0
+_START_S = 60.0
 _REQUEST_S = 4.0
 _SILENT_S = 0.2
 _LATER_S = 1_000.0

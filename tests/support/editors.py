@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from acp.connection import StreamEvent
 
-LIMIT_S = 25.0
+LIMIT_S = 60.0
 """Longer than any step of a test takes."""
 _REQUESTS: dict[str, tuple[type[BaseModel], type[BaseModel] | None]] = {
     "initialize": (models.InitializeRequest, models.InitializeResponse),

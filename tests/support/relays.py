@@ -270,7 +270,7 @@ async def http_fronts(
     """Speak to a relay over HTTP, as several clients; those who stay are there when it ends."""
     chosen: Any = {"without_token": True, **settings}
     async with (
-        httpx2.AsyncClient(timeout=30) as client,
+        httpx2.AsyncClient(timeout=60) as client,
         anyio.create_task_group() as tasks,
         host.serve_http(HttpSettings(**chosen)) as serving,
     ):

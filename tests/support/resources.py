@@ -111,7 +111,7 @@ async def protected(issuer: Issuer | None = None, **settings: Any) -> AsyncGener
         host = create_provider_host(lambda: ServersBox(bench.box()))
         async with (
             host.serve_http(HttpSettings(auth=auth, **http)) as serving,
-            httpx2.AsyncClient(timeout=20, verify=False) as client,
+            httpx2.AsyncClient(timeout=60, verify=False) as client,
         ):
             resource = Resource(serving.url, chosen, bench, client)
             resource.identities, resource.notes = identities, notes

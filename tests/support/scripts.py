@@ -50,7 +50,7 @@ def _run_to_end(argv: list[str | bytes], source: str | int, **options: Any) -> s
     )
     with process:
         try:
-            out, err = process.communicate(source if isinstance(source, str) else None, timeout=20)
+            out, err = process.communicate(source if isinstance(source, str) else None, timeout=60)
         except BaseException:
             process.kill()
             raise
@@ -78,7 +78,7 @@ def run_on_terminal(
         with child:
             while part := _read_terminal(ours):
                 shown += part
-            _, said = child.communicate(timeout=20)
+            _, said = child.communicate(timeout=60)
     finally:
         os.close(ours)
     text = shown.decode("utf-8", "surrogateescape").replace("\r\n", "\n")

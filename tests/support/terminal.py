@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """Longer than any wait takes that succeeds."""
 REGION_ROWS = 8
 ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"

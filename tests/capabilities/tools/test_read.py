@@ -754,7 +754,7 @@ def test_read_is_read_only() -> None:
 def test_importing_read_loads_no_library_for_documents() -> None:
     script = "import sys, indusagi.capabilities.tools.read; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env=unmeasured(), check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=unmeasured(), check=True
     )
     heavy = {"chardet", "PIL", "pypdfium2", "jsonschema"}
     assert heavy.isdisjoint(done.stdout.split())
@@ -802,7 +802,7 @@ class Slow:
     def read(self, size: int) -> bytes:
         self._fs.reads += 1
         self._fs.reading_now.set()
-        assert self._fs.go_on.wait(20)
+        assert self._fs.go_on.wait(60)
         return self._file.read(size)
 
     def seek(self, at: int) -> int:

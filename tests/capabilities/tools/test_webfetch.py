@@ -617,7 +617,7 @@ def test_r49_a_bomb_of_gzip_leaves_the_memory_as_it_was() -> None:
 def test_the_tool_loads_no_http_library_until_it_is_used() -> None:
     code = "import indusagi.capabilities.tools.web, sys; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True, env=unmeasured()
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=unmeasured()
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "indusagi.capabilities.web.client" not in done.stdout.split()

@@ -90,7 +90,7 @@ def test_what_is_there_is_not_written_over_unless_told(tmp_path: Path) -> None:
 def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     words = [[command(), "mcp", "add", "--no-check", f"s{n}", "--", "sh"] for n in range(6)]
     running = [subprocess.Popen(one, cwd=tmp_path, stdout=subprocess.DEVNULL) for one in words]
-    assert [process.wait(20) for process in running] == [0] * 6
+    assert [process.wait(60) for process in running] == [0] * 6
     assert sorted(servers_of(user_file())) == [f"s{n}" for n in range(6)]
 
 

@@ -234,7 +234,7 @@ os._exit(0)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="receipts need start times of processes")
 def test_jobs_that_a_crashed_run_left_are_told_and_can_be_ended(tmp_path: Path) -> None:
-    left = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, check=True, timeout=20)
+    left = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, check=True, timeout=60)
     pid = int(left.stdout)
     try:
         done = run("mcp", "doctor", cwd=tmp_path)

@@ -46,7 +46,7 @@ async def test_principals_scopes_rules_and_the_ledger_of_a_gateway(tmp_path: Pat
     rules = tmp_path / ".indusvx" / "permissions.json"
     rules.parent.mkdir()
     rules.write_text(json.dumps({"deny": ["one__* @bob", "ls @b*"]}), encoding="utf-8")
-    async with running_issuer() as issuer, httpx2.AsyncClient(timeout=20, verify=False) as client:
+    async with running_issuer() as issuer, httpx2.AsyncClient(timeout=60, verify=False) as client:
         tokens = await _use_gateway(tmp_path, issuer, client)
     ledger = run("ledger", "export", cwd=tmp_path).stdout
     rows = [json.loads(line) for line in ledger.splitlines()]
@@ -94,7 +94,7 @@ async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient)
         ):
             answer = await request(client, url, token, "tools/call", name=name, arguments={})
             assert ("it is denied" in text(answer)) is is_denied, (name, answer.text)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert (await client.get(url.replace("/mcp", "/health"))).status_code == 401
             await _use_page(
                 client, url.replace("/mcp", "/ui"), bob, narrow, issuer.mint(url, sub="carol", scope="indus:list")
@@ -127,7 +127,7 @@ async def test_a_server_is_called_in_the_name_of_each_principal_by_token_exchang
     async with (
         running_issuer() as issuer,
         protected(issuer) as upstream,
-        httpx2.AsyncClient(timeout=20, verify=False) as client,
+        httpx2.AsyncClient(timeout=60, verify=False) as client,
     ):
         secret = {"client_id": "gateway", "client_secret": "hidden"}
         auth = {"type": "token-exchange", "issuer": issuer.url, **secret}

@@ -140,7 +140,7 @@ def test_the_module_is_printed_as_it_was_started(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=60,
         cwd=tmp_path,
     )
     entry = json.loads(done.stdout)["mcpServers"]["indus"]
@@ -155,7 +155,7 @@ def test_a_program_found_on_the_path_is_printed_whole(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=60,
         cwd=tmp_path,
         env={**os.environ, "PATH": path},
     )

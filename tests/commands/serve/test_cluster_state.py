@@ -53,7 +53,7 @@ async def test_nodes_share_servers_rules_records_and_ledgers(tmp_path: Path) -> 
     pushed.write_text(json.dumps({"mcpServers": {"two": row(env={"TOKEN": "a-secret-value"})}}), encoding="utf-8")
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps({"deny": ["one__* @bob"]}), encoding="utf-8")
-    async with running_issuer() as issuer, httpx2.AsyncClient(timeout=20, verify=False) as client:
+    async with running_issuer() as issuer, httpx2.AsyncClient(timeout=60, verify=False) as client:
         with broker_process(tmp_path / "broker") as broker:
             where = ("--cluster", broker.url)
 
@@ -124,7 +124,7 @@ async def test_consent_of_one_node_reaches_equal_rows_of_the_other_until_it_is_w
             urls = [await find_url(first), await find_url(second)]
 
             async def list_tools(url: str) -> set[str]:
-                async with httpx2.AsyncClient(timeout=20) as client:
+                async with httpx2.AsyncClient(timeout=60) as client:
                     answer = await request(client, url, "none", "tools/list")
                 return {tool["name"].partition("__")[0] for tool in answer.json()["result"]["tools"]}
 

@@ -138,7 +138,7 @@ def test_over_standard_streams_nothing_heavy_is_loaded(tmp_path: Path) -> None:
         wanted = {0, 1, 2}
         while wanted:  # a server that comes late announces its tools meanwhile
             wanted.discard(json.loads(process.stdout.readline()).get("id"))
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     code, modules = json.loads(errors.splitlines()[-1])
     assert code == 0
     assert {name.partition(".")[0] for name in modules} & HEAVY == set()
@@ -429,7 +429,7 @@ def test_closed_streams_are_no_place_to_serve(tmp_path: Path, closed: str) -> No
         ["sh", "-c", f'"$0" serve {closed}', command()],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
         cwd=tmp_path,
     )

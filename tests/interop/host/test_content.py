@@ -207,7 +207,7 @@ async def test_a_prompt_may_ask_its_client_in_both_eras() -> None:
     for way in WAYS:
         host = create_provider_host(Bench().box(), content=Source())
         async with client_of(host, way, elicitation_callback=answer) as client:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 got: Any = (await client.get_prompt("ask")).messages[0]
             assert got.content.text == "decline"
 

@@ -298,7 +298,7 @@ async def sessions(count: int, clients: list[AskingClient]) -> AsyncGenerator[li
         settings = HttpSettings(without_token=True)
         serving = await stack.enter_async_context(asking_http(settings, clients))
         base = f"http://127.0.0.1:{serving.port}"
-        http = await stack.enter_async_context(httpx2.AsyncClient(base_url=base, timeout=20))
+        http = await stack.enter_async_context(httpx2.AsyncClient(base_url=base, timeout=60))
         opened: list[Session] = []
         for _ in range(count):
             frame: Any = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}

@@ -196,7 +196,7 @@ def run_in_bash(command: str, folder: Path) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     return log.read_text(encoding="utf-8") if log.exists() else ""
@@ -205,7 +205,7 @@ def run_in_bash(command: str, folder: Path) -> str:
 def bash_parses(text: str) -> bool:
     """Tell whether bash can parse a text."""
     bash = ["/bin/bash", "-n", "-c", "--", text]
-    return subprocess.run(bash, capture_output=True, timeout=20, check=False).returncode == 0
+    return subprocess.run(bash, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 GUESSED = {"substituted name", "read", "printf -v", "array", "xargs with the command as data"}
@@ -579,7 +579,7 @@ def test_every_command_that_bash_runs_was_found_by_the_parser(
         stub(folder / "bin", name, log)
     bash = ["/bin/bash", "-c", "--", f"{text}\nwait"]
     env = {"PATH": str(folder / "bin"), "HOME": str(folder)}
-    subprocess.run(bash, cwd=folder, env=env, capture_output=True, timeout=20, check=False)
+    subprocess.run(bash, cwd=folder, env=env, capture_output=True, timeout=60, check=False)
     ran = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     found = {one.words[0].text for one in script.commands}
     assert {line.split()[0] for line in ran} <= found, text

@@ -50,7 +50,7 @@ def help_of(name: str) -> str | None:
     path = shutil.which(name, path=f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin")
     if path is None:
         return None
-    done = subprocess.run([path, *HELP[name]], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([path, *HELP[name]], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout + done.stderr
 
 
@@ -120,7 +120,7 @@ def test_finding_d3_help_of_read_only_programs_names_no_harmful_option(name: str
     if path is None:
         pytest.skip(f"{name} is no program here")
     done = subprocess.run(
-        [path, "--help"], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
+        [path, "--help"], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
     )
     acting = {option for options, said in described(done.stdout) for option in options if _ACT.search(said)}
     assert acting <= _READER_EXCEPTIONS.get(name, set())

@@ -155,7 +155,7 @@ def test_importing_edit_and_write_loads_no_parser_or_library() -> None:
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True, env=unmeasured()
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=unmeasured()
     )
     assert done.stdout.strip() == "[]"
 

@@ -64,7 +64,7 @@ def _run_patch(program: str, folder: Path, patch: bytes) -> None:
         "git": ["git", "apply", "--whitespace=nowarn", "-"],
     }
     done = subprocess.run(
-        commands[program], cwd=folder, input=patch, capture_output=True, timeout=20, check=False,
+        commands[program], cwd=folder, input=patch, capture_output=True, timeout=60, check=False,
         env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr + patch
@@ -123,7 +123,7 @@ def test_few_changes_in_a_long_file_give_the_diff_of_diff_u(tmp_path: Path, chan
     diff = compare_lines(b"".join(old), b"".join(new))
     (tmp_path / "old").write_bytes(b"".join(old))
     (tmp_path / "new").write_bytes(b"".join(new))
-    done = subprocess.run(["diff", "-u", "old", "new"], cwd=tmp_path, capture_output=True, timeout=20, check=False)
+    done = subprocess.run(["diff", "-u", "old", "new"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
     ours = format_patch(diff, "x")[0].split(b"\n")[3:]
     assert ours == done.stdout.split(b"\n")[2:]
     assert (diff.added, diff.removed) == (changes, changes)

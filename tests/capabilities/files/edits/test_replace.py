@@ -122,7 +122,7 @@ def test_the_encoding_of_a_file_is_kept(encoding: str, tmp_path: Path) -> None:
     name = {"utf-8-sig": "utf-8", "latin-1": "latin1"}.get(encoding, encoding)
     done = subprocess.run(
         ["iconv", "-f", name, "-t", "utf-8", tmp_path / "a"],
-        capture_output=True, timeout=20, check=True,
+        capture_output=True, timeout=60, check=True,
     )  # fmt: skip
     assert "new line" in done.stdout.decode("utf-8")
 

@@ -79,7 +79,7 @@ async def test_tasks_get_the_lock_in_order() -> None:
 
 async def test_different_files_do_not_wait_for_each_other() -> None:
     async with file_lock("/a") as first:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with file_lock("/b") as second:
                 assert (first.path, second.path) == ("/a", "/b")
                 assert (first.unshared, second.unshared) == (None, None)
@@ -151,7 +151,7 @@ def end(holder: subprocess.Popen[str]) -> None:
     assert holder.stdin is not None
     assert holder.stdout is not None
     holder.stdin.close()
-    holder.wait(10)
+    holder.wait(60)
     holder.stdout.close()
 
 
@@ -288,7 +288,7 @@ async def test_a_caller_cancelled_while_locking_leaves_no_lock(
 
     def slowly(path: str) -> locks.LockFile | None:
         taking.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return really(path)
 
     monkeypatch.setattr(locks, "_try_lock", slowly)
@@ -320,7 +320,7 @@ async def test_a_caller_cancelled_while_waiting_for_another_holder_ends(monkeypa
 
     def busy(path: str) -> None:
         taking.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     monkeypatch.setattr(locks, "_try_lock", busy)
 

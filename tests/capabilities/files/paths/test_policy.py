@@ -329,7 +329,7 @@ async def test_a_workspace_below_a_protected_name_is_writable(tmp_path: Path) ->
 
 def git(*arguments: str, cwd: Path) -> None:
     settings = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always"]
-    subprocess.run(["git", *settings, *arguments], cwd=cwd, check=True, capture_output=True, timeout=20)
+    subprocess.run(["git", *settings, *arguments], cwd=cwd, check=True, capture_output=True, timeout=60)
 
 
 @pytest.mark.process

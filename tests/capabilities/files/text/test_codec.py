@@ -32,7 +32,7 @@ JAPANESE = "設定はファイルに保存されます。見つからない場�
 
 def iconv(data: bytes, encoding: str) -> str:
     done = subprocess.run(
-        ["iconv", "-f", encoding, "-t", "UTF-8"], input=data, capture_output=True, check=True, timeout=20
+        ["iconv", "-f", encoding, "-t", "UTF-8"], input=data, capture_output=True, check=True, timeout=60
     )
     return done.stdout.decode("utf-8")
 
@@ -86,7 +86,7 @@ def test_iconv_decodes_the_same_text(text: str, encoding: str, name: str) -> Non
         input=text.encode("utf-8"),
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=60,
     ).stdout
     found, form = decode_lossless(made)
     assert form.encoding == name
@@ -222,5 +222,5 @@ def test_text_contains_no_nul() -> None:
 
 def test_a_digest_is_that_of_sha256sum() -> None:
     data = bytes(range(256)) * 5_000
-    done = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True, timeout=20).stdout.decode()
+    done = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True, timeout=60).stdout.decode()
     assert digest_bytes(data) == done.split()[0]

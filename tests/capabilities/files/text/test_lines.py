@@ -106,7 +106,7 @@ def test_sed_prints_the_same_lines_of_a_file_of_many_chunks(seed: int, first: in
     (tmp_path / "f").write_bytes(data)
     start = first if first > 0 else max(1, 9_000 + first + 1)
     done = subprocess.run(
-        ["sed", "-n", f"{start},{start + 9}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=20
+        ["sed", "-n", f"{start},{start + 9}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=60
     )
     found = scan_bytes(data, first, 10)
     assert [text for _, text in format_lines(found)] == done.stdout.decode().splitlines()
@@ -123,7 +123,7 @@ def test_lone_carriage_returns_do_not_end_lines(ending: bytes, encoding: str, fi
     (tmp_path / "f").write_bytes(text)
     start = first if first > 0 else 10 + first + 1
     done = subprocess.run(
-        ["sed", "-n", f"{start},{start + 1}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=20
+        ["sed", "-n", f"{start},{start + 1}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=60
     )
     data = text.decode().encode(encoding)
     found = scan_bytes(data, first, 2)

@@ -636,7 +636,7 @@ async def test_a_hanging_disk_ends_every_wait_with_a_note(tmp_path: Path, monkey
     free = threading.Event()
 
     def hanging() -> Batch:
-        free.wait(20)
+        free.wait(60)
         return Batch(())
 
     async with stored(tmp_path) as store:

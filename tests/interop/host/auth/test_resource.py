@@ -227,7 +227,7 @@ async def test_a_relay_calls_with_the_scope_of_its_server() -> None:
     async with running_issuer() as issuer:
         host = create_relay_host(StdioServerConfig(id="one", command="/nonexistent"))
         async with host.serve_http(HttpSettings(auth=ResourceSettings(issuer=issuer.url))) as serving:
-            async with httpx2.AsyncClient(timeout=20, verify=False) as client:
+            async with httpx2.AsyncClient(timeout=60, verify=False) as client:
                 await until(lambda: issuer.asked["/keys"] > 0)
                 for method, scope, status in (
                     ("resources/read", "indus:call:two", 403),
@@ -410,7 +410,7 @@ async def test_the_body_of_a_request_is_read_after_its_token_was_checked() -> No
         name, port = host.split(":")
         reader, writer = await asyncio.open_connection(name, int(port))
         try:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 writer.write(head.encode() + body[:10])
                 await until(lambda: resource.issuer.asked["/keys"] > 0)
                 writer.write(body[10:])

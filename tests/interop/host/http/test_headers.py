@@ -368,7 +368,7 @@ def ask(port):
     stamp = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
              "io.modelcontextprotocol/clientCapabilities": {}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": stamp}}
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     line.request("POST", "/mcp", json.dumps(body), {
         "content-type": "application/json", "accept": "application/json",
         "mcp-protocol-version": "2026-07-28", "mcp-method": "tools/list"})
