@@ -27,8 +27,15 @@ HONEST_TOOLS = (
 )  # fmt: skip
 """What the honest server lists before the tools it was told to generate."""
 
+STEADY_S = 60.0
 STEADY = ServerLimits(
-    connect_s=60.0, probe_s=2.0, list_s=60.0, call_idle_s=60.0, call_hard_s=60.0, close_s=0.3, relist_gap_s=0.1
+    connect_s=STEADY_S,
+    probe_s=2.0,
+    list_s=STEADY_S,
+    call_idle_s=STEADY_S,
+    call_hard_s=STEADY_S,
+    close_s=0.3,
+    relist_gap_s=0.1,
 )
 """Limits that a busy machine keeps, apart from the time that a process has to end by itself."""
 SHORT_START = replace(STEADY, connect_s=0.1, probe_s=0.02, list_s=0.1)

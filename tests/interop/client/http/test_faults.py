@@ -31,7 +31,7 @@ from tests.support.http_behaviours import (
     together,
 )
 from tests.support.http_peer import http_server, self_signed
-from tests.support.servers import SHORT_START, STEADY, remote, remote_sse
+from tests.support.servers import SHORT_START, STEADY, STEADY_S, remote, remote_sse
 from tests.support.transports import LoopTime
 from tests.support.waiting import until, until_task_ends
 
@@ -381,7 +381,7 @@ async def test_r30_a_call_that_is_never_answered_is_given_up(
     async with http_server(hanging) as server, opened(remote(server)) as endpoint, asyncio.TaskGroup() as tasks:
         call = tasks.create_task(failure(endpoint))
         await until(lambda: bool(server.heard("tools/call")))
-        await time.passes(20)
+        await time.passes(STEADY_S)
         assert (await call).kind == "timeout"
         assert await works(endpoint)
 
@@ -393,7 +393,7 @@ async def test_r30_a_server_that_hangs_at_the_farewell_does_not_hold_us_up(monke
         await endpoint.open()
         tasks.create_task(endpoint.close())
         await until(lambda: len(server.heard("DELETE")) == 1)
-        await time.passes(20)
+        await time.passes(STEADY_S)
 
 
 async def test_r30_a_notice_that_is_never_answered_does_not_hold_up_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +407,7 @@ async def test_r30_a_notice_that_is_never_answered_does_not_hold_up_calls(monkey
     ):
         call = tasks.create_task(works(endpoint))
         await until(lambda: bool(server.heard("notifications/initialized")))
-        await time.passes(20)
+        await time.passes(STEADY_S)
         assert await call
 
 

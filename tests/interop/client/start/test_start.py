@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from tests.support.opened import QUICK, attempt, fault_of_opening, fleet_of, opened
-from tests.support.servers import SERVERS, STEADY, diary, fault, honest
+from tests.support.servers import SERVERS, STEADY, STEADY_S, diary, fault, honest
 from tests.support.transports import LoopTime, settled
 from tests.support.waiting import is_asleep, until
 
@@ -235,7 +235,7 @@ async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(_fault_of(endpoint))
         await until(lambda: unpacked(tmp_path) > 0)
-        await time.passes(20)
+        await time.passes(STEADY_S)
         if on_signal == "finish":
             before = unpacked(tmp_path)
             await until(lambda: unpacked(tmp_path) > before + 5 * 65_536)
@@ -391,7 +391,7 @@ async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_stand
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(_fault_of(endpoint))
         await until(lambda: bool(endpoint.read_log()))
-        await time.passes(20)
+        await time.passes(STEADY_S)
     assert failing.result().kind == "timeout"
     assert "(its stderr: Error: no database at db:5432)" in str(failing.result())
 
@@ -470,9 +470,9 @@ async def test_finding_d10_a_server_that_answers_nothing_any_more_is_started_ane
         assert endpoint is not None
         call = tasks.create_task(attempt(endpoint, "fault", {}))
         await until(lambda: bool(diary(log, "heard tools/call")))
-        await time.passes(20)  # the call
+        await time.passes(STEADY_S)  # the call
         assert isinstance(await call, ProtocolFault)
-        await time.passes(20)  # the question whether it is there
+        await time.passes(STEADY_S)  # the question whether it is there
         await until(
             lambda: fleet.status()["block"].restarts > 0 and fleet.status()["block"].phase is EndpointPhase.READY
         )
@@ -498,7 +498,7 @@ for step in range(3_000):
     print("tick", file=sys.stderr, flush=True)
     time.sleep(0.02)
 """
-QUICK_END = replace(STEADY, close_s=0.01, call_hard_s=60.0)
+QUICK_END = replace(STEADY, close_s=0.01, call_hard_s=3 * STEADY_S)
 
 
 async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_faulted(
@@ -507,7 +507,7 @@ async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_fault
     time = LoopTime(monkeypatch)
     async with opened(script(SHAKES_HANDS_ONLY, limits=QUICK_END)) as endpoint:
         endpoint.notify("notifications/message", {"text": "x" * 1024 * 1024})
-        await time.passes(20)
+        await time.passes(STEADY_S)
         await until(lambda: endpoint.phase is EndpointPhase.FAULTED)
         assert "did not read its standard input" in str(endpoint.status().fault)
 
@@ -526,8 +526,8 @@ async def test_finding_d10_one_that_still_writes_has_the_time_that_a_call_may_ta
             assert ends == []
             before = link.bytes_received
             await until(lambda before=before: link.bytes_received > before)
-            await time.passes(20)
-        assert "did not read its standard input for 6" in ends[0]
+            await time.passes(STEADY_S)
+        assert "did not read its standard input for 18" in ends[0]
     finally:
         await link.close()
 
@@ -539,7 +539,7 @@ async def test_timed_out_call_leaves_a_responsive_server_running(
     async with opened(fault("hang", "--log", log)) as endpoint, asyncio.TaskGroup() as tasks:
         call = tasks.create_task(attempt(endpoint, "fault", {}))
         await until(lambda: bool(diary(log, "heard tools/call")))
-        await time.passes(20)
+        await time.passes(STEADY_S)
         assert isinstance(await call, ProtocolFault)
         await until(lambda: bool(diary(log, "heard ping")))
         for _ in range(3):
@@ -549,7 +549,7 @@ async def test_timed_out_call_leaves_a_responsive_server_running(
 
 async def test_finding_d10_a_banner_without_an_end_of_line_costs_no_wait() -> None:
     # The old protocol is asked for after this time, or once the first question is answered.
-    limits = replace(STEADY, probe_s=30.0, connect_s=20.0)
+    limits = replace(STEADY, probe_s=2 * STEADY_S)
     async with opened(fault("banner", "--era", "legacy", limits=limits)) as endpoint:
         assert endpoint.phase is EndpointPhase.READY
         (note,) = endpoint.status().notes
