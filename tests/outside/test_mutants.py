@@ -172,7 +172,13 @@ def test_tests_that_run_the_line_are_chosen_near_ones_first_and_processes_last()
 
 @pytest.mark.parametrize("mutant", [make_mutant(7), make_mutant(2, is_imported=True)])
 def test_lines_that_no_test_is_known_to_run_are_judged_by_all_tests_of_the_file(mutant: Mutant) -> None:
-    assert sum(map(len, choose_tests(mutant, make_baseline(), 10))) == 3
+    assert sum(map(len, choose_tests(mutant, make_baseline(), 10, lambda _: b"x\n" * 20))) == 3
+
+
+def test_tests_that_run_a_line_with_the_name_of_a_table_come_first() -> None:
+    source = b"_NAMES = {1, 2}\ndef f(a):\n    return a in _NAMES\n"
+    groups = choose_tests(make_mutant(1, is_imported=True), make_baseline(), 10, lambda _: source)
+    assert groups[0] == ["tests/deck/test_far.py::far", "tests/core/test_example.py::near"]
 
 
 def test_a_budget_leaves_out_the_expensive_tests() -> None:
