@@ -58,7 +58,7 @@ def show(failure: Any) -> tuple[Any, ...]:
     ],
 )
 def test_a_status_is_a_reason_and_a_sentence(status: int, headers: dict[str, str], expected: Any) -> None:
-    raw = [(name, value.encode("utf-8")) for name, value in headers.items()]
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert show(classify_status(httpx2.Response(status, headers=raw))) == expected
 
 
