@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from tests.support.adapters import PNG
 from tests.support.documents import notebook
@@ -101,3 +102,49 @@ def leave_out_words(schema: JsonValue) -> JsonValue:
 
 def test_the_definitions_of_the_native_tools_are_these() -> None:
     assert describe_tools() == json.loads(DEFINITIONS.read_text("utf-8"))
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_the_facts_of_a_command_are_these(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    root, whole = str(tmp_path), {"truncated": False, "path": None, "ended": "exited"}
+    async with context(tmp_path) as ctx:
+        box = box_of(ctx, *native_tools())
+        for command, expected in (
+            ("printf hi; printf no >&2", {"cwd": root, "bytes": 4, "exitCode": 0}),
+            ("cd sub; exit 3", {"cwd": f"{root}/sub", "bytes": 0, "exitCode": 3, "code": "failed"}),
+            ("kill -9 $$", {"bytes": 0, "exitCode": 137, "code": "failed"}),
+            ("cd /", {"bytes": 0, "exitCode": 0}),
+        ):
+            details = dict((await call(box, "bash", {"command": command})).details)
+            assert isinstance(details.pop("sandbox"), str)
+            assert details == {**whole, **expected}, command
+        large = (await call(box, "bash", {"command": "seq 100000"})).details
+        assert (large["bytes"], large["truncated"], large["exitCode"]) == (588_895, True, 0)
+        assert (await anyio.Path(str(large["path"])).read_text("utf-8")).startswith("1\n2\n")
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+async def test_the_facts_of_a_job_are_these(tmp_path: Path) -> None:
+    async with context(tmp_path) as ctx:
+        box = box_of(ctx, *native_tools())
+        assert (await call(box, "process", {"action": "list"})).details == {"jobs": []}
+        command = "echo hi; exec sleep 600"
+        started = dict((await call(box, "process", {"action": "start", "command": command})).details)
+        assert isinstance(started.pop("sandbox"), str)
+        job = {**started, "command": command, "left": 0, "state": "running", "exitCode": None}
+        poll: JsonObject = {"action": "poll", "id": "job-1", "match": "hi", "waitMs": 20_000}
+        polled: dict[str, Any] = dict((await call(box, "process", poll)).details)
+        rows: Any = (await call(box, "process", {"action": "list"})).details["jobs"]
+        listed: dict[str, Any] = dict(rows[0])
+        stopped: dict[str, Any] = dict((await call(box, "process", {"action": "stop", "id": "job-1"})).details)
+        for details in (polled, listed, stopped):
+            assert details.pop("ageS") >= 0
+        facts = {"firstLine": 1, "lines": 1, "dropped": 0, "openLine": "", "matched": True}
+        assert (started["id"], polled) == ("job-1", {**job, **facts})
+        measured = {name: listed.pop(name) for name in ("cpuS", "rssBytes")}
+        assert all(isinstance(value, (int, float)) for value in measured.values())
+        assert listed == {**job, "ports": []}
+        assert stopped == {**job, "state": "stopped", "exitCode": 143}
