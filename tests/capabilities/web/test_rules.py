@@ -87,7 +87,8 @@ async def test_ones_own_server_is_reached_at_its_own_address_alone() -> None:
     client = open_client(["10.0.0.1"], allow_private=("own.example",))
     await client.check_address("http://own.example/")
     assert await refuse(client, "http://other.example/") == ("denied", "address")
-    assert await refuse(open_client(["169.254.169.254"], allow_private=("own.example",)), "http://own.example/")
+    metadata = open_client(["169.254.169.254"], allow_private=("own.example",))
+    assert await refuse(metadata, "http://own.example/") == ("denied", "address")
 
 
 # -- redirects --------------------------------------------------------------------------------
