@@ -9,6 +9,7 @@ import pytest
 from outside.mutants.baseline import Baseline, merge_lines
 from outside.mutants.choice import choose_tests, draw_sample, find_distance, share_out
 from outside.mutants.judge import Judge
+from outside.mutants.mother import leave_out_imports
 from outside.mutants.operators import list_mutants
 from outside.mutants.places import Mutant, is_usable
 from outside.mutants.slots import Outcome, Run, read_run
@@ -223,6 +224,12 @@ def test_tests_of_a_changed_file_are_forgotten_and_recorded_anew() -> None:
 def test_lines_of_started_processes_count_for_the_test_that_started_them() -> None:
     children = [{"test": "b", "lines": {"x.py": [1, 2]}}]
     assert merge_lines({"x.py": {"1": ["a"]}}, children) == {"x.py": {"1": ["a", "b"], "2": ["b"]}}
+
+
+def test_what_a_test_file_calls_at_its_import_counts_for_its_tests() -> None:
+    source = b"import a\nX = {1}\ndef f():\n    return X\nG = lambda: X\n"
+    contexts = {1: ["import of t.py"], 2: ["import of t.py"], 3: ["t.py::u"], 4: ["import of t.py", "t.py::u"]}
+    assert leave_out_imports(contexts, source) == {1: [], 2: [], 3: ["t.py::u"], 4: ["t.py", "t.py::u"]}
 
 
 def test_a_sample_has_mutants_of_each_room_and_one_of_a_line_at_most() -> None:

@@ -13,6 +13,7 @@ from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.runtime.contract import TextContentBlock
 
 if TYPE_CHECKING:
+    from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.json import JsonObject
 
 PATH = {"file_path": "path", "filePath": "path", "filepath": "path", "file": "path"}
@@ -86,7 +87,11 @@ NAMES: dict[str, dict[str, str]] = {
         "blocked_domains": "excludeDomains",
     },
 }
-TOOLS = {tool.spec.name: tool for tool in native_tools()}
+
+
+def find_tool(name: str) -> DefinedTool:
+    """Make a native tool."""
+    return next(tool for tool in native_tools() if tool.spec.name == name)
 
 
 def make_value(schema: Any) -> Any:
@@ -100,14 +105,14 @@ def make_value(schema: Any) -> Any:
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", NAMES)
 async def test_names_of_other_agents_are_understood(name: str) -> None:
-    schema: Any = TOOLS[name].spec.parameters
+    schema: Any = find_tool(name).spec.parameters
     properties: dict[str, Any] = schema["properties"]
     for other, ours in NAMES[name].items():
         given: JsonObject = {key: make_value(properties[key]) for key in schema.get("required", ())}
         given |= {key: make_value(properties[key]) for key in ("oldText", "newText") if key in properties}
         expected = {**given, ours: make_value(properties[ours])}
         given.pop(ours, None)
-        assert await TOOLS[name].prepare_call({**given, other: expected[ours]}) == expected, other
+        assert await find_tool(name).prepare_call({**given, other: expected[ours]}) == expected, other
 
 
 @pytest.mark.anyio
@@ -115,7 +120,7 @@ async def test_names_of_other_agents_are_understood(name: str) -> None:
 async def test_names_of_other_agents_are_understood_in_each_edit(other: str) -> None:
     row: JsonObject = {"oldText": "a", "newText": "b", TEXTS[other]: True if "ll" in other else "c"}
     given = {**{key: value for key, value in row.items() if key != TEXTS[other]}, other: row[TEXTS[other]]}
-    assert await TOOLS["edit"].prepare_call({"path": "f", "edits": [given]}) == {"path": "f", "edits": [row]}
+    assert await find_tool("edit").prepare_call({"path": "f", "edits": [given]}) == {"path": "f", "edits": [row]}
 
 
 @pytest.mark.anyio
@@ -131,7 +136,7 @@ async def test_names_of_other_agents_are_understood_in_each_edit(other: str) -> 
 )
 async def test_kinds_of_files_have_other_names(given: str, kind: str | None) -> None:
     expected = {"query": "a"} if kind is None else {"query": "a", "type": kind}
-    assert await TOOLS["find"].prepare_call({"query": "a", "type": given}) == expected
+    assert await find_tool("find").prepare_call({"query": "a", "type": given}) == expected
 
 
 @pytest.mark.anyio
@@ -152,7 +157,7 @@ async def test_kinds_of_files_have_other_names(given: str, kind: str | None) -> 
     ],
 )
 async def test_flags_of_other_searches_are_understood(given: JsonObject, expected: JsonObject) -> None:
-    assert await TOOLS["grep"].prepare_call({"pattern": "a", **given}) == {"pattern": "a", **expected}
+    assert await find_tool("grep").prepare_call({"pattern": "a", **given}) == {"pattern": "a", **expected}
 
 
 @pytest.mark.parametrize(
