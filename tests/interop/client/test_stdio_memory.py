@@ -84,6 +84,8 @@ async def test_a_turn_handles_so_many_lines_or_bytes(monkeypatch: pytest.MonkeyP
     assert len(got) == 16
     await turn(5)
     assert (len(got), child.told) == (41, ["pause", "pause", "resume"])
+    transport.stdout_received(b"3\n")
+    assert got[-1] == b"3"
     transport, child, got = start(monkeypatch)
     transport.stdout_received((b"x" * 20_000 + b"\n") * 3)
     assert (len(got), child.told) == (2, ["pause"])
@@ -306,3 +308,27 @@ async def test_a_process_that_cannot_be_started_says_why(
         await start_server_process(StdioServerConfig("s", **fields))
     assert (caught.value.kind, caught.value.detail.reason) == ("spawn_failed", reason)
     assert (str(caught.value), caught.value.detail.server) == (f"server 's': {message}", "s")
+
+
+async def test_a_closed_transport_waits_for_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, child, got = start(monkeypatch, call_idle_s=0.0)
+    child.unwritten = 5
+    transport.send({"a": 1})
+    transport._flush()
+    await transport.close()
+    await turn()
+    assert got == []
+
+
+async def test_a_second_request_does_not_start_the_wait_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, child, _ = start(monkeypatch)
+    watched: list[float] = []
+    transport._watch_stall = watched.append
+    transport.send({"a": 1})
+    transport._flush()
+    transport._flush()
+    assert (watched, child.written) == ([], b'{"a":1}\n')
+    child.unwritten = 5
+    transport.send({"a": 2})
+    transport._flush()
+    assert len(watched) == 1

@@ -215,8 +215,12 @@ def test_a_task_is_written_for_the_revision_of_its_client() -> None:
     task: Any = {"taskId": "t", "status": "completed", "ttlMs": 1, "pollIntervalMs": 2, "result": {}, "error": {}}
     task |= {"inputRequests": {}, "requestState": "s", "_meta": {"a": 1}, "statusMessage": "m"}
     assert build_handle(task, is_modern=True) == {
-        **{"resultType": "task", "taskId": "t", "status": "completed"},
-        **{"ttlMs": 1, "pollIntervalMs": 2, "statusMessage": "m"},
+        "resultType": "task",
+        "taskId": "t",
+        "status": "completed",
+        "ttlMs": 1,
+        "pollIntervalMs": 2,
+        "statusMessage": "m",
     }
     core = {"taskId": "t", "status": "completed", "ttl": 1, "pollInterval": 2, "requestState": "s", "_meta": {"a": 1}}
     assert build_handle(task, is_modern=False) == {"task": {**core, "statusMessage": "m"}}
