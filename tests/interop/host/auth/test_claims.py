@@ -55,7 +55,8 @@ def test_a_token_says_who_presents_it() -> None:
     assert (identity.principal, identity.client_id, identity.scopes) == ("p", "c", {"indus:call", "x"})
     assert (token.expires_at, token.thumbprint, len(identity.owner)) == (NOW + 100, None, 32)
     assert check(scope="y").identity.owner == identity.owner
-    for change in ({"sub": "q"}, {"client_id": "d"}):
+    changes: list[dict[str, Any]] = [{"sub": "q"}, {"client_id": "d"}]
+    for change in changes:
         assert check(**change).identity.owner != identity.owner
     other = ResourceSettings(issuer="https://other.example")
     assert check(settings=other, iss="https://other.example").identity.owner != identity.owner
@@ -292,44 +293,42 @@ class Loop:
     def __init__(self) -> None:
         self.now = 1_000.0
 
+    def get_running_loop(self) -> Loop:
+        return self
+
     def time(self) -> float:
         return self.now
 
 
-def test_keys_are_fetched_as_often_as_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_are_fetched_as_often_as_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
-    monkeypatch.setattr(module.asyncio, "get_running_loop", lambda: loop)
+    monkeypatch.setattr(module, "asyncio", loop)
     issuer = Issuer()
     client: Any = issuer
     keys: Any = IssuerKeys(ResourceSettings(issuer=ISSUER, refetch_s=30.0, stale_s=100.0), client)
-
-    def fetch(*, is_forced: bool = False) -> None:
-        with pytest.raises(StopIteration):
-            keys.fetch(is_forced=is_forced).send(None)
-
     issuer.answer = IssuerError("down")
-    fetch()
+    await keys.fetch()
     assert (keys.keys, keys.failure, issuer.asked) == (None, "down", 1)
     issuer.answer = first = Keys("a")
-    fetch()
+    await keys.fetch()
     assert issuer.asked == 1, "it was tried just now"
     loop.now += module._RETRY_S
-    fetch()
+    await keys.fetch()
     assert (keys.keys, keys.failure, issuer.asked) == (first, "", 2)
     issuer.answer = Keys("a")
-    fetch(is_forced=True)
+    await keys.fetch(is_forced=True)
     assert (keys.keys is first, issuer.asked) == (True, 3)
     loop.now += 29.0
-    fetch()
+    await keys.fetch()
     assert issuer.asked == 3
     loop.now += 1.0
     issuer.answer = second = Keys("b")
-    fetch()
+    await keys.fetch()
     assert (keys.keys is second, issuer.asked) == (True, 4)
     issuer.answer = IssuerError("gone")
     loop.now += 100.0
-    fetch()
+    await keys.fetch()
     assert (keys.keys is second, keys.failure) == (True, "gone")
     loop.now += 30.0
-    fetch()
+    await keys.fetch()
     assert keys.keys is None
