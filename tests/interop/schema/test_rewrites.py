@@ -115,7 +115,7 @@ def closed(*names: str, required: tuple[str, ...] = ()) -> ObjectShape:
 
 def test_what_fits_both_shapes() -> None:
     first, other = ObjectShape({"a": 1, "b": 2}, ("a",)), ObjectShape({"b": 3, "c": 4}, ("c", "a"))
-    both = {"a": 1, "b": {"allOf": [2, 3]}, "c": 4}
+    both: dict[str, object] = {"a": 1, "b": {"allOf": [2, 3]}, "c": 4}
     assert intersect_shapes(first, other) == ObjectShape(both, ("a", "c"))
     assert intersect_shapes(first, closed("b")) == ObjectShape({"b": {"allOf": [2, 1]}}, ("a",), frozenset("b"))
     assert intersect_shapes(closed("b"), first).allowed == {"b"}
