@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from indusagi.interop.protocol_bridge.host import stdio as module
 from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport
@@ -148,15 +149,17 @@ async def test_lines_before_the_host_listens_are_kept() -> None:
     assert got == [b"1", b"2", "over"]
 
 
-def test_output_that_cannot_be_written_ends_the_connection(tmp_path: Path) -> None:
+async def test_output_that_cannot_be_written_ends_the_connection(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.touch()
     for flags, is_written in ((os.O_WRONLY, True), (os.O_RDONLY, False)):
         sink = os.open(path, flags)
         transport: Any = StdioHostTransport(0, sink, 100)
         transport._outgoing.append(b"{}")
-        transport._flush()
-        os.close(sink)
+        try:
+            await to_thread.run_sync(transport._flush)
+        finally:
+            os.close(sink)
         assert path.read_bytes() == b"{}\n"
         assert (transport.write_error is None) is is_written
         assert transport.accepts_notifications is is_written
