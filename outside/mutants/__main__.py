@@ -84,13 +84,18 @@ def open_baseline(folder: Path, jobs: int) -> Baseline:
     began, former_count = monotonic(), len(baseline.tests)
     baseline.failed.clear()
     slots = [Slot(folder / str(number), sorted(baseline.libraries)) for number in range(min(jobs, len(missing)))]
-    record_tests(baseline, missing, slots)
-    for slot in slots:
-        slot.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     for former in path.parent.glob("*.json.gz"):
         former.unlink()
-    path.write_bytes(baseline.dump())
+
+    def save() -> None:
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(baseline.dump())
+        unfinished.replace(path)
+
+    record_tests(baseline, missing, slots, save)
+    for slot in slots:
+        slot.close()
     say(f"{len(baseline.tests) - former_count:,} tests recorded in {monotonic() - began:.0f} s")
     for test in baseline.failed:
         say(f"  failed meanwhile: {test}")

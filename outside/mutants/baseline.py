@@ -12,17 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from outside.install import HOME, ROOT
 from outside.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from outside.mutants.slots import Run, Slot
 
 _FILES_AT_ONCE = 6
+_SAVED_EVERY_S = 60.0
+"""What is recorded is kept this often, so that a run that is ended goes on where it was."""
 _LEFT_OUT = ("tests/architecture", "tests/docs", "tests/typing")
 """Tests that read the sources rather than run them."""
 
@@ -158,14 +161,18 @@ def find_baseline() -> tuple[Path, Baseline]:
     return path, Baseline.load(path.read_bytes()) if path.exists() else Baseline()
 
 
-def record_tests(baseline: Baseline, files: Sequence[str], slots: Sequence[Slot]) -> None:
-    """Run the tests of files, and record the lines that each of them runs."""
-    lock = Lock()
+def record_tests(
+    baseline: Baseline, files: Sequence[str], slots: Sequence[Slot], save: Callable[[], object] = lambda: None
+) -> None:
+    """Run the tests of files, and record the lines that each of them runs; `save` is called now and then."""
+    lock, hashes = Lock(), hash_tests()
+    saved = monotonic()
     batches: SimpleQueue[Sequence[str]] = SimpleQueue()
     for start in range(0, len(files), _FILES_AT_ONCE):  # the tests of a folder share what they import
         batches.put(files[start : start + _FILES_AT_ONCE])
 
     def work(slot: Slot) -> None:
+        nonlocal saved
         while True:
             try:
                 files = batches.get_nowait()
@@ -175,6 +182,10 @@ def record_tests(baseline: Baseline, files: Sequence[str], slots: Sequence[Slot]
             with lock:
                 baseline.add_run(run, lines)
                 baseline.libraries |= loaded
+                baseline.files |= {file: hashes[file] for file in files}
+                if monotonic() - saved > _SAVED_EVERY_S:
+                    save()
+                    saved = monotonic()
                 say(f"  {len(baseline.tests):,} tests recorded, {batches.qsize()} batches left")
 
     threads = [Thread(target=work, args=(slot,)) for slot in slots]
@@ -182,8 +193,7 @@ def record_tests(baseline: Baseline, files: Sequence[str], slots: Sequence[Slot]
         thread.start()
     for thread in threads:
         thread.join()
-    hashes = hash_tests()
-    baseline.files |= {file: hashes[file] for file in files}
+    save()
 
 
 def _record(slot: Slot, files: Sequence[str]) -> tuple[Run, dict[str, dict[str, list[str]]], set[str]]:

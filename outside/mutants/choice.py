@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,23 +71,28 @@ def share_out(sizes: dict[str, int], count: int) -> dict[str, int]:
     return quotas
 
 
-def choose_tests(mutant: Mutant, baseline: Baseline, budget_s: float) -> list[list[str]]:
+def choose_tests(
+    mutant: Mutant, baseline: Baseline, budget_s: float, read: Callable[[str], bytes] | None = None
+) -> list[list[str]]:
     """Return groups of tests that may notice a mutant, the nearest and cheapest first.
 
     The tests that run a changed line are those that may. What runs at the import of a module is used by whatever runs
-    the module, or by those that import it.
+    the module, or by those that import it; those that run a line with the name that is set there come first.
     """
+    read = read or (lambda path: (ROOT / path).read_bytes())
     path = str(Path(mutant.path).relative_to("src"))
     mask = 0 if mutant.is_imported else baseline.find_tests(path, mutant.first, mutant.last)
+    users = set(baseline.list_numbers(_find_users(mutant, baseline, read))) if mutant.is_imported else set[int]()
     # No test runs the line: perhaps a process does that was killed before it could say so.
     mask = mask or baseline.find_all_tests(path) | _find_importers(mutant, baseline)
     numbers = baseline.list_numbers(mask)
 
-    def rank(number: int) -> tuple[bool, bool, int, float]:
+    def rank(number: int) -> tuple[bool, bool, bool, int, float]:
         took_s = baseline.took_s[number]
         bucket = sum(took_s >= bound for bound in _BUCKETS_S)
         far = find_distance(mutant.path, baseline.tests[number]) * (len(_BUCKETS_S) + 1)
-        return number in baseline.slow_kinds, bucket == len(_BUCKETS_S), far + bucket, took_s
+        is_long = bucket == len(_BUCKETS_S)
+        return number in baseline.slow_kinds, number not in users, is_long, far + bucket, took_s
 
     ordered = sorted(numbers, key=rank)
     quick = [number for number in ordered if number not in baseline.slow_kinds]
@@ -145,6 +151,19 @@ def _take_first(numbers: Sequence[int], baseline: Baseline) -> list[int]:
             break
         first.append(number)
     return first
+
+
+def _find_users(mutant: Mutant, baseline: Baseline, read: Callable[[str], bytes]) -> int:
+    """Return the tests that run a line of the module with the name that the changed statement sets."""
+    lines = read(mutant.path).decode().splitlines()
+    name = re.match(r"\s*(\w+)\s*[:=]", lines[mutant.first - 1])
+    found = 0
+    if name:
+        path = str(Path(mutant.path).relative_to("src"))
+        for number, line in enumerate(lines, 1):
+            if re.search(rf"\b{name[1]}\b", line) and not mutant.first <= number <= mutant.last:
+                found |= baseline.find_tests(path, number, number)
+    return found
 
 
 def _find_importers(mutant: Mutant, baseline: Baseline) -> int:

@@ -7,6 +7,7 @@ nothing of ours.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import gc
 import importlib
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from coverage import Coverage
 
 _PR_SET_CHILD_SUBREAPER = 36
+_IMPORT = "import of "
 _ARGUMENTS = ("-q", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 
 
@@ -90,9 +92,16 @@ class LineRecorder:
         self._coverage: Coverage | None = None
         self._test = ""
 
-    def pytest_collection_finish(self) -> None:
-        """Begin once the modules are imported."""
+    def pytest_collection(self) -> None:
+        """Begin."""
         self._coverage = recorder.start_coverage()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, object, object]:
+        """Record what a test file calls when it is imported for all its tests."""
+        if isinstance(collector, pytest.Module) and self._coverage is not None:
+            self._coverage.switch_context(f"{_IMPORT}{collector.nodeid}")
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -124,9 +133,23 @@ class LineRecorder:
             self._coverage.stop()
             data = self._coverage.get_data()
             for file in data.measured_files():
-                lines[os.path.relpath(file, recorder.SOURCES)] = data.contexts_by_lineno(file)
+                found = leave_out_imports(data.contexts_by_lineno(file), Path(file).read_bytes())
+                lines[os.path.relpath(file, recorder.SOURCES)] = found
         loaded = sorted(name for name, module in sys.modules.items() if _is_library(module))
         Path(path).write_text(json.dumps({"lines": lines, "loaded": loaded}), "utf-8")
+
+
+def leave_out_imports(contexts: dict[int, list[str]], source: bytes) -> dict[int, list[str]]:
+    """Return the tests or files of each line, without the files that merely were the first to import the module."""
+    inner: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            body = node.body[0] if isinstance(node.body, list) else node.body
+            inner.update(range(body.lineno, (node.end_lineno or body.lineno) + 1))
+    return {
+        line: [name.removeprefix(_IMPORT) for name in names if line in inner or not name.startswith(_IMPORT)]
+        for line, names in contexts.items()
+    }
 
 
 def _is_library(module: object) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from tests.support.strategies import json_values
 from tests.support.tools import box_of, call, context
 
+from indusagi.capabilities import arguments as arguments_module
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import ToolSpec, define_tool
 
@@ -116,3 +117,78 @@ async def test_tool_runs_with_corrected_arguments(tmp_path: Path) -> None:
     assert outcome.output == {"path": "a", "limit": 3}
     refused = await call(box, "echo", {"path": "a", "limt": 3})
     assert "limit" in str(refused.output)
+
+
+KINDS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer"},
+        "x": {"type": "number"},
+        "b": {"type": "boolean"},
+        "s": {"type": "string"},
+        "l": {"type": "array", "items": {"type": "string"}},
+        "m": {"type": "array", "items": {"type": "integer"}},
+        "o": {"type": "object"},
+        "z": {"type": "null"},
+        "any": {},
+    },
+    "required": ["n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"n": "3"}, {"n": 3}),
+        ({"n": " -3.0 "}, {"n": -3}),
+        ({"n": 3.0}, {"n": 3}),
+        ({"n": 3.5}, {"n": 3.5}),
+        ({"n": "3.5"}, {"n": "3.5"}),
+        ({"n": "1" * 16}, {"n": "1" * 16}),
+        ({"n": None}, {"n": None}),
+        ({"n": True}, {"n": True}),
+        ({"x": "3"}, {"x": 3}),
+        ({"x": 3.0}, {"x": 3.0}),
+        ({"x": "3.5"}, {"x": "3.5"}),
+        ({"b": " TRUE "}, {"b": True}),
+        ({"b": "false"}, {"b": False}),
+        ({"b": "yes"}, {"b": "yes"}),
+        ({"b": 1}, {"b": 1}),
+        ({"s": "3"}, {"s": "3"}),
+        ({"s": "true"}, {"s": "true"}),
+        ({"s": None, "l": None, "o": None}, {}),
+        ({"z": None, "any": None, "other": None}, {"z": None, "any": None, "other": None}),
+        ({"l": "a"}, {"l": ["a"]}),
+        ({"l": "a,b"}, {"l": "a,b"}),
+        ({"l": '["a"]'}, {"l": ["a"]}),
+        ({"l": '"a"'}, {"l": '"a"'}),
+        ({"l": ""}, {"l": ""}),
+        ({"l": " None "}, {"l": " None "}),
+        ({"l": "null"}, {"l": "null"}),
+        ({"m": "a"}, {"m": "a"}),
+        ({"m": "[1]"}, {"m": [1]}),
+        ({"m": '{"a":1}'}, {"m": '{"a":1}'}),
+        ({"m": "[" * 100_000}, {"m": "[" * 100_000}),
+        ({"o": '{"a":1}'}, {"o": {"a": 1}}),
+        ({"o": "[1]"}, {"o": "[1]"}),
+        ({"o": "{"}, {"o": "{"}),
+        ({"any": "3"}, {"any": "3"}),
+        ({"other": "3"}, {"other": "3"}),
+        ({"number": "3"}, {"n": 3}),
+        ({"number": "3", "n": 4}, {"number": "3", "n": 4}),
+        ("text", "text"),
+    ],
+)
+def test_each_kind_of_value_is_corrected_in_its_own_way(sent: Any, expected: Any) -> None:
+    assert coerce_to(KINDS, {"number": "n"})(sent) == expected
+
+
+def test_a_quoted_list_of_the_longest_size_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments_module, "_LONGEST_LIST", 5)
+    assert coerce_to(KINDS, {})({"m": "[1,2]", "o": '{"a":1}'}) == {"m": [1, 2], "o": '{"a":1}'}
+
+
+def test_items_of_a_list_are_corrected() -> None:
+    inner = coerce_to({"type": "object", "properties": {"n": {"type": "integer"}}}, {})
+    prepare = coerce_to(KINDS, {}, {"m": inner, "l": inner})
+    assert prepare({"m": [{"n": "1"}, 2], "l": "a,b"}) == {"m": [{"n": 1}, 2], "l": "a,b"}

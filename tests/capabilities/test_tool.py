@@ -307,3 +307,13 @@ async def test_keyboard_interrupt_passes_through(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         await tool(run).run({}, context(tmp_path))
+
+
+async def test_arguments_that_one_tool_has_checked_are_checked_by_another(tmp_path: Path) -> None:
+    lax = tool(nothing, parameters={"type": "object"})
+    strict = tool(nothing, parameters={"type": "object", "required": ["a"], "additionalProperties": False})
+    prepared = await lax.prepare_call({"b": 1})
+    assert not isinstance(prepared, ToolResult)
+    assert await lax.prepare_call(prepared) is prepared
+    assert isinstance(await strict.prepare_call(prepared), ToolResult)
+    assert (await strict.run(prepared, context(tmp_path))).details["code"] == "invalid_arguments"

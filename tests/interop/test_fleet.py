@@ -107,6 +107,7 @@ async def test_one_server_can_be_stopped_and_restarted() -> None:
         assert phases == [EndpointPhase.CLOSED, EndpointPhase.READY]
         await fleet.restart("a")
         assert fleet.status()["a"].phase is EndpointPhase.READY
+        assert [status.restarts for status in fleet.status().values()] == [1, 0]
         assert list(fleet.status()) == ["a", "b"]
         for asked in (fleet.stop("nobody"), fleet.restart("nobody")):
             with pytest.raises(ProtocolFault, match="there is no server 'nobody'; there are: a, b"):

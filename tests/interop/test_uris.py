@@ -122,3 +122,78 @@ def test_a_template_of_many_expressions_is_compared_at_once() -> None:
     assert matches_template("a" * 1_000, "{x}a" * 400)
     # The same for the patterns of views, and a URI of a guest.
     assert not matches("/public/" * 100_000, ["*/public/*/public/*.md"])
+
+
+def shout(uri: str) -> str:
+    """Mark a converted URI."""
+    return f"!{uri}"
+
+
+@pytest.mark.parametrize(
+    ("meta", "converted"),
+    [
+        (None, None),
+        ({"ui": {"resourceUri": "a", "csp": 1}, "x": 2}, {"ui": {"resourceUri": "!a", "csp": 1}, "x": 2}),
+        ({"ui/resourceUri": "a"}, {"ui/resourceUri": "!a"}),
+        ({"ui": {"resourceUri": 1}, "ui/resourceUri": 2}, {"ui": {"resourceUri": 1}, "ui/resourceUri": 2}),
+        ({"ui": "a", "resourceUri": "a"}, {"ui": "a", "resourceUri": "a"}),
+    ],
+)
+def test_the_addresses_of_apps_are_converted_wherever_a_meta_stands(meta: Any, converted: Any) -> None:
+    assert convert_meta(meta, shout) == converted
+    assert convert_row({"_meta": meta}, shout) == {"_meta": converted}
+    assert convert_result({"_meta": meta}, shout) == {"_meta": converted}
+
+
+LINK, SEEN_LINK = {"type": "resource_link", "uri": "a"}, {"type": "resource_link", "uri": "!a"}
+
+
+@pytest.mark.parametrize(
+    ("block", "converted"),
+    [
+        (LINK, SEEN_LINK),
+        ({"type": "resource", "resource": {"uri": "a"}}, {"type": "resource", "resource": {"uri": "!a"}}),
+        ({"type": "resource", "resource": "a"}, {"type": "resource", "resource": "a"}),
+        ({"type": "tool_result", "content": [LINK, 1]}, {"type": "tool_result", "content": [SEEN_LINK, 1]}),
+        ({"type": "tool_result", "content": "a"}, {"type": "tool_result", "content": "a"}),
+        ({"type": "text", "uri": "a", "content": [LINK]}, {"type": "text", "uri": "a", "content": [LINK]}),
+        ({"type": "other", "resource": {"uri": "a"}}, {"type": "other", "resource": {"uri": "a"}}),
+        ("a", "a"),
+    ],
+)
+def test_each_kind_of_block_is_converted(block: Any, converted: Any) -> None:
+    assert convert_block(block, shout) == converted
+    for content, seen in ((block, converted), ([block, LINK], [converted, SEEN_LINK])):
+        result: Any = {"messages": [{"role": "user", "content": content}]}
+        assert convert_result(result, shout) == {"messages": [{"role": "user", "content": seen}]}
+
+
+@pytest.mark.parametrize(
+    ("result", "converted"),
+    [
+        ({"a": 1}, {"a": 1}),
+        ({"contents": [{"uri": "a"}, 1], "x": 1}, {"contents": [{"uri": "!a"}, 1], "x": 1}),
+        ({"resources": [{"uriTemplate": "a"}, 1]}, {"resources": [{"uriTemplate": "!a"}, 1]}),
+        (
+            {"skill": {"uri": "a", "resources": [{"uri": "b"}, 1]}},
+            {"skill": {"uri": "!a", "resources": [{"uri": "!b"}, 1]}},
+        ),
+        (
+            {"skill": "a", "contents": {"uri": "a"}, "messages": {}},
+            {"skill": "a", "contents": {"uri": "a"}, "messages": {}},
+        ),
+        (
+            {"messages": [1, {"role": "user"}, {"content": None}]},
+            {"messages": [1, {"role": "user"}, {"content": None}]},
+        ),
+        ({"contents": [{"uri": 1, "uriTemplate": None}]}, {"contents": [{"uri": 1, "uriTemplate": None}]}),
+    ],
+)
+def test_each_kind_of_result_is_converted(result: Any, converted: Any) -> None:
+    assert convert_result(result, shout) == converted
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {"_meta": {"x": 1}}, {}])
+def test_what_has_no_address_stays_the_same_object(value: Any) -> None:
+    assert convert_row(value, shout) is value
+    assert convert_result(value, shout) is value

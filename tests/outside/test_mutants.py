@@ -9,6 +9,7 @@ import pytest
 from outside.mutants.baseline import Baseline, merge_lines
 from outside.mutants.choice import choose_tests, draw_sample, find_distance, share_out
 from outside.mutants.judge import Judge
+from outside.mutants.mother import leave_out_imports
 from outside.mutants.operators import list_mutants
 from outside.mutants.places import Mutant, is_usable
 from outside.mutants.slots import Outcome, Run, read_run
@@ -172,7 +173,13 @@ def test_tests_that_run_the_line_are_chosen_near_ones_first_and_processes_last()
 
 @pytest.mark.parametrize("mutant", [make_mutant(7), make_mutant(2, is_imported=True)])
 def test_lines_that_no_test_is_known_to_run_are_judged_by_all_tests_of_the_file(mutant: Mutant) -> None:
-    assert sum(map(len, choose_tests(mutant, make_baseline(), 10))) == 3
+    assert sum(map(len, choose_tests(mutant, make_baseline(), 10, lambda _: b"x\n" * 20))) == 3
+
+
+def test_tests_that_run_a_line_with_the_name_of_a_table_come_first() -> None:
+    source = b"_NAMES = {1, 2}\ndef f(a):\n    return a in _NAMES\n"
+    groups = choose_tests(make_mutant(1, is_imported=True), make_baseline(), 10, lambda _: source)
+    assert groups[0] == ["tests/deck/test_far.py::far", "tests/core/test_example.py::near"]
 
 
 def test_a_budget_leaves_out_the_expensive_tests() -> None:
@@ -217,6 +224,12 @@ def test_tests_of_a_changed_file_are_forgotten_and_recorded_anew() -> None:
 def test_lines_of_started_processes_count_for_the_test_that_started_them() -> None:
     children = [{"test": "b", "lines": {"x.py": [1, 2]}}]
     assert merge_lines({"x.py": {"1": ["a"]}}, children) == {"x.py": {"1": ["a", "b"], "2": ["b"]}}
+
+
+def test_what_a_test_file_calls_at_its_import_counts_for_its_tests() -> None:
+    source = b"import a\nX = {1}\ndef f():\n    return X\nG = lambda: X\n"
+    contexts = {1: ["import of t.py"], 2: ["import of t.py"], 3: ["t.py::u"], 4: ["import of t.py", "t.py::u"]}
+    assert leave_out_imports(contexts, source) == {1: [], 2: [], 3: ["t.py::u"], 4: ["t.py", "t.py::u"]}
 
 
 def test_a_sample_has_mutants_of_each_room_and_one_of_a_line_at_most() -> None:

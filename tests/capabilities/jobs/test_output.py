@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.jobs import output
-from indusagi.capabilities.jobs.output import LineRing, is_binary, plain_text
+from indusagi.capabilities.jobs.output import LineRing, RenderedOutput, is_binary, plain_text, render_output
 
 
 def ring_of(*pieces: bytes) -> LineRing:
@@ -152,3 +153,59 @@ def test_plain_text_keeps_ordinary_text(text: str) -> None:
 )
 def test_binary_output_is_recognised(data: bytes, binary: bool) -> None:
     assert is_binary(data) is binary
+
+
+class Written:
+    """A command that has written this."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def output_size(self) -> int:
+        return len(self.data)
+
+    def read_output(self, start: int = 0, size: int | None = None) -> bytes:
+        return self.data[start:] if size is None else self.data[start : start + size]
+
+
+def render(data: bytes, path: str | None = None) -> RenderedOutput:
+    """Render what a command has written."""
+    process: Any = Written(data)
+    return render_output(process, path)
+
+
+def test_short_output_is_shown_whole() -> None:
+    assert render(b"a\x1b[1mb\n") == RenderedOutput("ab\n", whole=True)
+    assert render(b"") == RenderedOutput("", whole=True)
+    lines = b"x\n" * output.SHOWN_LINES
+    assert render(lines).whole
+    assert not render(lines + b"x\n").whole
+
+
+def test_binary_output_is_named_by_its_size() -> None:
+    assert render(b"\0" * 1_234) == RenderedOutput("[binary 1,234 bytes]", whole=False)
+    assert render(b"\0", "/f").text == "[binary 1 bytes, kept in /f]"
+
+
+@pytest.mark.parametrize("kept", ["all", "some"])
+def test_long_output_is_shown_by_its_ends(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    data = b"".join(b"line %d\n" % number for number in range(60_000))
+    if kept == "some":
+        monkeypatch.setattr(output, "KEPT_HEAD_BYTES", 10)
+        monkeypatch.setattr(output, "KEPT_TAIL_BYTES", len(data) - 11)
+    else:
+        monkeypatch.setattr(output, "KEPT_HEAD_BYTES", 10)
+        monkeypatch.setattr(output, "KEPT_TAIL_BYTES", len(data) - 10)
+    for whole_bytes in (len(data), len(data) // 2):
+        monkeypatch.setattr(output, "_WHOLE_BYTES", whole_bytes)
+        found = render(data, "/f")
+        head, note, tail = found.text.partition("\n[…")[0], found.text.split("\n[…")[1].split("]\n")[0], found.text
+        assert not found.whole
+        assert head.startswith("line 0\nline 1\n")
+        assert tail.endswith("line 59998\nline 59999\n")
+        assert head.count("\n") + 1 <= output.SHOWN_LINES // 2
+        what = "The whole is" if kept == "all" else "Its first and last 32 MiB are"
+        assert note.endswith(f"of {len(data):,} bytes left out. {what} in /f: read it with an offset.")
+        shown = len(head) + 1 + len(tail.split("]\n", 1)[1])
+        assert note.startswith(f" about {len(data) - shown:,} of ")
+    assert " in /f" not in render(data).text

@@ -7,13 +7,14 @@ import os
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.search import output
+from indusagi.capabilities.search import output, ripgrep
 from indusagi.capabilities.search.names import NameQuery, find_names, split_query
 from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import WINDOW_CHARS, TooManyAlternatives, cut_window, expand_braces
@@ -232,3 +233,63 @@ def test_an_abandoned_handle_is_not_used(tmp_path: Path) -> None:
     duplicate.abandon()
     duplicate.abandon()
     assert find_names(duplicate, str(tmp_path), NameQuery("x")).examined == 0
+
+
+class Reader:
+    """A reader that has enough after so many pieces."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough, self.fed = enough, list[bytes]()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.fed) >= self.enough
+
+    def feed(self, data: bytes) -> None:
+        self.fed.append(data)
+
+
+class Ended:
+    """A process whose ends a test sets."""
+
+    def __init__(self) -> None:
+        self.exited = anyio.Event()
+        self.output_open = self.errors_open = True
+
+
+def test_a_reader_that_has_enough_gets_no_more() -> None:
+    reader: Any = Reader(2)
+    listener = ripgrep._OutputListener(reader)
+    for piece in (b"1", b"2", b"3"):
+        assert listener.over.is_set() is (piece == b"3")
+        listener.stdout_received(piece)
+    assert reader.fed == [b"1", b"2"]
+
+
+def test_the_beginning_of_standard_error_is_kept_and_a_panic_ends_the_run() -> None:
+    reader: Any = Reader(1)
+    listener = ripgrep._OutputListener(reader)
+    listener.stderr_received(b"x" * (ripgrep._STDERR_BYTES - 1))
+    listener.stderr_received(b"yz")
+    assert listener.stderr == b"x" * (ripgrep._STDERR_BYTES - 1) + b"y"
+    assert not listener.over.is_set()
+    listener = ripgrep._OutputListener(reader)
+    listener.stderr_received(b"rg: " + ripgrep._PANIC)
+    assert listener.over.is_set()
+
+
+@pytest.mark.parametrize("last", ["exited", "output_open", "errors_open"])
+def test_a_run_is_over_when_the_process_and_both_streams_have_ended(last: str) -> None:
+    reader: Any = Reader(1)
+    listener, child = ripgrep._OutputListener(reader), Ended()
+    listener.child = cast("Any", child)
+
+    def end(what: str) -> None:
+        child.exited.set() if what == "exited" else setattr(child, what, False)
+        listener.state_changed()
+
+    for what in sorted({"exited", "output_open", "errors_open"} - {last}):
+        end(what)
+        assert not listener.over.is_set()
+    end(last)
+    assert listener.over.is_set()

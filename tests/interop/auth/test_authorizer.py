@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from indusagi.core.time import ManualClock, now_ms
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
 from indusagi.interop.auth.driver import AuthDriver
+from indusagi.interop.auth.proofs import ProofKey
 
 if TYPE_CHECKING:
     from indusagi.interop.auth.contract import ServerAuth, StoredCredentials
@@ -186,3 +189,55 @@ async def test_wanted_scopes_never_replace_the_tokens_of_another_process() -> No
     await driver.want_scopes(stored, ("write",))
     assert await auth.store.find(stored.key) == replace(newer, wanted_scopes=("write",))
     await driver.want_scopes(None, ("write",))
+
+
+# -- refusals, one by one ---------------------------------------------------------------------
+
+NONCE = 'DPoP error="use_dpop_nonce"'
+
+
+def read_claims(proof: str) -> dict[str, object]:
+    """Read the claims of a proof."""
+    body = proof.split(".")[1]
+    claims: dict[str, object] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    return claims
+
+
+async def test_a_nonce_is_taken_once_and_again_before_the_token_was_accepted() -> None:
+    key = ProofKey()
+    stored = stored_sign_in(NOWHERE)
+    assert stored.tokens is not None
+    stored = replace(stored, tokens=replace(stored.tokens, token_type="DPoP"), dpop_key=key.to_json())
+    authorizer = authorizer_of(NOWHERE, await make_auth(stored))
+    sent = await authorizer.build_headers("POST", NOWHERE)
+    assert set(sent) == {"authorization", "dpop"}
+    assert sent["authorization"] == "DPoP access-0"
+    assert await authorizer.handle_refusal(sent, Refusal(401, (NONCE,), "n1")) is True
+    assert await authorizer.handle_refusal(sent, Refusal(401, (NONCE,), "n1")) is True, "the token is not yet accepted"
+    authorizer.accept({"authorization": "DPoP other"}, "")
+    assert await authorizer.handle_refusal(sent, Refusal(401, (NONCE,), "n1")) is True
+    authorizer.accept(sent, "n2")
+    assert await authorizer.handle_refusal(sent, Refusal(401, (NONCE,), "n2")) is False, "this nonce was sent already"
+    assert await authorizer.handle_refusal(sent, Refusal(401, (NONCE,), "n3")) is True
+    assert read_claims((await authorizer.build_headers("POST", NOWHERE))["dpop"])["nonce"] == "n3"
+    authorizer.accept({}, "")
+    assert read_claims((await authorizer.build_headers("POST", NOWHERE))["dpop"])["nonce"] == "n3"
+
+
+async def test_a_token_without_a_key_has_no_proof() -> None:
+    authorizer = authorizer_of(NOWHERE, await make_auth(stored_sign_in(NOWHERE)))
+    assert await authorizer.build_headers("POST", NOWHERE) == {"authorization": "Bearer access-0"}
+    authorizer.accept({"authorization": "Bearer access-0"}, "n1")
+
+
+@pytest.mark.parametrize(("life_s", "is_refreshed"), [(29, True), (31, False)])
+async def test_a_token_is_refreshed_half_a_minute_before_its_end(life_s: int, *, is_refreshed: bool) -> None:
+    issuer = Protected(Modern())
+    async with http_server(issuer) as server:
+        clock = ManualClock(now_ms())
+        stored = stored_sign_in(server.url)
+        assert stored.tokens is not None
+        stored = replace(stored, tokens=replace(stored.tokens, expires_at_ms=clock.now_ms() + 1_000 * life_s))
+        authorizer = authorizer_of(server.url, await make_auth(stored), clock)
+        await authorizer.build_headers("POST", server.url)
+        assert bool(issuer.forms) is is_refreshed

@@ -137,3 +137,95 @@ def test_a_nul_makes_data_binary_without_a_mark_of_utf_16(before: bytes, after: 
 def test_at_most_64_bytes_are_shown() -> None:
     assert format_hex(b"\x00\xff") == "00 ff"
     assert len(format_hex(bytes(1000)).split()) == 64
+
+
+# -- kinds of files ---------------------------------------------------------------------------
+
+MAGIC: list[tuple[bytes, str]] = [
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"RIFF\0\0\0\0WEBPVP8", "image/webp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+    (b"BM\0", "image/bmp"),
+    (b"%PDF-", "application/pdf"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"PK\x05\x06", "application/zip"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"BZh91AY&SY", "application/x-bzip2"),
+    (b"\xfd7zXZ\0", "application/x-xz"),
+    (b"\x28\xb5\x2f\xfd", "application/zstd"),
+    (b"7z\xbc\xaf\x27\x1c", "application/x-7z-compressed"),
+    (b"Rar!\x1a\x07", "application/vnd.rar"),
+    (b"\0" * 257 + b"ustar", "application/x-tar"),
+    (b"\x7fELF", "application/x-elf"),
+    (b"\0asm", "application/wasm"),
+    (b"SQLite format 3\0", "application/vnd.sqlite3"),
+    (b"\x89HDF\r\n\x1a\n", "application/x-hdf5"),
+    (b"ID3\0", "audio/mpeg"),
+    (b"OggS\0", "application/ogg"),
+    (b"fLaC\0", "audio/flac"),
+    (b"RIFF\0\0\0\0WAVEfmt", "audio/wav"),
+    (b"\0\0\0\x18ftyp", "video/mp4"),
+    (b"\x1aE\xdf\xa3", "video/x-matroska"),
+    (b"wOFF\0", "font/woff"),
+    (b"wOF2\0", "font/woff2"),
+]
+
+
+@pytest.mark.parametrize(("head", "mime"), MAGIC)
+def test_a_file_is_known_by_its_first_bytes(head: bytes, mime: str) -> None:
+    found = sniff(head)
+    assert found is not None
+    assert found.mime == mime
+    family = {"image": "image", "application/pdf": "pdf"}
+    assert found.family == family.get(mime, family.get(mime.partition("/")[0], "other"))
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"\xfe\xed\xfa\xce", "Mach-O program or library"),
+        (b"\xcf\xfa\xed\xfe", "Mach-O program or library"),
+        (b"\xca\xfe\xba\xbe", "Java class or Mach-O program"),
+        (b"MZ\0", "Windows program or library"),
+        (b"PAR1\0", "Parquet table"),
+        (b"\x93NUMPY", "NumPy array"),
+        (b"!<arch>\n\0", "ar archive or Debian package"),
+        (b"\0\x01", "data of an unknown type"),
+        ("words".encode("utf-16-le"), "little-endian UTF-16 text without a byte order mark"),
+        ("words".encode("utf-16-be"), "big-endian UTF-16 text without a byte order mark"),
+        ("wor".encode("utf-16-le"), "data of an unknown type"),
+    ],
+)
+def test_a_file_without_a_type_of_its_own_is_named(head: bytes, name: str) -> None:
+    found = sniff(head)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    "head", [b"BM words", b"MZ", b"PAR1", b"ID3 tag", b"fLaC", b"....ftyp", b"wOFF", b"wOF2", b"!<arch>\n"]
+)
+def test_text_may_begin_like_some_files(head: bytes) -> None:
+    assert sniff(head) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"", False),
+        ("é".encode("latin-1") * 100, False),
+        ("é".encode("latin-1") * 100 + b"\x01" * 3, False),
+        ("é".encode("latin-1") * 100 + b"\x01" * 5, True),
+        (b"\x01" * 50, False),
+        (b"\x01" * 50 + b"\xff" * 3, False),
+        (b"\x01" * 50 + b"\xff" * 4, True),
+        (b"\xff\xfe\0a\0", False),
+        (b"a\0", True),
+    ],
+)
+def test_data_is_binary_with_nul_or_with_controls_among_bytes_of_no_encoding(head: bytes, *, expected: bool) -> None:
+    assert is_binary(head) is expected

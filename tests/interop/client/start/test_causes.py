@@ -208,3 +208,107 @@ def test_finding_b1_a_damaged_cache_is_known_with_the_command_that_mends_it(
 )
 def test_other_failures_are_not_a_damaged_cache(said: str, manager: str | None) -> None:
     assert find_cache_damage(said.split("\n"), manager) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (
+            ["failed to start", "npm ERR! code E404", "npm ERR! 404 Not Found", "x"],
+            "npm ERR! code E404 / npm ERR! 404 Not Found",
+        ),
+        (
+            ["error: one", "Caused by: java.lang.IllegalStateException: a", "Caused by: b.IOException: c"],
+            "Caused by: b.IOException: c",
+        ),
+        (
+            ["error: x", "thread 'main' panicked at src/main.rs:1:2:", "the message", "more"],
+            "thread 'main' panicked at src/main.rs:1:2: / the message",
+        ),
+        (
+            ["error: x", "thread 'main' (1) panicked at 'old', src/main.rs:1:2", "next"],
+            "thread 'main' (1) panicked at 'old', src/main.rs:1:2",
+        ),
+        (["error: x", "panic: runtime", "fatal error: later"], "panic: runtime"),
+        (["Error: x", "Exception in thread main y"], "Exception in thread main y"),
+        (["Error: x", "Unhandled exception. System.Oops"], "Unhandled exception. System.Oops"),
+        (["ValueError: first", "a.b.KeyError: 'second'", "unhandled rejection error"], "a.b.KeyError: 'second'"),
+        (["Error: low", "TypeError [ERR_X]: high"], "TypeError [ERR_X]: high"),
+        (["prog: error: x", "Uncaught (in promise) error y"], "Uncaught (in promise) error y"),
+        (["error: x", "  \u00d7 No solution", "  ╰─▶ because", "then"], "\u00d7 No solution / ╰─▶ because"),
+        (["error: x", "\u00d7 No solution", "because"], "\u00d7 No solution"),
+        (["error: x", "✗ bad"], "✗ bad"),
+        (["error: x", "a.py: error: one", "a.py: error: two"], "a.py: error: two"),
+        (["error: x", "docker: no"], "docker: no"),
+        (["error: x", "Error response from daemon: y"], "Error response from daemon: y"),
+        (["it failed", "fatal: one", "error: two"], "fatal: one"),
+        (["code: 'ERR_X'", "it failed"], "code: 'ERR_X'"),
+        (["it failed", "sh: x: not found"], "sh: x: not found"),
+        (["a", "the token is missing", "b"], "the token is missing"),
+        (
+            ["error: the following arguments were not given:", "  name", "x"],
+            "error: the following arguments were not given: / name",
+        ),
+        (
+            ["1 validation error for Settings", "key", "  Field is wrong", "x"],
+            "1 validation error for Settings / key / Field is wrong",
+        ),
+        (["one", "two", "three", "four"], "two / three / four"),
+        (["DeprecationWarning: x", "only"], "only"),
+        (["npm warn x"], "npm warn x"),
+        (["", "  "], ""),
+        ([], ""),
+    ],
+)
+def test_each_runtime_is_read_in_its_own_way(lines: list[str], cause: str) -> None:
+    assert find_cause(lines) == cause
+
+
+@pytest.mark.parametrize(
+    ("manager", "line", "command"),
+    [
+        ("pipx", "bad zip", "pipx run --no-cache 'a b'"),
+        ("bunx", "integrity check", "bun pm cache rm"),
+        ("bun", "checksum", "bun pm cache rm"),
+        ("pnpm", "truncated", "pnpm store prune"),
+        ("pnpx", "ENOTEMPTY", "pnpm store prune"),
+        ("yarn", "unexpected end", "yarn cache clean"),
+        ("deno", "corrupt", "deno cache --reload 'a b'"),
+        ("docker", "invalid zip", "docker system prune"),
+        ("podman", "corrupt", "podman system prune"),
+        ("uv", "failed to unzip", "uv cache clean 'a b'"),
+        ("uvx", "could not acquire lock", "uv cache clean 'a b'"),
+        ("npx", "ECOMPROMISED", 'rm -rf "$(npm config get cache)/_npx"'),
+        ("npm", "sh: 1: prog: not found", 'rm -rf "$(npm config get cache)/_npx"'),
+        ("npx", "EINTEGRITY", 'npm cache clean --force && rm -rf "$(npm config get cache)/_npx"'),
+        ("npx", "ENOENT /c/_npx/0123456789ab/x", "rm -rf /c/_npx/0123456789ab"),
+        (None, "ENOENT /c/_npx/0123456789ab/x", "rm -rf /c/_npx/0123456789ab"),
+    ],
+)
+def test_each_package_manager_is_mended_in_its_own_way(manager: str | None, line: str, command: str) -> None:
+    found = find_cache_damage(["first", f" {line} ", "last"], manager, "a b")
+    assert found is not None
+    assert found.command == command
+    assert found.cause.endswith(f"({line})") or "_npx" in line
+
+
+@pytest.mark.parametrize(
+    ("manager", "line"),
+    [
+        (None, "ECOMPROMISED"),
+        (None, "EINTEGRITY"),
+        (None, "/c/_npx/0123456789ab/x is fine"),
+        ("npx", "ENOENT /c/x"),
+        ("uv", "integrity"),
+        ("pipx", "ENOENT"),
+        ("cargo", "corrupt"),
+    ],
+)
+def test_another_managers_damage_is_none(manager: str | None, line: str) -> None:
+    assert find_cache_damage([line], manager) is None
+
+
+def test_without_a_package_the_whole_cache_is_mended() -> None:
+    found = find_cache_damage(["bad crc"], "uv")
+    assert found is not None
+    assert found.command == "uv cache clean"

@@ -1,0 +1,204 @@
+"""What a failed HTTP request is called: every kind of status, header and network error."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+from typing import Any
+
+import httpx2
+import pytest
+
+from indusagi.core.time import SystemClock
+from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.protocol_bridge.client.http.failures import (
+    check_response,
+    classify_auth_fault,
+    classify_network_error,
+    classify_status,
+    format_origin,
+    get_content_type,
+    get_origin,
+    is_rpc_error,
+)
+
+URL = "http://host/mcp"
+
+
+def show(failure: Any) -> tuple[Any, ...]:
+    """Show everything that a failure says."""
+    detail = failure.detail
+    return failure.message, detail.reason, detail.http_status, detail.retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (400, {}, ("refused the request (HTTP 400)", "refused", 400, None)),
+        (400, {"retry-after": "7"}, ("refused the request (HTTP 400)", "refused", 400, 7.0)),
+        (401, {}, ("did not accept our credentials (HTTP 401)", "auth", 401, None)),
+        (
+            401,
+            {"www-authenticate": 'Bearer realm="x"', "retry-after": "7"},
+            ("did not accept our credentials (HTTP 401, it wants Bearer)", "auth", 401, None),
+        ),
+        (403, {"www-authenticate": "B§"}, ("did not accept our credentials (HTTP 403)", "auth", 403, None)),
+        (407, {}, ("did not accept our credentials (HTTP 407)", "auth", 407, None)),
+        (404, {}, ("is not there (HTTP 404)", "not_found", 404, None)),
+        (410, {}, ("is not there (HTTP 410)", "not_found", 410, None)),
+        (429, {}, ("is asked too often (HTTP 429)", "rate_limited", 429, None)),
+        (429, {"retry-after": " 5 "}, ("is asked too often (HTTP 429; again in 5 s)", "rate_limited", 429, 5.0)),
+        (429, {"retry-after": "soon"}, ("is asked too often (HTTP 429)", "rate_limited", 429, None)),
+        (429, {"retry-after": "²"}, ("is asked too often (HTTP 429)", "rate_limited", 429, None)),
+        (499, {}, ("refused the request (HTTP 499)", "refused", 499, None)),
+        (500, {}, ("failed (HTTP 500)", "upstream", 500, None)),
+        (503, {"retry-after": "99999"}, ("failed (HTTP 503)", "upstream", 503, 3600.0)),
+        (503, {"retry-after": "9" * 400}, ("failed (HTTP 503)", "upstream", 503, 3600.0)),
+        (503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, ("failed (HTTP 503)", "upstream", 503, 0.0)),
+        (503, {"retry-after": "Wed, 21 Oct 9999 07:28:00 GMT"}, ("failed (HTTP 503)", "upstream", 503, 3600.0)),
+    ],
+)
+def test_a_status_is_a_reason_and_a_sentence(status: int, headers: dict[str, str], expected: Any) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert show(classify_status(httpx2.Response(status, headers=raw))) == expected
+
+
+def test_a_date_to_come_back_at_becomes_seconds() -> None:
+    later = formatdate(SystemClock().now_ms() / 1000 + 600, usegmt=True)
+    failure = classify_status(httpx2.Response(503, headers={"retry-after": later}))
+    assert 0 < (failure.detail.retry_after_s or 0) <= 600
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("407 no", ("could not be reached: the proxy P did not accept our credentials (HTTP 407)", "auth", None, None)),
+        ("502 Bad", ("could not be reached: the proxy P answered HTTP 502", "upstream", None, None)),
+        ("403", ("could not be reached: the proxy P answered HTTP 403", "refused", None, None)),
+        ("5", ("could not be reached: the proxy P answered nothing that makes sense", "upstream", None, None)),
+        ("hm 500", ("could not be reached: the proxy P answered nothing that makes sense", "refused", None, None)),
+    ],
+)
+def test_the_status_of_a_proxy_is_not_the_servers(text: str, expected: Any) -> None:
+    assert show(classify_network_error(httpx2.ProxyError(text), "P")) == expected
+
+
+def test_a_proxy_that_wants_credentials_is_told_apart_from_a_server_that_does() -> None:
+    response = httpx2.Response(407)
+    assert "the proxy P did not accept" in classify_status(response, "P").message
+    assert classify_status(response).detail.http_status == 407
+    assert classify_status(httpx2.Response(401), "P").detail.http_status == 401
+
+
+@pytest.mark.parametrize(
+    ("error", "via", "expected"),
+    [
+        (TimeoutError(), None, ("did not answer in time", "closed", None, None)),
+        (httpx2.ConnectError("no route"), None, ("could not be reached: no route", "refused", None, None)),
+        (
+            httpx2.ConnectTimeout(""),
+            "P",
+            ("could not be reached through the proxy P: the connection was not made in time", "refused", None, None),
+        ),
+        (
+            httpx2.LocalProtocolError("secret"),
+            None,
+            ("cannot be asked: a header or the url is no valid HTTP", "malformed", None, None),
+        ),
+        (
+            httpx2.UnsupportedProtocol("x"),
+            None,
+            ("cannot be asked: a header or the url is no valid HTTP", "malformed", None, None),
+        ),
+        (httpx2.ReadError("x"), None, ("closed the connection before it answered", "closed", None, None)),
+    ],
+)
+def test_an_error_of_the_network_is_a_reason_and_a_sentence(error: Any, via: str | None, expected: Any) -> None:
+    assert show(classify_network_error(error, via)) == expected
+
+
+def test_a_failed_sign_in_is_temporary_or_not() -> None:
+    assert show(classify_auth_fault(AuthFault("it is down", is_transient=True))) == (
+        "could not be signed in to: it is down", "upstream", 401, None,
+    )  # fmt: skip
+    assert classify_auth_fault(AuthFault("no")).detail.reason == "auth"
+    assert show(classify_auth_fault(SignInRequired("s", "wants you"))) == (
+        "wants you: indus mcp login s", "sign_in", 401, None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "headers", "expected"),
+    [
+        ("POST", 200, {"content-type": "application/json"}, None),
+        ("POST", 200, {"content-type": " Text/Event-Stream ; charset=utf-8"}, None),
+        ("GET", 200, {"content-type": "text/event-stream"}, None),
+        (
+            "GET",
+            200,
+            {"content-type": "application/json"},
+            ("answered with application/json, not with text/event-stream (HTTP 200)", "malformed", 200, None),
+        ),
+        (
+            "POST",
+            202,
+            {},
+            (
+                "answered with nothing, not with application/json or text/event-stream (HTTP 202)",
+                "malformed",
+                202,
+                None,
+            ),
+        ),
+        ("POST", 302, {"location": "/other"}, ("redirects without end (HTTP 302)", "redirect", 302, None)),
+        (
+            "POST",
+            307,
+            {"location": "https://host/mcp"},
+            ("redirects to https://host, which is not followed: if that is right, use it", "redirect", 307, None),
+        ),
+        (
+            "POST",
+            307,
+            {"location": "http://host:81/mcp?token=x"},
+            ("redirects to http://host:81, which is not followed: if that is right, use it", "redirect", 307, None),
+        ),
+    ],
+)
+def test_a_response_is_checked_by_its_type_and_place(method: str, status: int, headers: Any, expected: Any) -> None:
+    request = httpx2.Request(method, URL)
+    response = httpx2.Response(status, headers=headers, request=request)
+    found = check_response(request, response, is_rpc_request=True)
+    assert (None if found is None else show(found)) == expected
+    if status < 300:
+        assert check_response(request, response, is_rpc_request=False) is None
+
+
+def test_the_type_of_a_body_has_no_parameters() -> None:
+    assert get_content_type(httpx2.Response(200, headers={"content-type": "A/B ;c=d"})) == "a/b"
+    assert get_content_type(httpx2.Response(200)) == ""
+
+
+def test_an_origin_is_scheme_host_and_port() -> None:
+    url = httpx2.URL("https://user:secret@host:8443/a?b#c")
+    assert (get_origin(url), format_origin(url)) == (("https", "host", 8443), "https://host:8443")
+    assert format_origin(httpx2.URL("http://host/a")) == "http://host"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"jsonrpc":"2.0","error":{"code":1,"message":"m"}}', True),
+        (b'{"jsonrpc":"1.0","error":{"code":1,"message":"m"}}', False),
+        (b'{"error":{"code":1,"message":"m"}}', False),
+        (b'{"jsonrpc":"2.0","error":{"code":"1","message":"m"}}', False),
+        (b'{"jsonrpc":"2.0","error":{"code":1}}', False),
+        (b'{"jsonrpc":"2.0","error":"m"}', False),
+        (b'{"jsonrpc":"2.0","result":{}}', False),
+        (b"[]", False),
+        (b"{", False),
+        (b"\xff", False),
+        (b"[" * 100_000, False),
+    ],
+)
+def test_an_error_of_json_rpc_is_recognized_by_all_its_fields(body: bytes, *, expected: bool) -> None:
+    assert is_rpc_error(body) is expected
