@@ -10,6 +10,7 @@ import pytest
 from anyio import to_thread
 
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.commands.serve import page, run, sharing
 from induscode.commands.serve.content import GatewayContent
@@ -39,7 +40,7 @@ def open_content(*items: BridgeCapability, **options: bool) -> GatewayContent:
         return [item for item in items if item.ref.kind == kind]
 
     content = GatewayContent(**options)
-    fleet = SimpleNamespace(endpoints=list)
+    fleet = SimpleNamespace(endpoints=list, status=lambda: servers)
     enrolment = SimpleNamespace(disabled=[], list_servers=lambda: servers)
     bridge = cast("Any", SimpleNamespace(fleet=fleet, enrolment=enrolment))
     content.open(bridge, cast("Any", SimpleNamespace(list_items=list_items)), lambda server: server == "ourselves")
@@ -62,6 +63,25 @@ def test_plain_names_belong_to_the_first_server_and_others_keep_their_prefix() -
         "two__hi": RemoteToolRef("two", "hi", "prompt"),
         "bye": RemoteToolRef("two", "bye", "prompt"),
     }
+
+
+def offered(server: str, name: str, kind: ItemKind) -> BridgeCapability:
+    descriptor = ToolDescriptor(f"{server}__{name}", "", {"type": "object"})
+    return BridgeCapability.from_definition(descriptor, RemoteToolRef(server, name, kind), {"name": name})
+
+
+def test_an_address_that_is_not_listed_belongs_to_the_server_of_its_template_or_to_the_only_one() -> None:
+    book, note = offered("one", "book://{id}", "template"), offered("two", "note:1", "resource")
+    content = open_content(book, note, plain_names=True)
+    assert content._find_resource("note:1") == ("two", "note:1")
+    assert content._find_resource("book://7") == ("one", "book://7")
+    with pytest.raises(RpcError):
+        content._find_resource("other:1")
+    # Prompts are not read by an address: their server does not count.
+    only = open_content(note, prompt("one", "hi"), plain_names=True)
+    assert only._find_resource("other:1") == ("two", "other:1")
+    with pytest.raises(RpcError):
+        open_content(note)._find_resource("other:1")
 
 
 async def test_the_page_shows_where_to_sign_in_and_waits_for_the_redirect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -678,7 +678,11 @@ def test_only_a_stateless_server_has_replicas(fields: JsonObject, replicas: int,
 def test_files_are_looked_for_at_home_also_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path.replace("~", "/people/ada"))
+
+    def expand(path: str) -> str:
+        return path.replace("~", "/people/ada")
+
+    monkeypatch.setattr("os.path.expanduser", expand)
     assert list_config_paths("/work") == (
         ("/work/.indusvx/mcp.json", "project"),
         ("/people/ada/.config/indusvx/mcp.json", "user"),
