@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -218,3 +219,39 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
         assert await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None)) == 1
         assert said[1] == "the servers of the cluster cannot be written: [Errno 13] read-only"
     assert (said[0], said[-1]) == ("node 'one' of a cluster, with two", "closed")
+
+
+@pytest.mark.parametrize(
+    ("auth", "token", "said"),
+    [
+        ("https://issuer", {}, "clients need an access token of https://issuer"),
+        (None, {"token_path": None}, "no token is asked: every program of this machine can call these tools"),
+        (None, {"token_is_new": True}, "token (shown once; it is kept in /t): secret"),
+        (None, {"token_is_new": False}, "token: in /t"),
+    ],
+)
+def test_a_client_is_told_what_lets_it_in(
+    auth: str | None, token: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(run, "print_status", lines.append)
+    settings = SimpleNamespace(auth=None if auth is None else SimpleNamespace(issuer=auth))
+    serving = SimpleNamespace(**{"token_path": "/t", "token_is_new": False, "token": "secret", **token})
+    run._announce_access(cast("Any", settings), cast("Any", serving))
+    assert lines == [said]
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_ui", "said"),
+    [
+        (OSError(98, "in use"), False, " (choose another port: --http PORT, 0 for a free one)"),
+        (OSError(98, "in use"), True, " (choose another port: --port N, 0 for a free one)"),
+        (OSError(13, "no"), False, ""),
+        (ValueError("no"), False, ""),
+        (None, False, ""),
+    ],
+)
+def test_another_port_is_advised_if_this_one_is_taken(cause: Any, is_ui: bool, said: str) -> None:
+    if isinstance(cause, OSError) and cause.errno == 98:
+        cause.errno = errno.EADDRINUSE
+    assert run._find_port_remedy(cause, cast("Any", SimpleNamespace(is_ui=is_ui))) == said
