@@ -16,7 +16,8 @@ CALL = "<coroutine external_future(3)>"
     ("value", "holds"),
     [
         (CALL, True), ("<gather(1)>", True), ([1, CALL], True), ((CALL,), True), ({"a": CALL}, True),
-        ({CALL: 1}, False), ("text", False), (f"{CALL}!", False), ([1, "x"], False), ([[CALL]], False), (None, False), (7, False),
+        ({CALL: 1}, False), ("text", False), (f"{CALL}!", False), ([1, "x"], False), ([[CALL]], False), (None, False),
+        (7, False),
     ],
 )  # fmt: skip
 def test_a_value_that_is_a_call_without_await_is_recognised(value: Any, *, holds: bool) -> None:
