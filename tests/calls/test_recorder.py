@@ -263,3 +263,11 @@ def test_the_server_of_a_tool_is_found_inside_of_wrappers() -> None:
     assert find_tool_ref(Wrapper()) == "the reference"
     assert find_tool_ref(object()) is None
     assert find_tool_ref(None) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [("abc", 5), ({}, 1), ({"ab": 1, "c": None}, 3 + 8 + 1 + 8), ([], 1), ([1, "x"], 3 + 4 + 3), (True, 4), (1.5, 4)],
+)
+def test_the_size_of_a_value_is_estimated_part_by_part(value: Any, size: int) -> None:
+    assert estimate_size(value) == (size, True)

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.lease import ServerLeases
-from indusagi.runtime.calls import CallingClient, current_client
+from indusagi.runtime.calls import CallingClient, current_agent, current_client
 from indusagi.runtime.contract import ToolCall
 from induscode.deck.contract import DeckContext, DeckFramework, DelegateReport, DelegateRequest
 from induscode.deck.provision import provision_deck
@@ -650,3 +650,17 @@ async def test_jobs_of_an_agent_end_with_it(make: Make) -> None:
     stage.runner.act = act
     await stage.run("x")
     assert closed == ["x"]
+
+
+async def test_calls_of_a_sub_session_name_its_agent_and_those_after_it_do_not(make: Make) -> None:
+    stage, seen = make(), list[str]()
+
+    async def act(name: str, plan: RunPlan) -> None:
+        seen.append(current_agent.get())
+
+    stage.runner.act = act
+    await stage.run("a", "explore")
+    assert (seen, current_agent.get()) == (["explore"], "")
+    current_agent.set("general")
+    await stage.run("b", "explore")
+    assert (seen, current_agent.get()) == (["explore", "general/explore"], "general")

@@ -14,7 +14,7 @@ from tests.support.strategies import json_values
 
 from indusagi.core.config_file import parse_json, read_config_file
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
-from induscode.deck.mcp.config import discover_mcp_config, load_mcp_config, read_rows, resolve_rows
+from induscode.deck.mcp.config import discover_mcp_config, list_config_paths, load_mcp_config, read_rows, resolve_rows
 from induscode.deck.mcp.config.dialects import DIALECTS, detect_dialect
 from induscode.deck.mcp.config.expansion import ExpansionContext, UnresolvedVariableError, expand
 from induscode.deck.mcp.config.rows import InvalidRowError, Origin, parse_row
@@ -673,3 +673,19 @@ def test_only_a_stateless_server_has_replicas(fields: JsonObject, replicas: int,
     assert row.config.replicas == replicas
     assert remark in " ".join(row.remarks)
     assert bool(row.remarks) == bool(remark)
+
+
+def test_files_are_looked_for_at_home_also_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+    def expand(path: str) -> str:
+        return path.replace("~", "/people/ada")
+
+    monkeypatch.setattr("os.path.expanduser", expand)
+    assert list_config_paths("/work") == (
+        ("/work/.indusvx/mcp.json", "project"),
+        ("/people/ada/.config/indusvx/mcp.json", "user"),
+        ("/people/ada/.indusvx/agent/mcp.json", "user"),
+        ("/people/ada/.indusvx/agent/mcp-servers.json", "user"),
+    )
