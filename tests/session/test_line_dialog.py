@@ -207,9 +207,12 @@ async def test_cancelled_task_leaves_no_thread_and_a_sane_terminal() -> None:
 
 async def test_closed_terminal_counts_as_cancelled() -> None:
     terminal = Terminal()
-    path = terminal.path
-    terminal.close()
-    assert await LineDialog(path).ask(QUESTION) == Reply(cancelled=True)
+    os.close(terminal.ours)
+    try:
+        # Its other end stays open: another process would be given its path for a new terminal.
+        assert await LineDialog(terminal.path).ask(QUESTION) == Reply(cancelled=True)
+    finally:
+        os.close(terminal.theirs)
 
 
 async def test_terminal_that_hangs_up_ends_the_question() -> None:

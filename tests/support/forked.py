@@ -91,6 +91,11 @@ def list_running() -> list[int]:
     return [*_running]
 
 
+def list_alive() -> list[int]:
+    """List the commands that have not ended, in any thread: the ids of the others may belong to new processes."""
+    return [pid for pid, command in _running.copy().items() if command.is_alive()]
+
+
 class ForkedCommand(subprocess.Popen[Any]):
     """`subprocess.Popen` of `indus` by a fork; all its methods and attributes are as documented there.
 
@@ -137,6 +142,13 @@ class ForkedCommand(subprocess.Popen[Any]):
             assert part, "the process that forks has ended"
             line += part
         return int(line)
+
+    def is_alive(self) -> bool:
+        """Tell whether the process that forks has told of no end yet."""
+        try:
+            return self._connection is not None and not select.select([self._connection], [], [], 0)[0]
+        except (OSError, ValueError):  # closed, since its end was waited for
+            return False
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         """Return the process id and the wait status, or zeros while the process runs."""

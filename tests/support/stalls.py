@@ -20,6 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.forked import list_alive
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -50,10 +51,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     def pause() -> None:
         if has_ended.wait(begin_s):
             return
-        children = list_descendants(os.getpid()) if stops_children else []
+        children = list_descendants(os.getpid(), *list_alive()) if stops_children else []
+        # What starts others stops before them, and goes on after them: if it ended in between, the kernel would end
+        # those that are stopped, with SIGHUP, once their group has no parent in the session (setpgid(2)).
         _signal_all(children, signal.SIGSTOP)
         _hold_interpreter(pause_s)
-        _signal_all(children, signal.SIGCONT)
+        _signal_all(children[::-1], signal.SIGCONT)
 
     thread = threading.Thread(target=pause, name="stall", daemon=True)
     thread.start()
@@ -72,16 +75,20 @@ def _hold_interpreter(seconds: float) -> None:
         library.usleep(int(min(left, _SLICE_S) * 1_000_000))
 
 
-def list_descendants(pid: int) -> list[int]:
-    """List the processes that a process has started, and all that these have started, from `/proc`."""
+def list_descendants(pid: int, *forked: int) -> list[int]:
+    """List the processes that a process has started, and all that these have started, from `/proc`.
+
+    Those of `forked` count too: another process has forked them for it (`tests.support.forked`). Each process comes
+    after the one that has started it.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             # The name, in parentheses, may hold spaces; the parent is the second field after it (proc(5)).
             parent = int(entry.read_text("utf-8", "replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.parent.name))
-    found: list[int] = []
-    waiting = [pid]
+    found = [*forked]
+    waiting = [pid, *forked]
     while waiting:
         own = children.get(waiting.pop(), [])
         found += own

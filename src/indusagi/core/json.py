@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     JsonValue: TypeAlias = JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
     JsonLike: TypeAlias = JsonScalar | Sequence["JsonLike"] | Mapping[str, "JsonLike"]
 else:
-    # A forward reference with its module, so that `typing.get_type_hints` finds it from anywhere.
-    _VALUE, _LIKE = (ForwardRef(name, module=__name__) for name in ("JsonValue", "JsonLike"))
+    # `typing.get_type_hints` evaluates it with the names of any module: Python 3.14 passes over a reference's own one.
+    _VALUE, _LIKE = (
+        ForwardRef(f"__import__({__name__!r}, fromlist=['_']).{name}") for name in ("JsonValue", "JsonLike")
+    )
     JsonValue = JsonScalar | list[_VALUE] | dict[str, _VALUE]
     JsonLike = JsonScalar | Sequence[_LIKE] | Mapping[str, _LIKE]
 JsonObject: TypeAlias = dict[str, JsonValue]

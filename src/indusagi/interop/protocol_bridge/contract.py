@@ -32,8 +32,8 @@ from indusagi.runtime.contract import (
 if TYPE_CHECKING:
     from indusagi.interop.auth.contract import ServerAuth
 else:
-    # Not loaded here: only servers that are signed in to need it. `typing.get_type_hints` finds it once it is loaded.
-    ServerAuth = ForwardRef("ServerAuth", module="indusagi.interop.auth.contract")
+    # Not loaded here: only servers that are signed in to need it. `typing.get_type_hints` loads it.
+    ServerAuth = ForwardRef("__import__('indusagi.interop.auth.contract', fromlist=['_']).ServerAuth")
 
 QUALIFIER = "__"
 """Joins a server's id and a tool's name: `github__create_issue`."""

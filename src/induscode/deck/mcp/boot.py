@@ -328,7 +328,7 @@ class BootedBridge:
             for server in (*removed, *replaced):
                 tasks.create_task(self.fleet.remove(server))
         self.journal.remove_servers(removed)
-        self._pins.learn(dict.fromkeys(removed, ""), (), {})
+        self._pins.learn(dict.fromkeys((*removed, *replaced), ""), (), {})
         self._pins.lock(plan.locked)
         fresh = [wanted[server][0] for server in (*replaced, *added) if wanted[server][1]]
         known, disabled = await self._introduce(fresh)

@@ -21,14 +21,16 @@ from induscode.deck.mcp.store.database import LedgerDb, prune
 from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention, content_address
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import open_pins, read_definitions, read_disabled_tools, read_pins
+from induscode.deck.mcp.store.pins import load_pins, open_pins, read_definitions, read_disabled_tools, read_pins
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.drift import Drift
     from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store.events import Row
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +92,42 @@ async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_pat
         assert (await read_definitions(store, [SERVER]))["a"] == [third]
         rows = [row for row in await store.rows(journal.run) if row.op == "pin"]
         assert rows == []
+
+
+async def test_a_form_that_is_approved_while_the_store_is_read_stays_approved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stored(tmp_path) as store:
+        pins = await open_pins(Journal(store, [SERVER]), [SERVER])
+        assert pins.check(X.ref, X.raw) is None
+        read, reads = store.latest, 0
+
+        async def read_and_approve(op: str) -> Sequence[Row]:
+            nonlocal reads
+            rows, reads = await read(op), reads + 1
+            if reads == 1:
+                pins.approve(X.ref, CHANGED)
+            return rows
+
+        monkeypatch.setattr(store, "latest", read_and_approve)
+        await load_pins(pins, store, [SERVER])
+        assert reads == 2
+        assert pins.check(X.ref, CHANGED) is None
+        assert pins.check(X.ref, X.raw) is None
+
+
+async def test_a_store_that_does_not_answer_in_time_approves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_nothing(_: str) -> Sequence[Row]:
+        return ()
+
+    async with stored(tmp_path) as store:
+        pins = await open_pins(Journal(store, [SERVER]), [SERVER])
+        assert pins.check(X.ref, X.raw) is None
+        monkeypatch.setattr(store, "latest", read_nothing)
+        await load_pins(pins, store, [SERVER])
+        assert grade(pins.check(X.ref, CHANGED)) == "routing"
 
 
 async def test_finding_c1_a_cosmetic_change_is_not_pinned(tmp_path: Path) -> None:

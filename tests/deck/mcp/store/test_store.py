@@ -256,6 +256,7 @@ async def test_a_ledger_that_another_process_fills_while_it_is_created_was_not_l
     def create_and_lose_the_race(path: str) -> bool:
         created = app_dirs.prepare_database_file(path)
         other = ledger_fallback.FallbackStore(None)
+        other.close()
         other._db = ledger_database.LedgerDb(path)
         other.append([batch(number) for number in range(1, 4)])
         other.close()

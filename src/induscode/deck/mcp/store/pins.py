@@ -73,6 +73,8 @@ class StorePins:
         """None: nothing is recorded, and a first definition is not pinned."""
         self._forms: dict[tuple[str, JsonValue, str], list[ApprovedForm]] = {}
         """By server, kind and name."""
+        self.added = 0
+        """How many forms were approved here so far."""
         self._locked: Mapping[RemoteToolRef, JsonObject] = {}
         self.learn(identities, rows, documents or {})
 
@@ -133,6 +135,7 @@ class StorePins:
         if self._journal is not None:
             self._journal.record_pin(ref, pin, raw, canonical, further=bool(forms))
         forms.append(ApprovedForm(pin, canonical, compact_json(raw)))
+        self.added += 1
 
 
 async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
@@ -150,11 +153,18 @@ async def read_pins(store: LedgerStore, servers: Iterable[ServerConfig]) -> Stor
 
 
 async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[ServerConfig]) -> None:
-    """Read the approved forms of these servers' tools into `pins`."""
+    """Read the approved forms of these servers' tools into `pins`; a store that is late changes none."""
     identities = build_identities(servers)
-    rows = [row for row in await store.latest("pin") if _find_server(row, identities) is not None]
-    addresses = [address for row in rows if isinstance(address := row.facts.get("definition"), str)]
-    pins.learn(identities, rows, await store.documents(addresses))
+    while True:
+        added = pins.added
+        rows = [row for row in await store.latest("pin") if _find_server(row, identities) is not None]
+        addresses = [address for row in rows if isinstance(address := row.facts.get("definition"), str)]
+        documents = await store.documents(addresses)
+        if pins.added == added:
+            break
+        # One was approved here meanwhile, and the rows may be without it.
+    if rows:
+        pins.learn(identities, rows, documents)
 
 
 def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
