@@ -279,6 +279,17 @@ def _bubblewrap(_new_folder: Callable[[str], Path]) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_death_signal() -> Iterator[None]:
+    """Let the servers of the tests start without `PR_SET_PDEATHSIG`: it needs a fork, which copies all page tables.
+
+    What a killed process leaves behind is tested with processes of their own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("indusagi.core.process.child._libc", None)
+        yield
+
+
 @pytest.fixture
 def tmp_path(_new_folder: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
     """Make a directory named after the test, as pytest does."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from anthropic.types import Message, MessageParam, ToolParam
 from pydantic import TypeAdapter
 from tests.support.adapters import PDF, PNG, Shelf
 
@@ -19,6 +18,8 @@ from indusagi.core.cancel import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from anthropic.types import Message
 
     from indusagi.adapters.gate import GateRequest
 
@@ -46,6 +47,8 @@ def chat(*calls: tuple[str, Any]) -> dict[str, Any]:
 
 def messages(*calls: tuple[str, Any]) -> Message:
     """Build a response of the Messages API, as its own library gives it, that calls tools."""
+    from anthropic.types import Message  # noqa: PLC0415 — takes a second, in each worker if it were above
+
     blocks = [
         {"type": "tool_use", "id": f"c{number}", "name": name, "input": arguments}
         for number, (name, arguments) in enumerate(calls)
@@ -64,6 +67,8 @@ async def test_definitions_have_the_form_of_each_api() -> None:
     assert to_openai(box, gate=allow_all, api="chat").definitions[0] == {"type": "function", "function": function}
     tools = to_anthropic(box, gate=allow_all).definitions
     assert tools[0] == {"name": "echo", "description": "The tool echo.", "input_schema": schema}
+    from anthropic.types import ToolParam  # noqa: PLC0415
+
     TypeAdapter(list[ToolParam]).validate_python(tools)
 
 
@@ -107,6 +112,8 @@ async def test_the_chat_api_gets_pictures_in_a_message_of_the_user() -> None:
 async def test_the_anthropic_api_gets_blocks_with_an_error_mark() -> None:
     tools = to_anthropic(Shelf().open_box(), gate=allow_all)
     answer = await tools.run(messages(("echo", {"text": "hi"}), ("fail", {}), ("picture", {})))
+    from anthropic.types import MessageParam  # noqa: PLC0415
+
     TypeAdapter(list[MessageParam]).validate_python(answer)
     said, user = answer
     assert [block["type"] for block in said["content"]] == ["tool_use"] * 3

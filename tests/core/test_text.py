@@ -65,7 +65,6 @@ def test_exactly_the_invisible_characters_are_removed() -> None:
     # Parted by a letter: a hieroglyph control belongs to the hieroglyph before it.
     everything = "a".join(map(chr, range(sys.maxunicode + 1))).replace("\x1b", "")
     cleaned, removed = clean_text(everything)
-    assert set(everything) - set(cleaned) == expected - {"\x1b"}
     assert removed == len(expected) - 1
     assert cleaned == "".join(letter for letter in everything if letter not in expected)
 
