@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
 from induscode import program
 from induscode.boot.live_connectors import web_settings
@@ -108,6 +109,13 @@ def test_every_setting_has_an_example_here() -> None:
     assert list(_EXAMPLES) == list(SETTINGS)
 
 
+@functools.cache
+def _schema() -> Any:
+    schema = build_settings_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
 @pytest.mark.parametrize("key", SETTINGS)
 def test_finding_b9_a_setting_is_read_nested_and_with_dots(key: str, tmp_path: Path) -> None:
     given, value, _ = _EXAMPLES[key]
@@ -117,7 +125,7 @@ def test_finding_b9_a_setting_is_read_nested_and_with_dots(key: str, tmp_path: P
         settings = load_settings(str(tmp_path), os.environ)
         assert settings.get(SETTINGS[key]) == value
         assert settings.origin(SETTINGS[key]) == f"user {path}"
-        jsonschema.validate(document, build_settings_schema())
+        _schema().validate(document)
 
 
 @pytest.mark.parametrize("key", SETTINGS)

@@ -1,6 +1,7 @@
 """A process that has loaded `indus` and forks for each command: a fork is many times as fast as a start.
 
-Started by `tests.support.forked`, with a socket as its standard input. Each byte brings four descriptors: a connection,
+Started by `tests.support.forked`, with a listening socket as its standard input, which the workers of a run connect to.
+Each is greeted by a byte. Each byte from them brings four descriptors: a connection,
 and the standard input, output and error of the new process. The new process reads its request from the
 connection (JSON: arguments, directory, variables, session, constants), this one writes the process id to it, and at the
 end the wait status (https://man7.org/linux/man-pages/man2/waitpid.2.html).
@@ -22,6 +23,7 @@ import pkgutil
 import select
 import signal
 import socket
+import struct
 import sys
 import termios
 import threading
@@ -121,42 +123,71 @@ class ConstantSetter:
                 setattr(owner, name, value)
 
 
-def serve(control: socket.socket) -> None:
-    """Fork for each byte, and load the program in between; return in the new process, and end with the sender."""
+def serve(listening: socket.socket) -> None:
+    """Fork for each byte, and load the program in between; return in the new process, and end with the last sender."""
     woken, wake = socket.socketpair()
     for end in (woken, wake):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, _ignore)
     signal.set_wakeup_fd(wake.fileno())
+    controls: list[socket.socket] = []
     connections: dict[int, socket.socket] = {}
     loading = load_program()
     is_loaded = False
     while True:
-        ready, _, _ = select.select([control, woken], [], [], None if is_loaded else 0)
+        ready, _, _ = select.select([listening, woken, *controls], [], [], None if is_loaded else 0)
         is_loaded = is_loaded or next(loading, True) is not None
         if woken in ready:
             woken.recv(4096)
-            while connections and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                with connections.pop(ended[0]) as connection:
-                    _send(connection, ended[1])
-        if control in ready:
+            _tell_ends(connections)
+        if listening in ready:
+            controls += _greet(listening)
+        for control in [one for one in controls if one in ready]:
             data, descriptors, _, _ = socket.recv_fds(control, 1, 4)
             if not data:
-                sys.exit()
+                control.close()
+                controls.remove(control)
+                if not controls:
+                    sys.exit()
+                continue
             connection = socket.socket(fileno=descriptors[0])
             pid = os.fork()
             if not pid:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                request = json.loads(_receive(connection))
-                for open_socket in (control, woken, wake, connection, *connections.values()):
-                    open_socket.close()
-                _become(request, descriptors[1:])
+                _begin(connection, descriptors[1:], [listening, *controls, woken, wake, *connections.values()])
                 return
             connections[pid] = connection
             _send(connection, pid)
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
+
+
+def _begin(connection: socket.socket, descriptors: list[int], others: list[socket.socket]) -> None:
+    """Become the command that a connection asks for, in the new process."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request = json.loads(_receive(connection))
+    for open_socket in (connection, *others):
+        open_socket.close()
+    _become(request, descriptors)
+
+
+def _greet(listening: socket.socket) -> list[socket.socket]:
+    """Accept a sender, unless it is another user's: a name of this kind is open to all."""
+    control = listening.accept()[0]
+    if sys.platform == "linux":
+        _, user, _ = struct.unpack("3i", control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            control.close()
+            return []
+    control.sendall(b"+")
+    signal.alarm(0)
+    return [control]
+
+
+def _tell_ends(connections: dict[int, socket.socket]) -> None:
+    while connections and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        with connections.pop(ended[0]) as connection:
+            _send(connection, ended[1])
 
 
 def _ignore(*_: object) -> None:
@@ -211,8 +242,8 @@ if __name__ == "__main__":
         sys.exit(main())
     if os.fork():  # a child of the tests would be there in each search for leaks
         os._exit(0)
-    listening = socket.socket(fileno=os.dup(0))
-    serve(listening)
+    signal.alarm(60)  # until there is a sender: this process ends with the last one
+    serve(socket.socket(fileno=os.dup(0)))
     code = main()
     # What the interpreter does at its end, except for taking all modules apart: that copies the memory of this process.
     threading._shutdown()  # type: ignore[attr-defined] — waits for the threads

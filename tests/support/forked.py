@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,18 +59,37 @@ _LAUNCH = (
 
 
 class _ForkServer:
-    """The socket that reaches the process that forks. The process ends when the socket is closed."""
+    """The connection to the process that forks, one for all workers of a run. It ends with the last connection."""
 
     def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
         self.environ = dict(os.environ)
+        # An abstract name, of which nothing is left: https://man7.org/linux/man-pages/man7/unix.7.html
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+        name = f"\0indus-tests-{run}" if os.uname().sysname == "Linux" else os.path.join(mkdtemp(), "forks")
+        while True:
+            self.control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self.control.connect(name)
+                if self.control.recv(1):
+                    return
+            except OSError:  # there's none yet, or it has just ended
+                pass
+            self.control.close()
+            self._start(name)
+
+    def _start(self, name: str) -> None:
         # Set by an import of this process or not: the server has to see its own imports set it.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDANTIC")}
-        with theirs:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            try:
+                listening.bind(name)
+            except OSError:  # another worker starts one
+                return
+            listening.listen()
             subprocess.run(
                 [sys.executable, str(SERVER)],
                 env=environ,
-                stdin=theirs.fileno(),
+                stdin=listening.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
                 check=True,
