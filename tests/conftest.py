@@ -134,9 +134,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Give half as many workers again as there are cores, for `-n auto`: tests of processes wait a good deal."""
+    """Give two workers per core, for `-n auto`: tests of processes wait a good deal."""
     cores = os.cpu_count() or 1
-    return min(cores + cores // 2, 6)
+    return min(2 * cores, 8)
 
 
 def pytest_collection_finish() -> None:
