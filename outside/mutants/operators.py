@@ -46,7 +46,7 @@ _EFFECTLESS = {
 }
 """Calls whose absence changes speed or durability alone."""
 _QUIET_KEYWORDS = re.compile(
-    r"slots|frozen|strict|kw_only|repr|eq|order|check|daemon|exc_info|stacklevel|name|maxsize|indent|width|"
+    r"slots|frozen|strict|kw_only|repr|eq|order|check|check_circular|daemon|exc_info|stacklevel|name|maxsize|indent|width|"
     r"encoding|errors|help|metavar|description|title|text|message|detail|hint|from_|.*timeout.*|.*_s|.*_ms|"
     r".*interval.*|.*delay.*|.*backoff.*|.*size|.*bytes"
 )
