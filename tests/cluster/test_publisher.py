@@ -140,3 +140,10 @@ async def test_a_ledger_that_cannot_be_read_is_a_fault() -> None:
     stage = Stage(Stream(), Source([row(1)], is_readable=False))
     with pytest.raises(ClusterFault, match="the ledger cannot be read"):
         await stage.open().publish_all()
+
+
+async def test_what_is_left_is_published_at_the_end() -> None:
+    stage = Stage(Stream(), Source([row(1)]))
+    await stage.open().close()
+    assert stage.source.published == ChainEnd(1, "a" * 64)
+    await Stage(Stream(), Source([row(1)], is_readable=False)).open().close()

@@ -15,18 +15,23 @@ from pathlib import Path
 
 import pytest
 from tests.calls.helpers import calls_file, make_record
-from tests.commands.helpers import HONEST, configured, piped, project_file, row, user_file
-from tests.support.scripts import run
+from tests.commands.helpers import HONEST, SLOW_S, configured, project_file, row, user_file
+from tests.support import scripts
+from tests.support.broker import broker_process
+from tests.support.forked import CONSTANTS
 from tests.support.servers import SERVERS
 
 from induscode.calls.database import CallDatabase
 from induscode.deck.stores import FileCheckpoints
+from induscode.program import run
 from induscode.session.transcript import Transcript
 
-pytestmark = pytest.mark.process
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 AT_MS = 1_700_000_000_000
 SCRUBBED = (
+    (r"\bN[A-Z2-7]{55}\b", "NAME"),
+    (r'"(took_ms|used)": [\d.]+', r'"\1": N'),
+    (r"\b\d+ B used", "N B used"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?", "TIME"),
     (r"\b[0-9A-HJKMNP-TV-Z]{26}\b", "ULID"),
     (r"\b[0-9a-f]{12,64}\b", "DIGEST"),
@@ -44,18 +49,27 @@ SCRUBBED = (
 class Story:
     """Commands that are run one after the other, and what they wrote."""
 
-    def __init__(self, cwd: Path) -> None:
+    def __init__(self, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.cwd = cwd
         self.lines: list[str] = []
+        self.secrets: dict[str, str] = {}
+        self._capsys = capsys
 
-    def run(self, line: str, text: str | None = None) -> None:
-        words = [word.replace("CWD", str(self.cwd)) for word in shlex.split(line)]
-        done = run(*words, cwd=self.cwd) if text is None else piped(text, *words, cwd=self.cwd)
+    def run(self, line: str) -> None:
+        """Run a command in this process."""
+        code = run(shlex.split(line))
+        found = self._capsys.readouterr()
+        self.lines += [f"$ indus {line}", found.out, found.err, f"[{code}]\n"]
+
+    def run_process(self, line: str) -> None:
+        """Run a command as a process: it starts servers."""
+        done = scripts.run(*shlex.split(line), cwd=self.cwd)
         self.lines += [f"$ indus {line}", done.stdout, done.stderr, f"[{done.returncode}]\n"]
 
     def check(self, name: str) -> None:
         text = "\n".join(part.strip("\n") for part in self.lines if part.strip())
         for path, word in (
+            *self.secrets.items(),
             (str(self.cwd), "CWD"), (os.environ["HOME"], "HOME"), (str(SERVERS), "SERVERS"), (sys.executable, "PYTHON"),
             (str(Path(sys.prefix)), "ENVIRONMENT"),
         ):  # fmt: skip
@@ -70,12 +84,18 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Story:
     folder = tmp_path / "here"
     folder.mkdir()
-    return Story(folder)
+    monkeypatch.chdir(folder)
+    # However slow the machine is, nothing is said about it.
+    monkeypatch.setitem(CONSTANTS, SLOW_S, 600.0)
+    for name in ("health", "report"):
+        monkeypatch.setattr(f"induscode.cluster.{name}.SLOW_S", 600.0)
+    return Story(folder, capsys)
 
 
+@pytest.mark.process
 def test_servers_are_configured(story: Story) -> None:
     for line in (
         "mcp list",
@@ -86,35 +106,35 @@ def test_servers_are_configured(story: Story) -> None:
         """mcp add-json four '{"command": "run-it", "args": ["x"], "env": {"KEY": "${KEY}"}}'""",
         "mcp add-json five '[]'",
         "mcp list",
-        "mcp list --json",
         "mcp get one",
         "mcp get two",
         "mcp get four --json",
         "mcp get nothing",
         "mcp disable one",
         "mcp disable one",
+        "mcp remove two",
+        "mcp remove two",
+        "mcp remove three",
         "mcp list",
         "mcp enable one",
-        "mcp remove two",
-        "mcp remove two",
-        "mcp list",
     ):
-        story.run(line)
+        story.run_process(line)
     story.check("configure")
 
 
+@pytest.mark.process
 def test_servers_of_a_project_are_trusted(story: Story) -> None:
     configured(project_file(story.cwd), {"ours": row(), "held": row(env={"KEY": "${NOT_SET}"})})
     for line in (
         "mcp list", "mcp get ours", "mcp trust ours", "mcp trust --yes ours", "mcp list", "mcp trust --yes nothing",
         "mcp untrust ours", "mcp untrust ours", "mcp list",
     ):  # fmt: skip
-        story.run(line)
-    story.run("mcp trust ours", "y\n")
-    story.run("mcp list --json")
+        story.run_process(line)
+    story.run_process("mcp list --json")
     story.check("trust")
 
 
+@pytest.mark.process
 def test_servers_are_examined(story: Story) -> None:
     configured(
         user_file(),
@@ -126,10 +146,11 @@ def test_servers_are_examined(story: Story) -> None:
     )
     for line in ("mcp doctor", "mcp doctor good", "mcp doctor good --json", "mcp doctor nothing", "mcp logs bad",
                  "mcp logs good", "mcp logs nothing"):  # fmt: skip
-        story.run(line)
+        story.run_process(line)
     story.check("doctor")
 
 
+@pytest.mark.process
 def test_tools_are_listed_shown_and_called(story: Story) -> None:
     configured(user_file(), {"one": row()})
     (story.cwd / "hello.txt").write_text("good morning\n", "utf-8")
@@ -139,24 +160,25 @@ def test_tools_are_listed_shown_and_called(story: Story) -> None:
         "call read path=gone.txt", "call nothing", "call one__echo text=hi", "call read path", "calls --failed",
         "calls --by tool", "calls 99",
     ):  # fmt: skip
-        story.run(line)
+        story.run_process(line)
     story.check("tools")
 
 
+@pytest.mark.process
 def test_tools_are_locked_compared_and_approved(story: Story) -> None:
     configured(project_file(story.cwd), {"one": row()})
     for line in (
         "mcp trust --yes one", "mcp diff", "mcp lock", "mcp lock --check", "mcp approve one", "mcp approve nothing",
         "ledger verify", "ledger show one__echo", "ledger show nothing", "ledger at now", "ledger turn 1",
     ):  # fmt: skip
-        story.run(line)
+        story.run_process(line)
     lock = next(story.cwd.rglob("*lock*"))
     text = lock.read_text("utf-8")
     lock.write_text(text.replace("Echo", "Change"), "utf-8")
-    story.run("mcp lock --check")
-    story.run("mcp diff")
+    story.run_process("mcp lock --check")
+    story.run_process("mcp diff")
     lock.write_text("{", "utf-8")
-    story.run("mcp lock --check")
+    story.run_process("mcp lock --check")
     story.check("lock")
 
 
@@ -199,6 +221,7 @@ def test_conversations_are_rewound(story: Story) -> None:
     story.check("rewind")
 
 
+@pytest.mark.process
 def test_settings_models_search_and_addons_are_shown(story: Story) -> None:
     settings = user_file().parents[1] / "indus" / "settings.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
@@ -212,16 +235,40 @@ def test_settings_models_search_and_addons_are_shown(story: Story) -> None:
         "addons untrust mine", "addons untrust nothing", "models list", "search status", "connectors list",
         "resources list", "prompts list", "serve --dry-run --no-mcp", "mcp auth", "cluster status",
     ):  # fmt: skip
-        story.run(line)
+        story.run_process(line)
     story.check("settings")
 
 
 def test_servers_are_imported_from_other_programs(story: Story) -> None:
     home = Path(os.environ["HOME"])
     (home / ".cursor").mkdir(parents=True)
-    document = {"mcpServers": {"a": {"command": "x", "env": {"K": "v"}}, "b": {"url": "https://example.org"}, "c": 1}}
+    document = {"mcpServers": {"a": {"command": "x", "env": {"K": "v"}}, "b": {"url": "http://127.0.0.1:9"}, "c": 1}}
     (home / ".cursor" / "mcp.json").write_text(json.dumps(document), "utf-8")
     for line in ("mcp import --from cursor --dry-run", "mcp import --dry-run --json", "mcp import --from cursor",
-                 "mcp import --from cursor", "mcp import --from nothing", "mcp list"):  # fmt: skip
+                 "mcp import --from cursor", "mcp import --from nothing"):  # fmt: skip
         story.run(line)
     story.check("import")
+
+
+@pytest.mark.process
+def test_a_cluster_is_prepared_and_configured(story: Story, tmp_path: Path) -> None:
+    servers, rules = story.cwd / "servers.json", story.cwd / "rules.json"
+    servers.write_text(json.dumps({"mcpServers": {"two": row(env={"TOKEN": "a-secret"}), "one": {"url": "http://x"}}}))
+    rules.write_text(json.dumps({"deny": ["one__* @bob"], "ask": ["bash"]}))
+    with broker_process(tmp_path / "broker") as broker:
+        story.secrets[broker.url] = "BROKER"
+        story.secrets[broker.url.removeprefix("nats://")] = "HOST"
+        settings = user_file().parents[1] / "indus" / "settings.json"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps({"cluster": {"brokers": [broker.url]}}))
+        for line in (
+            "cluster status", "cluster init", "cluster init", "cluster status", "cluster placements",
+            "cluster placements --json", "cluster drain gone", "cluster config show",
+            "cluster config push servers.json", "cluster config push servers.json --yes",
+            "cluster config push servers.json --yes", "cluster config rules rules.json", "cluster config show",
+            "cluster config show --json", "cluster config remove one", "cluster config remove one",
+            "cluster config rules --remove", "cluster config show", "cluster verify", "cluster verify --json",
+            "cluster rotate-key", "cluster status --json",
+        ):  # fmt: skip
+            story.run(line)
+    story.check("cluster")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from anyio import to_thread
 
+from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor
@@ -17,7 +18,9 @@ from induscode.commands.serve import page, run, sharing
 from induscode.commands.serve.content import GatewayContent
 from induscode.commands.serve.page import SignInStart
 from induscode.commands.serve.sharing import GatewaySharing
+from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability
+from induscode.ui.contract import ActionReply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -255,3 +258,36 @@ def test_another_port_is_advised_if_this_one_is_taken(cause: Any, is_ui: bool, s
     if isinstance(cause, OSError) and cause.errno == 98:
         cause.errno = errno.EADDRINUSE
     assert run._find_port_remedy(cause, cast("Any", SimpleNamespace(is_ui=is_ui))) == said
+
+
+async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[Sequence[str]] = []
+    outcome: str = "address"
+
+    async def sign_in(_: object, started: SignInStart) -> None:
+        if outcome == "problem":
+            raise AuthFault("the issuer says no")
+        if outcome == "address":
+            started.show("https://issuer.example/authorize")
+
+    async def wake(servers: Sequence[str]) -> None:
+        woken.append(servers)
+
+    monkeypatch.setattr(page, "sign_in_to_server", sign_in)
+    gateway = SimpleNamespace(
+        sign_ins=SimpleNamespace(is_personal=True),
+        plan=SimpleNamespace(configs={"one": None}),
+        session=SimpleNamespace(mcp=SimpleNamespace(wake=wake)),
+    )
+    ours = page.GatewayPage(cast("Any", gateway))
+    assert (await ours._sign_in("one")).url == "https://issuer.example/authorize"
+    outcome = "done"
+    assert await ours._sign_in("one") == ActionReply("one: signed in")
+    outcome = "problem"
+    with pytest.raises(BridgeFault, match="not signed in to 'one': the issuer says no"):
+        await ours._sign_in("one")
+    assert ["one"] in woken
+    gateway.sign_ins.is_personal = False
+    with pytest.raises(BridgeFault, match="sign in on the machine of the gateway: indus mcp login one"):
+        await ours._sign_in("one")
+    await ours.aclose()

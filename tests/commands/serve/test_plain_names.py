@@ -55,3 +55,11 @@ def test_a_dry_run_chooses_names_once_for_a_whole_list(monkeypatch: pytest.Monke
     shown = select_tools(dry_run.ListedBox(tools, is_plain=True), View(name="all"))
     assert [name for name, _ in shown] == [f"t{number}" for number in NUMBERS]
     assert len(chosen) == 1
+
+
+def test_a_remote_tool_keeps_its_prefix_beside_a_native_one_of_its_name() -> None:
+    native = ListedTool(ToolDescriptor("ls", "", {}), dry_run.NATIVE)
+    remote = [ListedTool(ToolDescriptor(f"s__{name}", "", {}), "s", tool=name) for name in ("ls", "look")]
+    box = dry_run.ListedBox([native, *remote], is_plain=True)
+    assert [tool.name for tool in box.descriptors()] == ["ls", "s__ls", "look"]
+    assert [tool.name for tool in dry_run.ListedBox([native, *remote]).descriptors()] == ["ls", "s__ls", "s__look"]

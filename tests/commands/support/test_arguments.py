@@ -97,3 +97,9 @@ def test_a_key_that_a_tool_does_not_take_is_told_with_the_nearest_one() -> None:
         read_arguments(["cuont=1"], {}, STRICT)
     with pytest.raises(ArgumentError, match=r"no argument 'a'$"):
         read_arguments(["a=1"], {}, {"type": "object", "additionalProperties": False})
+
+
+@pytest.mark.parametrize("word", ["anyOf", "oneOf"])
+def test_branches_of_a_schema_give_the_types_of_a_value(word: str) -> None:
+    schema: JsonObject = {"properties": {"n": {word: [True, {"type": "integer"}, {word: [{"type": "null"}]}]}}}
+    assert [read_arguments([f"n={text}"], {}, schema)["n"] for text in ("7", "null")] == [7, None]

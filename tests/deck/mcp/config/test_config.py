@@ -15,7 +15,7 @@ from tests.support.strategies import json_values
 from indusagi.core.config_file import parse_json, read_config_file
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
 from induscode.deck.mcp.config import discover_mcp_config, list_config_paths, load_mcp_config, read_rows, resolve_rows
-from induscode.deck.mcp.config.dialects import DIALECTS, detect_dialect
+from induscode.deck.mcp.config.dialects import DIALECTS, detect_dialect, gemini
 from induscode.deck.mcp.config.expansion import ExpansionContext, UnresolvedVariableError, expand
 from induscode.deck.mcp.config.rows import InvalidRowError, Origin, parse_row
 
@@ -689,3 +689,14 @@ def test_files_are_looked_for_at_home_also_without_the_variable(monkeypatch: pyt
         ("/people/ada/.indusvx/agent/mcp.json", "user"),
         ("/people/ada/.indusvx/agent/mcp-servers.json", "user"),
     )
+
+
+def test_rows_of_gemini_after_one_that_is_no_object_are_read() -> None:
+    servers: JsonObject = {"odd": 1, "old": {"url": "https://a"}, "new": {"httpUrl": "https://b"}, "out": {"url": "c"}}
+    found = [*gemini({"mcpServers": servers, "mcp": {"excluded": ["out"]}})]
+    assert [(row.name, row.fields) for row in found[:3]] == [
+        ("odd", 1),
+        ("old", {"url": "https://a", "type": "sse"}),
+        ("new", {"url": "https://b", "type": "http"}),
+    ]
+    assert len(found) == 4
