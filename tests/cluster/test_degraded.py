@@ -12,7 +12,7 @@ import pytest
 from nats.js.errors import APIError
 from tests.cluster.test_faults import find_pid
 from tests.cluster.test_shared_ledger import open_ledger
-from tests.support.broker import KEY, SHORT_LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
+from tests.support.broker import KEY, SHORT_LEASE_S, broker_process, name_node, new_cluster
 from tests.support.broker_proxy import open_proxy
 from tests.support.cluster import LeaseClock, open_members
 from tests.support.servers import honest
@@ -57,11 +57,8 @@ def small_account(tmp_path: Path) -> Generator[ClusterSettings]:
     """A broker whose account has a megabyte."""
     config = tmp_path / "nats.conf"
     config.write_text(_ACCOUNT.format(size="1MB"), encoding="utf-8")
-    process = BrokerProcess(tmp_path / "broker", ("-c", str(config)))
-    try:
+    with broker_process(tmp_path / "broker", ("-c", str(config))) as process:
         yield ClusterSettings(brokers=[f"nats://u:p@127.0.0.1:{process.port}"], node="a", key=KEY)
-    finally:
-        process.close()
 
 
 def streams_of(broker: Broker) -> Any:

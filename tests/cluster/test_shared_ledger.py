@@ -265,8 +265,7 @@ async def test_tenants_with_accounts_of_their_own_see_nothing_of_each_other(tmp_
         f"{name}: {{ jetstream: enabled, users: [{{user: {name}, password: {name}}}] }}" for name in ("red", "blue")
     )
     config.write_text(f"accounts {{ {accounts} }}", encoding="utf-8")
-    process = BrokerProcess(tmp_path / "broker", ("-c", str(config)))
-    try:
+    with broker_process(tmp_path / "broker", ("-c", str(config))) as process:
         where = f"127.0.0.1:{process.port}"
         red, blue = (
             ClusterSettings(brokers=[f"nats://{name}:{name}@{where}"], node="same", key=KEY) for name in ("red", "blue")
@@ -289,5 +288,3 @@ async def test_tenants_with_accounts_of_their_own_see_nothing_of_each_other(tmp_
                 table = await open_table(one.broker, ours.notes.append)
                 await table.put(table.build_key("server", "a"), {"name": "a"})
                 assert (await open_table(other.broker, theirs.notes.append)).list("server") == {}
-    finally:
-        process.close()

@@ -33,11 +33,8 @@ def tls_broker(tmp_path: Path) -> Generator[tuple[BrokerProcess, Path]]:
     """A broker that requires TLS, and the certificate of its authority."""
     _, certificate = self_signed(tmp_path)
     flags = ("--tls", "--tlscert", str(certificate), "--tlskey", str(tmp_path / "key.pem"))
-    process = BrokerProcess(tmp_path / "broker", flags)
-    try:
+    with broker_process(tmp_path / "broker", flags) as process:
         yield process, certificate
-    finally:
-        process.close()
 
 
 async def test_broker_without_tls_is_refused_before_the_password_is_sent() -> None:
@@ -86,18 +83,14 @@ async def test_broker_with_tls_is_used_with_the_certificate_of_its_authority(
 async def test_user_of_the_first_address_is_used_for_those_after_it(
     tmp_path: Path, flags: tuple[str, ...], user: str
 ) -> None:
-    broker = BrokerProcess(tmp_path, flags)
-    try:
-        with socket.socket() as absent:
-            absent.bind(("127.0.0.1", 0))
-            addresses = f"nats://{user}@127.0.0.1:{absent.getsockname()[1]},127.0.0.1:{broker.port}"
-            settings = replace(settings_for(""), brokers=parse_brokers(addresses))
-            async with open_broker(settings) as opened:
-                assert (await prepare_cluster(opened, replicas=1)).made
-            # A password that was meant for TLS is not sent without it.
-            mixed = addresses.replace("nats://", "tls://", 1).replace(",", ",nats://")
-            with pytest.raises(ClusterFault, match="no broker can be used"), refused_connections(2):
-                async with open_broker(replace(settings, brokers=parse_brokers(mixed))):
-                    pass
-    finally:
-        broker.close()
+    with broker_process(tmp_path, flags) as broker, socket.socket() as absent:
+        absent.bind(("127.0.0.1", 0))
+        addresses = f"nats://{user}@127.0.0.1:{absent.getsockname()[1]},127.0.0.1:{broker.port}"
+        settings = replace(settings_for(""), brokers=parse_brokers(addresses))
+        async with open_broker(settings) as opened:
+            assert (await prepare_cluster(opened, replicas=1)).made
+        # A password that was meant for TLS is not sent without it.
+        mixed = addresses.replace("nats://", "tls://", 1).replace(",", ",nats://")
+        with pytest.raises(ClusterFault, match="no broker can be used"), refused_connections(2):
+            async with open_broker(replace(settings, brokers=parse_brokers(mixed))):
+                pass

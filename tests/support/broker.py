@@ -113,9 +113,9 @@ class BrokerProcess:
 
 
 @contextmanager
-def broker_process(folder: Path) -> Generator[BrokerProcess]:
+def broker_process(folder: Path, flags: Sequence[str] = ()) -> Generator[BrokerProcess]:
     """Run a broker inside the block; requests of this process to it have more time than those of a user."""
-    process = BrokerProcess(folder)
+    process = BrokerProcess(folder, flags)
     try:
         with patch.multiple(broker_module, REQUEST_S=_REQUEST_S, LONGEST_S=_REQUEST_S):
             yield process
