@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop import ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.client.items import ItemList
     from outside.servers import Server
 
 _ERA_FIELDS = frozenset({"resultType", "ttlMs", "cacheScope"})
@@ -53,6 +54,7 @@ class Comparison:
         self._gateway = gateway
         self._relay = relay
         self._uris = UriMap(server)
+        self._began = asyncio.get_running_loop().time()
 
     async def compare(self, calls: Sequence[tuple[str, JsonObject]] = ()) -> None:
         """Compare lists, resources, prompts, completions, errors and some calls."""
@@ -77,21 +79,28 @@ class Comparison:
 
     async def _list(self, kind: str) -> list[JsonObject]:
         how = next(how for name, how in ITEM_LISTS.items() if name == kind)
-        rows: list[list[JsonObject]] = []
-        for endpoint in (self._gateway, self._relay):
-            found: list[JsonObject] = []
-            if endpoint.facts is not None and endpoint.facts.offers(how.capability):
-                try:
-                    listed = await endpoint.list_all(how.method, how.key)
-                except ProtocolFault as fault:
-                    if fault.detail.rpc_code != -32601:
-                        self.differences.append(f"{how.method}: {fault}")
-                    listed = ()
-                found = [row for row in listed if is_json_object(row)]
-            rows.append(found)
-        ours = [self._turn_back(row) for row in rows[0]]
-        self._note(how.method, _strip([*ours]), _strip([*rows[1]]))
-        return rows[1]
+        loop = asyncio.get_running_loop()
+        direct = await self._read_rows(self._relay, how)
+        expected = _strip([*direct])
+        while True:
+            ours = _strip([self._turn_back(row) for row in await self._read_rows(self._gateway, how)])
+            # Until its server is up, a gateway lists what it knows from the last start.
+            if _to_text(ours) == _to_text(expected) or loop.time() - self._began > _LISTED_S:
+                break
+            await asyncio.sleep(0.1)
+        self._note(how.method, ours, expected)
+        return direct
+
+    async def _read_rows(self, endpoint: ServerEndpointImpl, how: ItemList) -> list[JsonObject]:
+        if endpoint.facts is None or not endpoint.facts.offers(how.capability):
+            return []
+        try:
+            listed = await endpoint.list_all(how.method, how.key)
+        except ProtocolFault as fault:
+            if fault.detail.rpc_code != -32601:
+                self.differences.append(f"{how.method}: {fault}")
+            return []
+        return [row for row in listed if is_json_object(row)]
 
     async def _compare_prompt(self, row: JsonObject) -> None:
         name, values = str(row["name"]), row.get("arguments")
@@ -131,10 +140,14 @@ class Comparison:
 
     def _note(self, what: str, ours: JsonValue, direct: JsonValue) -> None:
         self.compared += 1
-        if compact_json(ours, sort_keys=True) != compact_json(direct, sort_keys=True):
+        if _to_text(ours) != _to_text(direct):
             self.differences.append(
                 f"{what}:\n  gateway {compact_json(ours)[:600]}\n  relay   {compact_json(direct)[:600]}"
             )
+
+
+def _to_text(value: JsonValue) -> str:
+    return compact_json(value, sort_keys=True)
 
 
 def _strip(value: JsonValue) -> JsonValue:
