@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,20 +81,27 @@ class Background:
         (command,) = stage.commands
         # A group of its own: the checker is a child of its launcher, and both have to go on Ctrl-C.
         self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True)
+        self._seconds = 0.0
+        self._watch = threading.Thread(target=self._wait)
+        self._watch.start()
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self._seconds = time.monotonic() - self._began
 
     def finish(self) -> Result:
         """Wait for the end, and print the output."""
-        code = self._process.wait()
+        self._watch.join()
         self._output.seek(0)
         print(f"\n== {self.name}", flush=True)
         sys.stdout.buffer.write(self._output.read())
-        return Result(self.name, time.monotonic() - self._began, code == 0)
+        return Result(self.name, self._seconds, self._process.returncode == 0)
 
     def stop(self) -> None:
         """Kill what still runs."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._watch.join()
         self._output.close()
 
 

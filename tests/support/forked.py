@@ -11,6 +11,7 @@ module is the one that reads the constant: what it imports by name is its own. W
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -71,6 +72,7 @@ class _ForkServer:
             try:
                 self.control.connect(name)
                 if self.control.recv(1):
+                    atexit.register(self.control.close)
                     return
             except OSError:  # there's none yet, or it has just ended
                 pass
