@@ -169,15 +169,18 @@ def _find_users(mutant: Mutant, baseline: Baseline, read: Callable[[str], bytes]
 def _find_importers(mutant: Mutant, baseline: Baseline) -> int:
     """Return the tests of the files that import a module, and those that run a module that does."""
     module = ".".join(Path(mutant.path).with_suffix("").parts[1:]).removesuffix(".__init__")
-    imports = f"{module} import"
+    package, _, name = module.rpartition(".")
+    imports = re.compile(rf"{re.escape(module)} import|from {re.escape(package)} import [^\n]*\b{name}\b")
     found = 0
     importers = {
-        str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if imports in path.read_text("utf-8")
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        if imports.search(path.read_text("utf-8"))
     }
     for number, test in enumerate(baseline.tests):
         if test.partition("::")[0] in importers:
             found |= 1 << number
     for path in (ROOT / "src").rglob("*.py"):
-        if imports in path.read_text("utf-8"):
+        if imports.search(path.read_text("utf-8")):
             found |= baseline.find_all_tests(str(path.relative_to(ROOT / "src")))
     return found

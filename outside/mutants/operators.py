@@ -341,7 +341,7 @@ class _Finder(Places, ast.NodeVisitor):
         if name in {"get", "getattr", "next", "pop"} and len(node.args) == (3 if name == "getattr" else 2):
             if not (isinstance(node.args[-1], ast.Constant) and node.args[-1].value is None and name == "get"):
                 self.splice(self.end_of(node.args[-2]), self.end_of(node.args[-1]), "", "default dropped")
-        elif len(node.args) == 2 and not node.keywords and name not in {"isinstance", "issubclass", *_TWINS}:
+        elif len(node.args) == 2 and not node.keywords and not _is_symmetric(name):
             first, second = node.args
             if all(isinstance(one, (ast.Name, ast.Attribute)) for one in node.args):
                 swapped = f"{self.text_of(second)}, {self.text_of(first)}"
@@ -388,6 +388,11 @@ def _name_of(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_symmetric(name: str) -> bool:
+    """Tell whether swapping the two arguments of a call changes nothing, or only raises."""
+    return name in {"isinstance", "issubclass", "isclose", *_TWINS} or name.startswith("same")
 
 
 def _is_log(call: ast.Call) -> bool:
