@@ -397,5 +397,5 @@ def test_a_size_is_never_said_larger_than_it_is_nor_a_tenth_smaller(size: int) -
     number, unit = format_size(size).split(" ")
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
     whole, _, tenth = number.partition(".")
-    least = (int(whole) * 10 + int(tenth or 0)) * scale // 10
-    assert least <= size < least + max(scale // 10 + 1, 1)
+    tenths = int(whole) * 10 + int(tenth or 0)
+    assert tenths * scale <= 10 * size < (tenths + 1) * scale

@@ -321,9 +321,10 @@ class _ViewBuilder:
                     level = with_part(rest, {"$ref": level["$ref"]})
                     continue
             else:
-                parts = rest.get("allOf")
+                listed = rest.get("allOf")
+                parts = [part for part in listed if not isinstance(part, bool)] if is_list(listed) else []
                 is_alone = rest.keys() <= ANNOTATIONS | {"allOf"}
-                part = parts[0] if is_list(parts) and len(parts) == 1 and is_alone else None
+                part = parts[0] if len(parts) == 1 and is_alone else None
                 if not is_dict(part) or _contains(trail, part) or len(trail) >= _MAX_TRAIL:
                     return replace(slot, source=level, trail=trail)
                 target = part
