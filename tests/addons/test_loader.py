@@ -294,7 +294,7 @@ def test_cards_of_addons_are_in_the_deck_and_duplicates_are_left_out_with_a_note
     ]
 
 
-def test_finding_a14_session_tools_are_built_with_addons(work: Path) -> None:
+def test_finding_1a14_session_tools_are_built_with_addons(work: Path) -> None:
     add_project_addon(work, "deny", build_source('def before(self, call): return Deny("never")'))
     assert runners.build_session_tools_with_addons is build_session_tools_with_addons
 

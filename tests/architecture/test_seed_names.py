@@ -32,13 +32,13 @@ for _place, _name in PLACES:
 
 
 @pytest.mark.parametrize("module", list(NAMES))
-def test_finding_a15_a_module_of_the_specification_has_its_names(module: str) -> None:
+def test_finding_1a15_a_module_of_the_specification_has_its_names(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
 
 @pytest.mark.parametrize(("place", "members"), MEMBERS, ids=[place for place, _ in MEMBERS])
-def test_finding_a15_a_class_of_the_specification_has_its_members(place: str, members: list[str]) -> None:
+def test_finding_1a15_a_class_of_the_specification_has_its_members(place: str, members: list[str]) -> None:
     module, _, name = place.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
     fields = getattr(kind, "__dataclass_fields__", {})  # a field without a default is no attribute
@@ -71,7 +71,7 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_finding_a17_a_star_import_gives_the_documented_names(package: str) -> None:
+def test_finding_1a17_a_star_import_gives_the_documented_names(package: str) -> None:
     given: dict[str, object] = {}
     exec(f"from {package} import *", given)  # noqa: S102 — a star import stands at the top of a module only
     given.pop("__builtins__")

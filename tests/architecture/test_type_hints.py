@@ -40,7 +40,7 @@ def annotated(value: object) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_finding_a10_the_hints_of_every_exported_name_resolve(module: str) -> None:
+def test_finding_1a10_the_hints_of_every_exported_name_resolve(module: str) -> None:
     unresolved: list[str] = []
     for name, value in exported(module).items():
         for part in annotated(value):
@@ -52,7 +52,7 @@ def test_finding_a10_the_hints_of_every_exported_name_resolve(module: str) -> No
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_finding_a10_an_exported_alias_is_a_type_and_not_text(module: str) -> None:
+def test_finding_1a10_an_exported_alias_is_a_type_and_not_text(module: str) -> None:
     texts = [name for name, value in exported(module).items() if isinstance(value, str)]
     assert set(texts) <= CONSTANTS
 
@@ -72,7 +72,7 @@ def test_finding_a10_an_exported_alias_is_a_type_and_not_text(module: str) -> No
         "induscode.deck.builtin.BridgeBuilder",
     ],
 )
-def test_finding_a10_an_alias_can_be_made_optional_by_its_user(place: str) -> None:
+def test_finding_1a10_an_alias_can_be_made_optional_by_its_user(place: str) -> None:
     module, _, name = place.rpartition(".")
     alias = getattr(importlib.import_module(module), name)
 

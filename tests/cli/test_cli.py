@@ -48,14 +48,14 @@ def test_bare_indus_opens_a_session_in_its_directory_and_names_the_remedy_withou
     assert "Set ANTHROPIC_API_KEY or OPENAI_API_KEY" in done.stdout
 
 
-def test_finding_a1_without_a_terminal_bare_indus_is_one_clear_error(tmp_path: Path) -> None:
+def test_finding_1a1_without_a_terminal_bare_indus_is_one_clear_error(tmp_path: Path) -> None:
     done = run(cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("indus: There is no terminal: give a prompt (indus -p")
     assert done.stderr.count("\n") == 1
 
 
-def test_finding_a1_flags_reach_the_session_and_a_format_without_a_prompt_is_an_error(tmp_path: Path) -> None:
+def test_finding_1a1_flags_reach_the_session_and_a_format_without_a_prompt_is_an_error(tmp_path: Path) -> None:
     done = run_session("--mcp", ".", cwd=tmp_path)
     assert done.returncode == 2
     assert "--mcp .: no servers are configured there" in done.stdout

@@ -367,7 +367,7 @@ peer.serve()
 # -- cards with and without a backend -------------------------------------------------------------
 
 
-def test_finding_a4_notes_are_kept_in_the_project_whatever_command_writes_them(tmp_path: Path) -> None:
+def test_finding_1a4_notes_are_kept_in_the_project_whatever_command_writes_them(tmp_path: Path) -> None:
     done = run("call", "memory", "action=append", "content=use tabs", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "Added.\n")
     notes = tmp_path / ".indusvx" / "memory.md"
@@ -386,7 +386,7 @@ def test_finding_a4_notes_are_kept_in_the_project_whatever_command_writes_them(t
         ("websearch", "query=x", "INDUS_SEARXNG_URL"),
     ],
 )
-def test_finding_a5_a_card_without_a_backend_says_what_is_missing(
+def test_finding_1a5_a_card_without_a_backend_says_what_is_missing(
     tool: str, argument: str, why: str, tmp_path: Path
 ) -> None:
     done = run("call", tool, *argument.split(), cwd=tmp_path)
@@ -401,7 +401,7 @@ def test_finding_a5_a_card_without_a_backend_says_what_is_missing(
     ("tool", "arguments"),
     [("bg-process", ["action=start", "command=sleep 60"]), ("process", ["action=start", "command=sleep 60"])],
 )
-def test_finding_a18_a_job_that_would_end_with_the_command_is_refused(
+def test_finding_1a18_a_job_that_would_end_with_the_command_is_refused(
     tool: str, arguments: list[str], tmp_path: Path
 ) -> None:
     done = run("call", tool, *arguments, cwd=tmp_path)
@@ -410,7 +410,7 @@ def test_finding_a18_a_job_that_would_end_with_the_command_is_refused(
     assert "ends with this command" in done.stdout
 
 
-def test_finding_a18_what_a_command_leaves_running_is_said_to_be_ended(tmp_path: Path) -> None:
+def test_finding_1a18_what_a_command_leaves_running_is_said_to_be_ended(tmp_path: Path) -> None:
     # A number of its own instead of its pid: in bubblewrap that would be one of the sandbox.
     seconds = f"60.{os.getpid():08}"
     done = run("call", "bash", f"command=sleep {seconds} & echo started", cwd=tmp_path)

@@ -41,7 +41,7 @@ def fits(kind: type) -> bool:
 
 
 @given(st.sampled_from([kind for kind in vars(builtins).values() if isinstance(kind, type) and fits(kind)]))
-def test_finding_a11_every_exception_without_words_is_described(kind: type[Exception]) -> None:
+def test_finding_1a11_every_exception_without_words_is_described(kind: type[Exception]) -> None:
     assert kind.__name__ in describe_error(kind())
 
 

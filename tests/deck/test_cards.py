@@ -196,7 +196,7 @@ async def test_an_action_without_a_gateway_is_reported(tmp_path: Path) -> None:
     assert value(result) == {"connected": False, "reason": "no_gateway"}
 
 
-async def test_finding_a5_to_execute_nothing_is_an_error(tmp_path: Path) -> None:
+async def test_finding_1a5_to_execute_nothing_is_an_error(tmp_path: Path) -> None:
     card = build(saas_card(), tmp_path)
     result = await run(card, tmp_path, action="execute", slug="GITHUB_CREATE_ISSUE")
     assert (result.is_error, result.details["code"]) == (True, "no_gateway")
@@ -326,7 +326,7 @@ async def test_a_background_command_is_started_polled_listed_and_stopped(tmp_pat
         assert missing.details["code"] == "not_found"
 
 
-async def test_finding_a18_each_stream_of_a_command_has_a_ring_of_its_own(tmp_path: Path) -> None:
+async def test_finding_1a18_each_stream_of_a_command_has_a_ring_of_its_own(tmp_path: Path) -> None:
     card = build(daemon_card(), tmp_path)
     async with make_local_context(tmp_path) as ctx:
         noise = MAX_BUFFERED_LINES + 500

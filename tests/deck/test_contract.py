@@ -44,7 +44,7 @@ CTX = DeckContext("/")
 
 
 @pytest.mark.parametrize("profile", list(Profile))
-def test_finding_a8_a_profile_can_be_given_by_its_value(profile: Profile) -> None:
+def test_finding_1a8_a_profile_can_be_given_by_its_value(profile: Profile) -> None:
     def names(deck: ToolDeck) -> list[str]:
         return [card.name for card in deck.tools()]
 
@@ -58,7 +58,7 @@ def test_finding_a8_a_profile_can_be_given_by_its_value(profile: Profile) -> Non
 
 
 @given(st.text().filter(lambda text: text not in set(Profile)))
-def test_finding_a8_an_unknown_profile_is_a_fault_that_names_the_known_ones(text: str) -> None:
+def test_finding_1a8_an_unknown_profile_is_a_fault_that_names_the_known_ones(text: str) -> None:
     for use in (cards_for_profile, cards_for_deck_profile):
         with pytest.raises(DeckFault, match="authoring, survey, all"):
             use(text)
@@ -67,7 +67,7 @@ def test_finding_a8_an_unknown_profile_is_a_fault_that_names_the_known_ones(text
 
 
 @pytest.mark.parametrize("phase", list(EndpointPhase))
-def test_finding_a8_a_phase_can_be_given_by_its_value(phase: EndpointPhase) -> None:
+def test_finding_1a8_a_phase_can_be_given_by_its_value(phase: EndpointPhase) -> None:
     value = str(phase.value)
     assert is_usable_phase(value) is is_usable_phase(phase) is (value == "ready")
     assert is_terminal_phase(value) is is_terminal_phase(phase) is (value in {"closed", "faulted"})
@@ -75,12 +75,12 @@ def test_finding_a8_a_phase_can_be_given_by_its_value(phase: EndpointPhase) -> N
 
 
 @pytest.mark.parametrize("question", [is_usable_phase, is_terminal_phase])
-def test_finding_a8_an_unknown_phase_is_refused(question: object) -> None:
+def test_finding_1a8_an_unknown_phase_is_refused(question: object) -> None:
     with pytest.raises(ValueError, match="open"):
         question("open")  # pyright: ignore[reportCallIssue]
 
 
-def test_finding_a8_an_event_and_a_checklist_take_values_too() -> None:
+def test_finding_1a8_an_event_and_a_checklist_take_values_too() -> None:
     key = bridge_ulid_key()
     op = cast("BridgeOp", "retire")
     assert BridgeEntry(op, key, "a", None, 1, AT).op is BridgeOp.RETIRE
@@ -98,7 +98,7 @@ def test_finding_a8_an_event_and_a_checklist_take_values_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "\x00", "x" * 257, None, 7])
-def test_finding_a19_an_invalid_id_is_refused(name: object) -> None:
+def test_finding_1a19_an_invalid_id_is_refused(name: object) -> None:
     with pytest.raises(DeckFault, match="id of a capability"):
         capability_id(cast("str", name))
     assert not has_capability(cast("str", name))
@@ -108,29 +108,29 @@ def test_finding_a19_an_invalid_id_is_refused(name: object) -> None:
 
 
 @given(st.text().filter(lambda text: not text.startswith("bk_")))
-def test_finding_a19_an_invalid_key_is_refused(text: str) -> None:
+def test_finding_1a19_an_invalid_key_is_refused(text: str) -> None:
     with pytest.raises(BridgeFault, match="bridge key"):
         BridgeKey(text)
 
 
 @pytest.mark.parametrize("text", ["junk", "bk_", "bk_1", f"bk_{'g' * 32}", f"bk_{'0' * 33}"])
-def test_finding_a19_a_key_of_another_form_is_refused(text: str) -> None:
+def test_finding_1a19_a_key_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(BridgeFault, match="bridge key"):
         ledger_of(("a", "x")).retire(cast("BridgeKey", text), "a", AT)
 
 
-def test_finding_a19_a_key_that_was_made_can_be_made_again() -> None:
+def test_finding_1a19_a_key_that_was_made_can_be_made_again() -> None:
     for key in (bridge_content_key("a", "x", {}), bridge_ulid_key()):
         assert BridgeKey(str(key)) == key
 
 
 @pytest.mark.parametrize("kind", ["bogus", "", "Transport", "TOOL_ERROR"])
-def test_finding_a19_an_unknown_kind_of_fault_is_refused(kind: str) -> None:
+def test_finding_1a19_an_unknown_kind_of_fault_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="spawn_failed"):
         protocol_fault(cast("FaultKind", kind), "words")
 
 
-def test_finding_a19_the_next_number_of_a_ledger_cannot_be_set() -> None:
+def test_finding_1a19_the_next_number_of_a_ledger_cannot_be_set() -> None:
     ledger = ledger_of(("a", "x"))
     with pytest.raises(AttributeError):
         ledger.next_seq = 7  # pyright: ignore[reportAttributeAccessIssue]
@@ -149,7 +149,7 @@ def row(build: object) -> CapabilityCard:
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError(), KeyError("x"), OSError()])
-def test_finding_a16_a_builder_that_raises_is_a_failed_build(error: Exception) -> None:
+def test_finding_1a16_a_builder_that_raises_is_a_failed_build(error: Exception) -> None:
     def build(_: DeckContext) -> Capability:
         raise error
 
@@ -160,19 +160,19 @@ def test_finding_a16_a_builder_that_raises_is_a_failed_build(error: Exception) -
 
 
 @pytest.mark.parametrize("built", [None, "text", object(), {"name": "mine"}], ids=lambda built: type(built).__name__)
-def test_finding_a16_a_builder_that_gives_no_card_is_a_failed_build(built: object) -> None:
+def test_finding_1a16_a_builder_that_gives_no_card_is_a_failed_build(built: object) -> None:
     with pytest.raises(BuildFailed, match="which has no"):
         build_selected([row(partial(give, built))], CTX)
 
 
 @pytest.mark.parametrize("name", ["read_state", "checkpoint", "delegate", "saas", "memory"])
-def test_finding_a16_a_handle_that_lacks_its_methods_is_a_backend_fault(name: str) -> None:
+def test_finding_1a16_a_handle_that_lacks_its_methods_is_a_backend_fault(name: str) -> None:
     framework = DeckFramework(**{name: object()})  # pyright: ignore[reportArgumentType]
     with pytest.raises(BackendFault, match=f"'{name}'.*has no"):
         provision_deck(Profile.ALL, DeckContext("/", framework))
 
 
-def test_finding_a16_so_is_a_search_provider_that_cannot_search() -> None:
+def test_finding_1a16_so_is_a_search_provider_that_cannot_search() -> None:
     with pytest.raises(BackendFault, match="search"):
         provision_deck("all", DeckContext("/", DeckFramework(search=(object(),))))  # pyright: ignore[reportArgumentType]
 
@@ -184,7 +184,7 @@ class Provider:
         return []
 
 
-def test_finding_a18_the_web_handles_of_a_deck_reach_its_tools() -> None:
+def test_finding_1a18_the_web_handles_of_a_deck_reach_its_tools() -> None:
     web, provider = WebSettings(allow_private=("localhost",)), Provider()
     handles = DeckFramework(web=web, search=(provider,))  # pyright: ignore[reportArgumentType]
     deck = provision_deck(Profile.SURVEY, DeckContext("/", handles))
@@ -223,7 +223,7 @@ async def run_odd(answer: object) -> ToolOutcome:
     [None, b"bytes", object(), {1, 2}, {"a": object()}, float("nan"), {3: "x"}, ToolResult],
     ids=lambda answer: type(answer).__name__,
 )
-async def test_finding_a9_an_invalid_result_is_an_error_outcome(answer: object) -> None:
+async def test_finding_1a9_an_invalid_result_is_an_error_outcome(answer: object) -> None:
     outcome = await run_odd(answer)
     assert outcome.is_error
     assert (outcome.id, outcome.details["code"]) == ("1", "bad_result")
@@ -232,7 +232,7 @@ async def test_finding_a9_an_invalid_result_is_an_error_outcome(answer: object) 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [ValueError(), RuntimeError("no"), ExceptionGroup("g", [OSError()]), KeyError("k")])
-async def test_finding_a9_a_card_that_raises_is_an_error_outcome(error: Exception) -> None:
+async def test_finding_1a9_a_card_that_raises_is_an_error_outcome(error: Exception) -> None:
     outcome = await run_odd(error)
     assert outcome.is_error
     assert not str(outcome.output).rstrip().endswith(":")
@@ -240,7 +240,7 @@ async def test_finding_a9_a_card_that_raises_is_an_error_outcome(error: Exceptio
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("answer", ["text", {"a": [1]}, [1, 2], 3, True, ""])
-async def test_finding_a9_a_plain_value_is_an_answer(answer: JsonValue) -> None:
+async def test_finding_1a9_a_plain_value_is_an_answer(answer: JsonValue) -> None:
     outcome = await run_odd(answer)
     assert (outcome.output, outcome.is_error) == (answer, False)
 
@@ -262,7 +262,7 @@ class Echo:
 
 
 @pytest.mark.anyio
-async def test_finding_a7_a_capability_is_made_of_four_values_and_runs() -> None:
+async def test_finding_1a7_a_capability_is_made_of_four_values_and_runs() -> None:
     runner = Echo()
     made = BridgeCapability("srv__tool", "Says it.", {"type": "object"}, runner)
     assert (made.name, made.label, made.description) == ("srv__tool", "srv__tool", "Says it.")
@@ -277,7 +277,7 @@ async def test_finding_a7_a_capability_is_made_of_four_values_and_runs() -> None
 
 
 @pytest.mark.anyio
-async def test_finding_a7_a_runner_may_be_a_function_or_missing() -> None:
+async def test_finding_1a7_a_runner_may_be_a_function_or_missing() -> None:
     async def run(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         return ToolResult.text("done")
 
@@ -298,7 +298,7 @@ async def test_finding_a7_a_runner_may_be_a_function_or_missing() -> None:
         ("a__x", "", {}, object()),
     ],
 )
-def test_finding_a7_an_invalid_capability_is_refused_at_once(
+def test_finding_1a7_an_invalid_capability_is_refused_at_once(
     name: object, description: object, parameters: object, runner: object
 ) -> None:
     with pytest.raises(BuildFailed):

@@ -1,29 +1,30 @@
-"""Faults that users, an audit and attackers found in the first edition: what must hold instead.
+"""Defects that users, audits and attackers found: what must hold instead.
 
-A test whose name begins with `test_finding_<id>_` shows that a finding stays mended.
+A test whose name begins with `test_finding_<id>_` shows that a finding stays fixed. `FINDINGS` are from the first
+review (its `a` rows carry a 1 in front, since the third review has an `a` section too), `THIRD_REVIEW` from the third.
 """
 
 from __future__ import annotations
 
 FINDINGS = {
-    "a1": "A flag that would have no effect is an error.",
-    "a3": "A server that is attached, torn down and attached again answers calls.",
-    "a4": "The memory card keeps its notes in a file in every command.",
-    "a5": "A card without a backend is not shown; an execute that did nothing is an error.",
-    "a6": "indusagi.mcp has MCPClient and MCPServer.",
-    "a7": "BridgeCapability can be made with a plain runner.",
-    "a8": "Values of enums are taken as text everywhere, and unknown ones are refused.",
-    "a9": "Whatever a card returns, the runner of a deck gives an outcome.",
-    "a10": "The annotations of every exported name resolve at run time.",
-    "a11": "An SSE configuration falls forward to Streamable HTTP; every fault has a reason.",
-    "a12": "linked_pair connects a host and an endpoint.",
-    "a13": "AttachResult.enrolled counts the tools that were enrolled.",
-    "a14": "The tools of a session are built with addons, whose interceptors stand around every card.",
-    "a15": "Every name of the specification is importable from its place.",
-    "a16": "BuildFailed, BackendFault and AttachResult.fault tell what failed.",
-    "a17": "Star imports of public packages give their names.",
-    "a18": "Jobs, reports, bridges and web settings of the deck do what they say.",
-    "a19": "Ids, keys, fault kinds and ledgers are checked and frozen.",
+    "1a1": "A flag that would have no effect is an error.",
+    "1a3": "A server that is attached, torn down and attached again answers calls.",
+    "1a4": "The memory card keeps its notes in a file in every command.",
+    "1a5": "A card without a backend is not shown; an execute that did nothing is an error.",
+    "1a6": "indusagi.mcp has MCPClient and MCPServer.",
+    "1a7": "BridgeCapability can be made with a plain runner.",
+    "1a8": "Values of enums are taken as text everywhere, and unknown ones are refused.",
+    "1a9": "Whatever a card returns, the runner of a deck gives an outcome.",
+    "1a10": "The annotations of every exported name resolve at run time.",
+    "1a11": "An SSE configuration falls forward to Streamable HTTP; every fault has a reason.",
+    "1a12": "linked_pair connects a host and an endpoint.",
+    "1a13": "AttachResult.enrolled counts the tools that were enrolled.",
+    "1a14": "The tools of a session are built with addons, whose interceptors stand around every card.",
+    "1a15": "Every name of the specification is importable from its place.",
+    "1a16": "BuildFailed, BackendFault and AttachResult.fault tell what failed.",
+    "1a17": "Star imports of public packages give their names.",
+    "1a18": "Jobs, reports, bridges and web settings of the deck do what they say.",
+    "1a19": "Ids, keys, fault kinds and ledgers are checked and frozen.",
     "b1": "A first start has time, and a package manager is never killed while it unpacks.",
     "b2": "Files that the clients' own commands write are imported.",
     "b3": "A disabled tool is shown by every command, with the command that approves it.",
@@ -71,4 +72,8 @@ FINDINGS = {
     "e9": "A deck that is closed at once leaves no server running.",
     "e10": "Headers, messages and kernel versions are read as they are.",
     "e12": "A test that hangs is failed, and the run ends.",
+}
+
+THIRD_REVIEW: dict[str, str] = {
+    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace."
 }

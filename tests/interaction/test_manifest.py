@@ -6,7 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from tests.interaction.findings import FINDINGS
+from tests.interaction.findings import FINDINGS, THIRD_REVIEW
 from tests.interaction.requirements import REQUIREMENTS
 
 HERE = Path(__file__)
@@ -48,6 +48,7 @@ def test_every_finding_has_a_test_and_every_such_test_a_finding() -> None:
     names = {
         identity
         for path in tests.rglob("test_*.py")
-        for identity in re.findall(r"def test_finding_([a-z]\d+)_", path.read_text("utf-8"))
+        for identity in re.findall(r"def test_finding_(\d?[a-z]\d+[a-z]?|s[a-g])_", path.read_text("utf-8"))
     }
-    assert names == set(FINDINGS)
+    assert not FINDINGS.keys() & THIRD_REVIEW.keys()
+    assert names == FINDINGS.keys() | THIRD_REVIEW.keys()

@@ -63,7 +63,7 @@ async def _held(value: object) -> AsyncGenerator[object]:
 
 
 @pytest.mark.parametrize("way", ["link", "link by a factory", "streams", "streams by a factory"])
-async def test_finding_a12_an_endpoint_reaches_a_host_in_the_same_process(way: str) -> None:
+async def test_finding_1a12_an_endpoint_reaches_a_host_in_the_same_process(way: str) -> None:
     async with transports(way) as (running, transport):
         endpoint = create_server_endpoint(CONFIG, transport)
         await endpoint.open()
@@ -96,7 +96,7 @@ async def test_value_that_is_not_a_transport_is_refused() -> None:
         await endpoint.open()
 
 
-async def test_finding_a6_the_facade_serves_and_calls_over_a_pair() -> None:
+async def test_finding_1a6_the_facade_serves_and_calls_over_a_pair() -> None:
     ours, theirs = linked_pair()
     server = MCPServer([greet_tool()], name="greeter", version="2.0")
     running = await server.connect(theirs)
@@ -115,7 +115,7 @@ async def test_finding_a6_the_facade_serves_and_calls_over_a_pair() -> None:
 
 
 @pytest.mark.process
-async def test_finding_a6_a_client_of_a_process_can_connect_again() -> None:
+async def test_finding_1a6_a_client_of_a_process_can_connect_again() -> None:
     client = MCPClient(honest(id="h"))
     for text in ("one", "two"):
         async with client:
@@ -126,7 +126,7 @@ async def test_finding_a6_a_client_of_a_process_can_connect_again() -> None:
 
 
 @pytest.mark.parametrize("by_function", [True, False])
-async def test_finding_a6_a_server_takes_a_box_or_a_function_that_gives_one(by_function: bool) -> None:
+async def test_finding_1a6_a_server_takes_a_box_or_a_function_that_gives_one(by_function: bool) -> None:
     box = MCPServer([greet_tool()]).host.catalog.box()
     ours, theirs = linked_pair()
     running = await MCPServer((lambda: box) if by_function else box).connect(theirs)
@@ -135,7 +135,7 @@ async def test_finding_a6_a_server_takes_a_box_or_a_function_that_gives_one(by_f
     await running.cancel()
 
 
-async def test_finding_a6_a_server_can_be_reached_over_http() -> None:
+async def test_finding_1a6_a_server_can_be_reached_over_http() -> None:
     server = MCPServer([greet_tool()])
     async with server.serve_http(HttpSettings(tokens=["t" * 64])) as serving:
         headers = {"authorization": f"Bearer {'t' * 64}"}

@@ -104,13 +104,13 @@ _EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.exclud
 
 
 @pytest.mark.parametrize(("key", "other"), _EXCLUDED)
-def test_finding_a1_of_two_flags_none_is_dropped_for_the_other(key: str, other: str) -> None:
+def test_finding_1a1_of_two_flags_none_is_dropped_for_the_other(key: str, other: str) -> None:
     other_key = other.lstrip("-").replace("-", "_")
     with pytest.raises(ValueError, match=f"{other} and .* exclude each other"):
         build_invocation({key: _GIVEN[key], other_key: _GIVEN[other_key]}, "/w")
 
 
 @pytest.mark.parametrize("key", ["tools", "mcp"])
-def test_finding_a1_a_list_that_names_nothing_is_refused(key: str) -> None:
+def test_finding_1a1_a_list_that_names_nothing_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=f"--{key} names nothing"):
         build_invocation({key: (",", " ")}, "/w")

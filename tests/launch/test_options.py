@@ -59,7 +59,7 @@ def test_all_commands_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize("path", _PATHS, ids=" ".join)
-def test_finding_a1_a_command_refuses_every_flag_before_it_that_it_does_not_take(
+def test_finding_1a1_a_command_refuses_every_flag_before_it_that_it_does_not_take(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = {one.name for one in _command(path).params if isinstance(one, GroupedOption)}
@@ -92,7 +92,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Invocation]:
 
 
 @pytest.mark.parametrize("spec", _OF_A_SESSION, ids=str)
-def test_finding_a1_every_flag_reaches_the_session_under_each_of_its_names(
+def test_finding_1a1_every_flag_reaches_the_session_under_each_of_its_names(
     spec: FlagSpec, opened: list[Invocation]
 ) -> None:
     assert program.run([]) == 0
@@ -103,7 +103,7 @@ def test_finding_a1_every_flag_reaches_the_session_under_each_of_its_names(
     assert all(invocation != default for invocation in given), "the flag was dropped"
 
 
-def test_finding_a1_an_output_format_without_a_prompt_is_an_error(
+def test_finding_1a1_an_output_format_without_a_prompt_is_an_error(
     opened: list[Invocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.run(["--output-format", "json"]) == 2
@@ -111,7 +111,7 @@ def test_finding_a1_an_output_format_without_a_prompt_is_an_error(
     assert opened == []
 
 
-def test_finding_a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_finding_1a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.run(["--no-mcp"]) == 2
     assert "There is no terminal" in capsys.readouterr().err
 
@@ -129,7 +129,7 @@ def test_finding_a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: py
         (["--profile", "none", "--sandbox", "off"], "--sandbox means nothing without native"),
     ],
 )
-def test_finding_a1_serve_refuses_flags_without_an_effect(
+def test_finding_1a1_serve_refuses_flags_without_an_effect(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.run(["serve", *words]) == 2

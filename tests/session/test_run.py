@@ -392,7 +392,7 @@ def test_schemas_are_sent_unchanged(ran: Ran) -> None:
         }
 
 
-def test_finding_a5_session_has_no_card_without_a_backend(ran: Ran) -> None:
+def test_finding_1a5_session_has_no_card_without_a_backend(ran: Ran) -> None:
     ran(says("done"))
     sent = {tool["function"]["name"] for tool in ran.server.requests[-1]["tools"]}
     assert {"task", "memory", "enter_plan_mode", "exit_plan_mode"} <= sent
@@ -474,7 +474,7 @@ def test_sub_session_uses_the_same_servers_without_task(ran: Ran, tmp_path: Path
     transcript.close()
 
 
-def test_finding_a18_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
+def test_finding_1a18_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
     whole = str(ran.setup.cwd / "b.txt")
     ran(
         calls("task", objective="write"),

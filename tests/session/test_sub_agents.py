@@ -190,7 +190,7 @@ def test_requests_of_a_background_task_count_as_those_of_the_run(setup: SessionS
 @pytest.mark.anyio
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
 @pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
-async def test_end_of_the_parent_leaves_nothing(
+async def test_finding_t1_end_of_the_parent_leaves_nothing(
     setup: SessionSetup, tmp_path: Path, number: signal.Signals, background: bool
 ) -> None:
     log = tmp_path / "log"

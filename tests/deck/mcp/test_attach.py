@@ -294,7 +294,7 @@ async def call_echo(result: AttachResult, text: str) -> str:
     return str(answer.content[0])
 
 
-async def test_finding_a3_a_ledger_that_is_attached_again_calls_the_new_fleet() -> None:
+async def test_finding_1a3_a_ledger_that_is_attached_again_calls_the_new_fleet() -> None:
     config = bridge_config([honest(id="h")])
     first = await attach_bridge_capabilities(BridgeLedger.empty(), config)
     assert first.fleet is not None
@@ -321,7 +321,7 @@ async def test_finding_a3_a_ledger_that_is_attached_again_calls_the_new_fleet() 
         await third.fleet.tear_down()
 
 
-async def test_finding_a13_the_count_is_of_tools_enrolled_and_not_of_events() -> None:
+async def test_finding_1a13_the_count_is_of_tools_enrolled_and_not_of_events() -> None:
     # Two that the server no longer has are retired, and one is retired for a new definition.
     held = ledger_of(("h", "gone"), ("h", "gone_too"), ("h", "echo"))
     async with attached(honest(id="h"), ledger=held) as result:
@@ -331,7 +331,7 @@ async def test_finding_a13_the_count_is_of_tools_enrolled_and_not_of_events() ->
 
 
 @pytest.mark.parametrize("server", ["text", None, 7, StdioServerConfig("", "run"), StdioServerConfig("a", "")], ids=str)
-async def test_finding_a16_an_invalid_server_is_a_fault_and_the_others_start(server: ServerConfig) -> None:
+async def test_finding_1a16_an_invalid_server_is_a_fault_and_the_others_start(server: ServerConfig) -> None:
     config = bridge_config([server, honest(id="h")])
     result = await attach_bridge_capabilities(BridgeLedger.empty(), config, supervision=QUICK)
     assert result.fleet is not None
@@ -343,7 +343,7 @@ async def test_finding_a16_an_invalid_server_is_a_fault_and_the_others_start(ser
         await result.fleet.tear_down()
 
 
-async def test_finding_a16_a_configuration_without_a_usable_server_is_a_fault_alone() -> None:
+async def test_finding_1a16_a_configuration_without_a_usable_server_is_a_fault_alone() -> None:
     ledger = BridgeLedger.empty()
     for config in (bridge_config([StdioServerConfig("a", "")]), object()):
         result = await attach_bridge_capabilities(ledger, config)  # pyright: ignore[reportArgumentType]
@@ -391,7 +391,7 @@ class OtherEndpoint:
         self.fleet.closed.append(self.server)
 
 
-async def test_finding_a19_a_fleet_of_another_make_can_be_detached() -> None:
+async def test_finding_1a19_a_fleet_of_another_make_can_be_detached() -> None:
     ledger = ledger_of(("a", "x"), ("b", "y"))
     fleet = OtherFleet()
     assert bridge_tool_names(await detach_bridge(ledger, fleet, ["a", "unknown"])) == ("b__y",)

@@ -196,7 +196,7 @@ EMPTY: list[BaseException] = [
 @pytest.mark.parametrize("exc", EMPTY, ids=repr)
 @pytest.mark.parametrize("site", list(FaultSite))
 @pytest.mark.parametrize("config", [STDIO, HTTP, SSE], ids=["stdio", "http", "sse"])
-def test_finding_a11_an_exception_without_words_still_gives_a_reason(
+def test_finding_1a11_an_exception_without_words_still_gives_a_reason(
     exc: BaseException, site: FaultSite, config: ServerConfig
 ) -> None:
     said = str(to_protocol_fault(exc, config, site, subject="tool"))
@@ -206,6 +206,6 @@ def test_finding_a11_an_exception_without_words_still_gives_a_reason(
     assert any(one.isalpha() for one in reason)
 
 
-def test_finding_a11_a_fault_that_is_made_without_words_has_some() -> None:
+def test_finding_1a11_a_fault_that_is_made_without_words_has_some() -> None:
     assert str(ProtocolFault("transport", "")) == "transport, for an unknown reason"
     assert "reset" in str(ProtocolFault("transport", " ", ConnectionResetError()))

@@ -37,7 +37,7 @@ def answering_get(code: int | None, then: Behaviour) -> Behaviour:
 
 @pytest.mark.parametrize("code", [400, 404, 405, 406, None])
 @pytest.mark.parametrize("era", [Legacy, Modern])
-async def test_finding_a11_the_present_transport_is_tried_next(code: int | None, era: type[Legacy | Modern]) -> None:
+async def test_finding_1a11_the_present_transport_is_tried_next(code: int | None, era: type[Legacy | Modern]) -> None:
     limits = STEADY if code else replace(STEADY, probe_s=0.05)
     async with http_server(answering_get(code, era())) as server:
         endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=limits))
@@ -58,14 +58,14 @@ async def test_sse_server_is_not_tried_with_streamable_http() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 405, 406, 429, 500, 503])
-async def test_finding_a11_a_refusal_in_both_is_told_with_its_status(code: int) -> None:
+async def test_finding_1a11_a_refusal_in_both_is_told_with_its_status(code: int) -> None:
     async with http_server(status(code)) as server:
         endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         with pytest.raises(ProtocolFault, match=f"HTTP {code}"):
             await endpoint.open()
 
 
-async def test_finding_a11_a_refusal_in_the_words_of_the_protocol_has_a_reason_too() -> None:
+async def test_finding_1a11_a_refusal_in_the_words_of_the_protocol_has_a_reason_too() -> None:
     async with http_server(answering_get(405, status(405))) as server:
         endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         with pytest.raises(ProtocolFault, match=r"it refused the request \(HTTP 405\)"):
