@@ -26,6 +26,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── WeightsError           weights of a local model that are absent or cannot be used
 ├── AgentFileError         a file of an agent that cannot be used
 ├── AddonError             an addon that cannot be used as it is
+├── ConsentChangedError    a yes to something that has changed since the user looked
 ├── InvalidPromptError     nothing to ask, or too much of it
 ├── InvalidRuleError       a permission rule that cannot be parsed
 ├── MissingExtraError      packages of an extra that are not installed
