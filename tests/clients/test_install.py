@@ -287,7 +287,6 @@ def test_an_address_without_a_token_is_known_by_itself() -> None:
         (("--uninstall", "codex", "--profile", "all"), "--profile means nothing beside"),
         (("--uninstall", "codex", "--mcp", "x"), "--mcp means nothing beside"),
         (("--install", "codex", "--http", "0"), "--install needs a fixed port"),
-        (("--install", "codex", "--http", "1", "--sse"), "Codex does not support the SSE transport"),
         (("--install", "nobody"), "'nobody' is not one of"),
     ],
 )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 from mcp.client import Client
-from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_client_server_memory_streams
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from indusagi.interop import ProviderHost
 
 CHILD = ROOT / "tests" / "support" / "host_child.py"
-WAYS = [f"{channel}-{era}" for channel in ("memory", "stdio", "http") for era in ("modern", "legacy")] + ["sse-legacy"]
+WAYS = [f"{channel}-{era}" for channel in ("memory", "stdio", "http") for era in ("modern", "legacy")]
 TOKEN = "t" * 64
 
 
@@ -51,14 +50,11 @@ async def client_of(host: ProviderHost, way: str, **options: Any) -> AsyncGenera
             quiet = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))  # noqa: ASYNC230, SIM115
             transport = stdio_client(parameters, errlog=quiet)
         else:
-            settings = HttpSettings(tokens=[TOKEN], sse=True)
+            settings = HttpSettings(tokens=[TOKEN])
             serving = await stack.enter_async_context(host.serve_http(settings))
             headers = {"authorization": f"Bearer {TOKEN}"}
-            if channel == "sse":
-                transport = sse_client(serving.url.replace("/mcp", "/sse"), headers=headers)
-            else:
-                http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
-                transport = streamable_http_client(serving.url, http_client=http)
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
+            transport = streamable_http_client(serving.url, http_client=http)
         yield await stack.enter_async_context(Client(transport, mode=mode, **options))
 
 

@@ -28,7 +28,6 @@ class Address:
 
     url: str
     with_token: bool
-    sse: bool = False
 
 
 @record(kw_only=True)
@@ -55,7 +54,7 @@ class Client:
     replaces: re.Pattern[str] | None = None
     """Text of a command line that the client replaces by the value of a variable; no client can escape it."""
     lacks: tuple[str, ...] = ()
-    """Which of `http`, `sse` and `token` its configuration cannot express."""
+    """Which of `http` and `token` its configuration cannot express."""
     inputs: Callable[[Entry], Sequence[JsonObject]] = field(default=lambda _: ())
     """The questions to its user, for the key `inputs`."""
     add_command: Callable[[Entry], Sequence[str]] | None = None
@@ -82,8 +81,6 @@ class Client:
         if address is not None:
             if "http" in self.lacks:
                 return f"{self.title} starts commands only: leave out --http"
-            if "sse" in self.lacks and address.sse:
-                return f"{self.title} does not support the SSE transport: leave out --sse"
             if "token" in self.lacks and address.with_token:
                 return f"{self.title} has no way to name a token: give --no-token, or use no --http"
             return None
@@ -160,8 +157,7 @@ def _build_header(address: Address, reference: str) -> JsonObject:
 def _build_typed_row(entry: Entry, reference: str) -> JsonObject:
     if entry.address is None:
         return {"type": "stdio", **_build_command_row(entry)}
-    kind = "sse" if entry.address.sse else "http"
-    return {"type": kind, "url": entry.address.url, **_build_header(entry.address, reference)}
+    return {"type": "http", "url": entry.address.url, **_build_header(entry.address, reference)}
 
 
 def _claude_row(entry: Entry) -> JsonObject:
@@ -201,9 +197,7 @@ def _zed_row(entry: Entry) -> JsonObject:
 def _gemini_row(entry: Entry) -> JsonObject:
     if entry.address is None:
         return _build_command_row(entry)
-    url = entry.address.url
-    where: JsonObject = {"url": url, "type": "sse"} if entry.address.sse else {"httpUrl": url}
-    return {**where, **_build_header(entry.address, f"${TOKEN_VARIABLE}")}
+    return {"httpUrl": entry.address.url, **_build_header(entry.address, f"${TOKEN_VARIABLE}")}
 
 
 def _codex_row(entry: Entry) -> JsonObject:
@@ -239,10 +233,9 @@ def _gemini_add(entry: Entry) -> Sequence[str]:
     start = ("gemini", "mcp", "add", "--scope", "user")
     if entry.address is None:
         return (*start, entry.name, entry.command[0], "--", *entry.command[1:])
-    kind = "sse" if entry.address.sse else "http"
     header = f"Authorization: Bearer ${TOKEN_VARIABLE}"
     token = ("--header", header) if entry.address.with_token else ()
-    return (*start, "--transport", kind, entry.name, entry.address.url, *token)
+    return (*start, "--transport", "http", entry.name, entry.address.url, *token)
 
 
 # -- the clients ------------------------------------------------------------------------------
@@ -290,7 +283,6 @@ CLIENTS: dict[str, Client] = {
         place="~/.codex/config.toml",
         keys=("mcp_servers",),
         row=_codex_row,
-        lacks=("sse",),
         add_command=partial(_build_add_command, program="codex", token=("--bearer-token-env-var", TOKEN_VARIABLE)),
     ),
     "gemini": Client(

@@ -15,7 +15,7 @@ from anyio import to_thread
 from tests.commands.helpers import configured, one_line, row
 from tests.support.scripts import command, run
 
-from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig, create_server_endpoint
+from indusagi.interop import StdioServerConfig, StreamableHttpServerConfig, create_server_endpoint
 from induscode.clients.entry import CLIENTS as WRITERS
 from induscode.clients.entry import Entry
 from induscode.deck.mcp.config import read_rows
@@ -107,12 +107,6 @@ def test_without_a_token_there_is_no_header(tmp_path: Path, client: str) -> None
     config = pasted(tmp_path, client, "--http", "[::1]:9000", "--no-token")
     assert isinstance(config, StreamableHttpServerConfig)
     assert (config.url, dict(config.headers)) == ("http://[::1]:9000/mcp", {})
-
-
-@pytest.mark.parametrize("client", ["claude", "gemini", "vscode"])
-def test_the_old_transport_is_named_as_such(tmp_path: Path, client: str) -> None:
-    config = pasted(tmp_path, client, "--http", "9000", "--sse", "--no-token")
-    assert isinstance(config, SseServerConfig)
 
 
 @pytest.mark.parametrize("client", ["claude", "gemini"])

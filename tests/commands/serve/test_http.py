@@ -25,7 +25,7 @@ from tests.support.waiting import LIMIT_S, is_alive, until
 
 from indusagi.core.invisible import iter_strings
 from indusagi.core.text import clean_text
-from indusagi.interop import SseServerConfig, StreamableHttpServerConfig, create_server_endpoint
+from indusagi.interop import StreamableHttpServerConfig, create_server_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -154,11 +154,9 @@ def test_without_a_token_only_this_machine_is_served_and_that_is_said(tmp_path: 
 
 async def test_two_clients_see_one_deck_that_changes(tmp_path: Path) -> None:
     configured(user_file(), {"a": row()})
-    with listening(*NONE, "--sse", cwd=tmp_path) as (gateway, url):
-        assert f"for old clients: {url.removesuffix('/mcp')}/sse" in gateway.said()
-        old = url.removesuffix("/mcp") + "/sse"
+    with listening(*NONE, cwd=tmp_path) as (_, url):
         first = create_server_endpoint(StreamableHttpServerConfig("first", url, bearer(), limits=STEADY))
-        second = create_server_endpoint(SseServerConfig("second", old, bearer(), limits=STEADY))
+        second = create_server_endpoint(StreamableHttpServerConfig("second", url, bearer(), limits=STEADY))
         await first.open()
         await second.open()
         try:

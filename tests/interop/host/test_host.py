@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcp.client.session import IncomingMessage
 
 IN_PROCESS = [way for way in WAYS if not way.startswith("stdio")]
-TOLD_UNASKED = ["memory-legacy", "http-legacy", "sse-legacy"]
+TOLD_UNASKED = ["memory-legacy", "http-legacy"]
 
 
 def plain(model: Any) -> Any:

@@ -12,7 +12,6 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp.client import Client
-from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
@@ -78,12 +77,9 @@ async def sdk_client(way: str) -> AsyncGenerator[Client]:
             quiet = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))  # noqa: ASYNC230, SIM115
             transport = stdio_client(parameters, errlog=quiet)
         else:
-            settings = HttpSettings(without_token=True, sse=True)
+            settings = HttpSettings(without_token=True)
             serving = await stack.enter_async_context(asking_http(settings, []))
-            if way == "sse":
-                transport = sse_client(serving.url.replace("/mcp", "/sse"))
-            else:
-                transport = streamable_http_client(serving.url)
+            transport = streamable_http_client(serving.url)
         yield await stack.enter_async_context(
             Client(
                 transport,
@@ -101,7 +97,7 @@ async def _given(streams: Any) -> AsyncGenerator[Any]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("way", ["memory", "stdio", "http", "sse"])
+@pytest.mark.parametrize("way", ["memory", "stdio", "http"])
 async def test_an_sdk_client_answers_requests_of_the_host(way: str) -> None:
     with anyio.fail_after(LIMIT_S):
         async with sdk_client(way) as client:

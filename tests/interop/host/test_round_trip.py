@@ -21,7 +21,6 @@ from indusagi.interop import (
     BridgeConfig,
     HttpSettings,
     ProtocolFault,
-    SseServerConfig,
     StdioServerConfig,
     StreamableHttpServerConfig,
     create_server_endpoint,
@@ -49,7 +48,7 @@ CALLS: Mapping[str, dict[str, Any]] = {
     "boom": {},
     "steps": {},
 }
-WAYS = ["memory", "stdio", "http", "sse"]
+WAYS = ["memory", "stdio", "http"]
 
 
 @asynccontextmanager
@@ -62,15 +61,10 @@ async def bridged(bench: Bench, way: str) -> AsyncGenerator[ServerEndpointImpl]:
             factory = None if way == "stdio" else lambda: memory(host)
             endpoint = create_server_endpoint(child, session_factory=factory)
         else:
-            settings = HttpSettings(tokens=[TOKEN], sse=True)
+            settings = HttpSettings(tokens=[TOKEN])
             serving = await stack.enter_async_context(host.serve_http(settings))
             headers = {"authorization": f"Bearer {TOKEN}"}
-            if way == "sse":
-                url = serving.url.replace("/mcp", "/sse")
-                endpoint = create_server_endpoint(SseServerConfig("own", url, headers))
-            else:
-                config = StreamableHttpServerConfig("own", serving.url, headers)
-                endpoint = create_server_endpoint(config)
+            endpoint = create_server_endpoint(StreamableHttpServerConfig("own", serving.url, headers))
         await endpoint.open()
         try:
             yield endpoint
@@ -85,20 +79,17 @@ async def test_the_bridge_lists_and_calls_the_tools_of_a_host(way: str) -> None:
     box = bench.box()
     async with bridged(bench, way) as endpoint:
         assert endpoint.facts is not None
-        assert endpoint.facts.era == ("legacy" if way == "sse" else "modern")
+        assert endpoint.facts.era == "modern"
         listed = {tool.ref.name: tool.raw for tool in await endpoint.list_tools()}
         for descriptor in box.descriptors():
             row = build_tool_row(descriptor)
-            if way == "sse" and descriptor.name == "rows":
-                row.pop("outputSchema")
             assert json.dumps(listed[descriptor.name]) == json.dumps(row)
         for name, arguments in CALLS.items():
             here = await box.runner.run(ToolCall("1", name, arguments))
             there = await endpoint.invoke(name, arguments)
             assert json.dumps([*there.content]) == json.dumps(to_blocks(here.content))
             assert there.is_error == here.is_error
-            if way != "sse" or name != "rows":
-                assert there.structured == here.structured
+            assert there.structured == here.structured
             meta = {key: val for key, val in (there.meta or {}).items() if key != SERVER_INFO}
             assert meta == (here.details.get("_meta") or {})
         with pytest.raises(ProtocolFault) as caught:

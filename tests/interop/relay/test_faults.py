@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from tests.support.host_tools import Bench
+from tests.support.http_behaviours import OldSse
 from tests.support.http_peer import http_server
 from tests.support.relays import CHILD, HELLO, front_of, http_fronts, stamped
 from tests.support.scripts import ROOT
@@ -330,16 +331,20 @@ async def test_c27_the_token_of_the_front_never_goes_to_the_server() -> None:
         assert listed[0].headers["mcp-protocol-version"] == "2026-07-28"
 
 
-@pytest.mark.parametrize("kind", ["streamable_http", "sse"])
+async def test_a_server_of_the_old_transport_is_relayed_as_well() -> None:
+    async with http_server(OldSse()) as server:
+        host = create_relay_host(SseServerConfig("there", server.url))
+        async with front_of(host) as front:
+            await front.hello()
+            listed = await front.ask("tools/list", {}, 2)
+            assert [tool["name"] for tool in listed["result"]["tools"]] == ["echo", "slow", "fail"]
+
+
 @pytest.mark.parametrize("channel", ["memory", "http"])
-async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, channel: str) -> None:
+async def test_a_server_behind_an_address_is_relayed_as_well(channel: str) -> None:
     behind = create_provider_host(Bench().box)
-    settings = HttpSettings(without_token=True, sse=True)
-    async with behind.serve_http(settings) as serving:
-        config: Any = StreamableHttpServerConfig("there", serving.url)
-        if kind == "sse":
-            config = SseServerConfig("there", serving.url.replace("/mcp", "/sse"))
-        host = create_relay_host(config)
+    async with behind.serve_http(HttpSettings(without_token=True)) as serving:
+        host = create_relay_host(StreamableHttpServerConfig("there", serving.url))
         async with anyio.create_task_group():
             opening: Any = front_of(host) if channel == "memory" else http_fronts(host)
             async with opening as given:
@@ -354,12 +359,11 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, channel:
                 assert json.loads(answer)["id"] == 4
                 assert all(json.loads(t)["params"]["progressToken"] == "mine" for t in response)
                 assert response
-                if kind == "streamable_http":
-                    modern = await front.ask("tools/list", stamped(), 5)
-                    assert modern["result"]["resultType"] == "complete"
-                    headed = {"name": "headed", "arguments": {"region": "here"}}
-                    if channel == "memory":
-                        assert "result" in await front.ask("tools/call", stamped(headed), 6)
+                modern = await front.ask("tools/list", stamped(), 5)
+                assert modern["result"]["resultType"] == "complete"
+                headed = {"name": "headed", "arguments": {"region": "here"}}
+                if channel == "memory":
+                    assert "result" in await front.ask("tools/call", stamped(headed), 6)
 
 
 async def test_a_number_that_cannot_be_encoded_again_is_an_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp.client import Client
-from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_client_server_memory_streams
 from tests.support.relays import CHILD, HELLO, WAYS, direct, front_of, ordered, process, stamped
@@ -168,13 +167,11 @@ async def sdk_client(stack: AsyncExitStack, way: str, config: StdioServerConfig)
         stack.push_async_callback(running.cancel)
         transport: Any = _Lent(ours)
     else:
-        settings = HttpSettings(tokens=[TOKEN], sse=True)
+        settings = HttpSettings(tokens=[TOKEN])
         serving = await stack.enter_async_context(host.serve_http(settings))
         headers = {"authorization": f"Bearer {TOKEN}"}
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
         transport = streamable_http_client(serving.url, http_client=http)
-        if channel == "sse":
-            transport = sse_client(serving.url.replace("/mcp", "/sse"), headers=headers)
     client = Client(
         transport,
         mode=cast("Any", mode),
@@ -201,7 +198,7 @@ class _Lent:
     ("channel", "mode", "era"),
     [
         *itertools.product(["memory", "http"], ["auto"], ["legacy", "modern", "both"]),
-        *itertools.product(["memory", "http", "sse"], ["legacy"], ["legacy", "both"]),
+        *itertools.product(["memory", "http"], ["legacy"], ["legacy", "both"]),
     ],
 )
 async def test_a_client_of_the_sdk_finds_its_era_and_all_there_is(channel: str, mode: str, era: str) -> None:

@@ -53,7 +53,7 @@ from induscode.search.options import SearchMode, read_search_options
     flag_value=DEFAULT_ADDRESS,
     help=f"Serve at an address instead; {DEFAULT_ADDRESS} if none is given, 0 for a free port.",
 )
-@click.option("--sse", is_flag=True, help="With --http: also serve the older SSE transport, at /sse.")
+@click.option("--sse", is_flag=True, hidden=True)
 @click.option("--no-token", is_flag=True, help="With --http on a loopback address: require no token.")
 @click.option(
     "--allowed-host",
@@ -203,8 +203,11 @@ def command(
     Trust and pins apply as in every command. Changed configuration files are read again (at once after SIGHUP).
     SIGTERM and the end of standard input stop it with exit code 0.
     """
+    if sse:
+        message = "--sse was removed: leave it out, and connect clients by Streamable HTTP (http), at /mcp"
+        raise click.UsageError(message, context)
     limits = {flag: context.params[key] for key, flag in LIMIT_FLAGS.items()}
-    only_http: dict[str, object] = {"--sse": sse, "--no-token": no_token, "--page": page, **limits}
+    only_http: dict[str, object] = {"--no-token": no_token, "--page": page, **limits}
     only_http |= {"--allowed-host": hosts, "--allowed-origin": origins, "--auth": context.params["auth"]}
     only_http |= {flag: context.params[key] for key, flag in AUTH_FLAGS.items()}
     if stdio and http is not None:
@@ -219,7 +222,7 @@ def command(
     refuse_unused(context, profile=profile, has_entry=bool(print_config or install))
     settings = None
     if http is not None:
-        settings = parse_settings(context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins)
+        settings = parse_settings(context, http, no_token=no_token, hosts=hosts, origins=origins)
         settings = limit_sessions(context, settings, sessions, is_relay=transparent is not None)
         settings = replace(
             settings,

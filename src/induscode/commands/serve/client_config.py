@@ -132,13 +132,12 @@ def _build_address(context: click.Context, settings: HttpSettings, flag: str) ->
         raise click.UsageError(f"{flag} needs a fixed port", context)
     host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
     name = f"[{host}]" if ":" in host else host
-    path = "/sse" if settings.sse else settings.path
-    url = f"http://{name}:{settings.port}{path}"
+    url = f"http://{name}:{settings.port}{settings.path}"
     auth = settings.auth
     if auth is not None and auth.public_url is not None:
         url = auth.public_url
     # With access tokens the client signs in by itself.
-    return Address(url=url, with_token=auth is None and not settings.without_token, sse=settings.sse)
+    return Address(url=url, with_token=auth is None and not settings.without_token)
 
 
 def _format_flags(context: click.Context) -> list[str]:
@@ -175,7 +174,7 @@ def _format_serve_flags(context: click.Context) -> list[str]:
     for key in ("auth", "public_url", "introspect", "requests_per_principal", "rate_per_principal"):
         if is_given(context, key):
             words += [AUTH_FLAGS.get(key, f"--{key}"), str(params[key])]
-    for key in ("sse", "no_token", "any_token_type", "require_dpop", "dpop_nonce"):
+    for key in ("no_token", "any_token_type", "require_dpop", "dpop_nonce"):
         words += [f"--{key.replace('_', '-')}"] * bool(params[key])
     for flag, key in (
         ("--allowed-host", "hosts"),

@@ -74,7 +74,7 @@ class ServeOptions:
     """Whether the page is opened in a browser as soon as it is served."""
 
 
-_FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
+_FOR_UNINSTALL = ("name", "http", "no_token", "dry_run", "uninstall")
 
 
 def check_entry_flags(context: click.Context) -> None:
@@ -176,7 +176,7 @@ def is_given(context: click.Context, key: str) -> bool:
 
 
 def parse_settings(
-    context: click.Context, text: str, *, sse: bool, no_token: bool, hosts: Sequence[str], origins: Sequence[str]
+    context: click.Context, text: str, *, no_token: bool, hosts: Sequence[str], origins: Sequence[str]
 ) -> HttpSettings:
     """Parse the address of `--http` and build the settings of the HTTP host.
 
@@ -193,12 +193,7 @@ def parse_settings(
     if no_token and not is_loopback(host):
         raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot", context)
     return HttpSettings(
-        host=host,
-        port=int(match["port"]),
-        without_token=no_token,
-        sse=sse,
-        allowed_hosts=hosts,
-        allowed_origins=origins,
+        host=host, port=int(match["port"]), without_token=no_token, allowed_hosts=hosts, allowed_origins=origins
     )
 
 

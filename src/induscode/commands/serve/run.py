@@ -435,8 +435,6 @@ async def _serve(
             if serving.connections < settings.connections:
                 limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
                 print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
-            if settings.sse:
-                print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
             _announce_access(settings, serving)
             if site is not None:
                 await announce_page(site, serving.url.removesuffix(settings.path), serving.token, options)

@@ -213,13 +213,12 @@ async def test_finding_d11_a_request_that_breaks_off_is_answered(cut: int) -> No
         assert status_of(await raw.send(raw.call(1)[:cut], eof=True)) == 400
 
 
-@pytest.mark.parametrize("path", ["/health", "/sse", "/messages"])
-async def test_finding_d11_a_wrong_method_gets_an_allow_header(path: str) -> None:
-    async with serving(sse=True) as raw:
-        head = raw.head("Connection: close", method="PUT").replace(b"/mcp", path.encode(), 1)
+async def test_finding_d11_a_wrong_method_gets_an_allow_header() -> None:
+    async with serving() as raw:
+        head = raw.head("Connection: close", method="PUT").replace(b"/mcp", b"/health", 1)
         answer = await raw.send(head)
         assert status_of(answer) == 405
-        assert (b"allow: POST" if path == "/messages" else b"allow: GET") in answer
+        assert b"allow: GET" in answer
 
 
 # -- HTTP/1.1 ---------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import secrets
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
-from urllib.parse import parse_qs
 
 import anyio
 
@@ -38,7 +37,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     HttpResponse,
     NoResponse,
 )
-from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS, OLD_MESSAGES, OLD_STREAM
+from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
 from indusagi.interop.protocol_bridge.host.http.site import refuse_method, serve_site
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
@@ -306,15 +305,9 @@ class HostApp:
         elif path == METRICS:
             self._require_method(request, "GET")
             request.respond(200, self._write_metrics(), [(b"content-type", _METRICS_TYPE)])
-        elif self._settings.site is not None and self._policy.is_site(path):
+        elif self._settings.site is not None:  # `accept` has found every other path
             quota, site = self._quota, self._settings.site
             self._start(partial(serve_site, site, request, quota.take_stream, quota.give_stream), request)
-        elif path == OLD_STREAM:
-            self._require_method(request, "GET")
-            self._start(partial(self._open_old_stream, request), request)
-        else:
-            self._require_method(request, "POST")
-            self._post_old_message(request)
 
     def _forward(self, request: HttpRequest, identity: object) -> bool:
         """Forward a request to the node that an id in it belongs to; return whether it is another one."""
@@ -509,39 +502,6 @@ class HostApp:
         unsupported = check_version(version)
         if unsupported is not None:
             raise HttpRefusal(unsupported.status, unsupported.message, code=unsupported.code)
-        request.respond(202)
-
-    # -- the HTTP+SSE transport of revision 2024-11-05 ------------------------------------------
-    # https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse
-
-    async def _open_old_stream(self, request: HttpRequest) -> None:
-        self._quota.take_stream()
-        try:
-            session = await self._admit_session(request)
-        except HttpRefusal:
-            self._quota.give_stream()
-            raise
-
-        def finish() -> None:
-            self._quota.give_stream()
-            self._start(partial(self.sessions.drop, session, CLIENT_GONE))
-
-        if request.is_finished:
-            finish()
-            return
-        request.when_finished(finish)
-        response = HttpResponse(request, self._settings.ping_s)
-        response.start_stream(b"endpoint", f"{OLD_MESSAGES}?session_id={session.id}".encode())
-        session.stream = session.client.notification_channel = response
-
-    def _post_old_message(self, request: HttpRequest) -> None:
-        session_id = parse_qs(request.query).get("session_id", [""])[0]
-        if self._forward(request, session_id):
-            return
-        session = self.sessions.find(session_id, request.identity.owner)
-        if session is None or session.stream is None:
-            raise HttpRefusal(404, "there is no such session")
-        session.client.dispatcher.receive(self._read_message(request), session.stream)
         request.respond(202)
 
     # -- tasks and the end ----------------------------------------------------------------------

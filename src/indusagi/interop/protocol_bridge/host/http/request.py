@@ -227,19 +227,14 @@ class HttpResponse:
             self._response = frame
             return
         self.start_stream()
-        self._write_event(b"message", encode_frame(frame))
+        self._connection.write_stream(b"event: message\r\ndata: %b\r\n\r\n" % encode_frame(frame))
+        self._connection.set_deadline(self._ping_s, self._keep_alive)
 
-    def start_stream(self, event: bytes = b"", data: bytes = b"") -> None:
-        """Turn the response into an event stream, with a first event if there is one."""
+    def start_stream(self) -> None:
+        """Turn the response into an event stream."""
         if not self._streams:
             self._streams = True
             self._connection.start_stream([*STREAM_HEADERS, *self._headers])
-        if event:
-            self._write_event(event, data)
-
-    def _write_event(self, event: bytes, data: bytes) -> None:
-        self._connection.write_stream(b"event: %b\r\ndata: %b\r\n\r\n" % (event, data))
-        self._connection.set_deadline(self._ping_s, self._keep_alive)
 
     def _keep_alive(self) -> None:
         if self.is_ended:

@@ -36,8 +36,6 @@ this host itself."""
 
 HEALTH = "/health"
 METRICS = "/metrics"
-OLD_STREAM = "/sse"
-OLD_MESSAGES = "/messages"
 TOKEN_FILE = "serve-token"
 LEAST_TOKEN = 32
 """Characters: 128 bits in hexadecimal digits."""
@@ -86,8 +84,6 @@ class HttpSettings:
     """Accepted `Host` headers (`name:port`) besides those of this machine."""
     allowed_origins: Sequence[str] = ()
     """Accepted `Origin` headers besides those of the host itself."""
-    sse: bool = False
-    """Also serve the HTTP+SSE transport of revision 2024-11-05, at `/sse` and `/messages`."""
     metrics: Callable[[], str] | None = field(default=None, repr=False)
     """Returns metrics in the Prometheus text format, which `/metrics` serves with those of the host; None: it is not
     served."""
@@ -193,8 +189,6 @@ def build_access_policy(
         paths |= resource.metadata_paths
         hosts |= resource.hosts
         origins |= {resource.origin}
-    if settings.sse:
-        paths |= {OLD_STREAM, OLD_MESSAGES}
     if settings.metrics is not None:
         paths.add(METRICS)
     encoded = tuple(token.encode() for token in tokens)
