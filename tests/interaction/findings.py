@@ -75,5 +75,6 @@ FINDINGS = {
 }
 
 THIRD_REVIEW: dict[str, str] = {
-    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace."
+    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
+    "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",
 }

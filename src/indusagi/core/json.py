@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ForwardRef, TypeAlias, TypeGuard, cast
 
 from indusagi.core.faults import CoreError
@@ -66,17 +66,30 @@ def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
     Raises:
         NotJson: A NaN, an infinity, a cycle, a key other than a string, or a type other than JSON's.
     """
+    return _encode(value, sort_keys, _DECODER, json.dumps)
+
+
+def _encode(value: JsonLike, sort_keys: bool, decoder: json.JSONDecoder, format_number: Callable[[float], str]) -> str:
     try:
         text = (_SORTED if sort_keys else _PLAIN).encode(value)
         # The encoder turns tuples into arrays and keys such as 1 and None into strings; decoding shows it, and takes
         # less time than a walk in Python.
-        is_exact = isinstance(value, str) or _DECODER.raw_decode(text)[0] == value
+        is_exact = isinstance(value, str) or decoder.raw_decode(text)[0] == value
     except (TypeError, ValueError, RecursionError):
         text, is_exact = "", False
     if not is_exact:
-        text = _write(value, sort_keys=sort_keys)
-    # Half a surrogate pair has no UTF-8 form; as an escape it has one.
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+        text = _write(value, sort_keys=sort_keys, format_number=format_number)
+    return text if text.isascii() else _escape_halves(text)
+
+
+def _escape_halves(text: str) -> str:
+    """Join the two halves of surrogate pairs, and escape a half that stands alone: it has no UTF-8 form."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        return joined.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text
 
 
 DIGEST_LENGTH = 32
@@ -90,21 +103,78 @@ def estimate_tokens(value: JsonLike) -> int:
 
 
 def content_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
-    """Hash the compact JSON of `value` to 32 hexadecimal digits.
+    """Hash the text that ECMAScript's `JSON.stringify` gives for `value` to 32 hexadecimal digits.
 
-    The order of keys matters unless `sort_keys` is set.
+    `1` and `1.0` are the same number there. The order of keys matters unless `sort_keys` is set.
 
     Raises:
         NotJson: JSON cannot carry `value`.
     """
-    text = compact_json(value, sort_keys=sort_keys)
+    return _digest(_encode(value, sort_keys, _ECMASCRIPT_DECODER, _format_number))
+
+
+def exact_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
+    """Hash the compact JSON of `value`, in which different numbers differ: `1` and `1.0` too. For pins.
+
+    Raises:
+        NotJson: JSON cannot carry `value`.
+    """
+    return _digest(compact_json(value, sort_keys=sort_keys))
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:DIGEST_LENGTH]
+
+
+def _refuse_float(text: str) -> float:
+    raise ValueError(text)
+
+
+def _parse_small_integer(text: str) -> int:
+    if len(text) > _SAFE_DIGITS:
+        raise ValueError(text)
+    return int(text)
+
+
+_SAFE_DIGITS = 15
+_ECMASCRIPT_DECODER = json.JSONDecoder(parse_float=_refuse_float, parse_int=_parse_small_integer)
+"""Fails at a number that ECMAScript may write in another way, so that `_format_number` writes it."""
+_MAX_SAFE_INTEGER = 2**53 - 1
+
+
+def _format_number(value: float) -> str:
+    """Write a number as ECMAScript does (https://tc39.es/ecma262/#sec-numeric-types-number-tostring).
+
+    An integer that no double comes near keeps its digits.
+    """
+    if isinstance(value, int):
+        if abs(value) <= _MAX_SAFE_INTEGER:
+            return json.dumps(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            return json.dumps(value)
+    if value == 0:
+        return "0"  # -0 too
+    mantissa, _, power = repr(abs(float(value))).partition("e")
+    whole, _, rest = mantissa.partition(".")
+    written = (whole + rest).lstrip("0")
+    point = len(whole) + int(power or 0) - (len(whole + rest) - len(written))
+    digits, sign = written.rstrip("0"), "-" if value < 0 else ""
+    if len(digits) <= point <= 21:
+        return sign + digits.ljust(point, "0")
+    if 0 < point <= 21:
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    fraction = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{fraction}e{point - 1:+d}"
 
 
 _END = object()
 
 
-def _write(root: object, *, sort_keys: bool) -> str:
+def _write(root: object, *, sort_keys: bool, format_number: Callable[[float], str] = json.dumps) -> str:
     """Encode a value of any depth without recursion, or raise `NotJson` for the first part that JSON cannot carry."""
     pieces: list[str] = []
     path: list[object] = []
@@ -119,7 +189,7 @@ def _write(root: object, *, sort_keys: bool) -> str:
             open_ids.discard(id(value))
             continue
         if not isinstance(value, (dict, list)):
-            pieces.append(_write_scalar(value, path, step))
+            pieces.append(_write_scalar(value, path, step, format_number))
             continue
         container = cast("dict[object, object] | list[object]", value)
         path.append(step)
@@ -143,12 +213,14 @@ def _write(root: object, *, sort_keys: bool) -> str:
     return "".join(pieces)
 
 
-def _write_scalar(value: object, path: list[object], step: object) -> str:
+def _write_scalar(value: object, path: list[object], step: object, format_number: Callable[[float], str]) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise _not_json([*path, step], f"is {value!r}, a number that JSON does not have")
     if value is not None and not isinstance(value, (str, int, float)):
         raise _not_json([*path, step], f"is of type {type(value).__name__}, which JSON does not have")
     try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return format_number(value)
         return json.dumps(value, ensure_ascii=False)
     except ValueError as exc:  # more digits than `sys.set_int_max_str_digits` allows
         raise _not_json([*path, step], f"cannot be written: {exc}") from exc

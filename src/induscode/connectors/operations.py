@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from indusagi.core.faults import Note
-from indusagi.core.json import content_hash, is_json_object
+from indusagi.core.json import exact_hash, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.faults import DocumentFault
 from induscode.connectors.oauth import is_public, list_alternatives
@@ -326,11 +326,11 @@ def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], ba
     Raises:
         NotJson: The document holds a value that JSON cannot carry.
     """
-    digests = {"": content_hash(base_url)}
+    digests = {"": exact_hash(base_url)}
     for operation in operations:
         parts = list_definition(root, operation)
         texts: JsonValue = [parts.pop(key) for key in ("method", "path", "summary", "description")]
-        digests[operation.slug] = content_hash([texts, *parts.values()], sort_keys=True)
+        digests[operation.slug] = exact_hash([texts, *parts.values()], sort_keys=True)
     return digests
 
 
