@@ -14,7 +14,7 @@ from indusagi.capabilities.local import make_local_context
 from indusagi.runtime import ToolCall
 from indusagi.runtime.calls import CallEntry, current_entry
 from induscode.code_mode.card import RunCodeCard
-from induscode.code_mode.engines import build_engine, find_engine_problem
+from induscode.code_mode.engines import MontyEngine, find_engine_problem
 from induscode.deck.builtin import build_builtin
 from induscode.deck.contract import DeckContext
 from induscode.deck.provision import ToolDeck
@@ -40,12 +40,12 @@ async def _run_script(box: DeckToolBox) -> None:
 
 
 def _script() -> Pair:
-    if problem := find_engine_problem("monty"):
+    if problem := find_engine_problem():
         raise CannotMeasure(problem)
     with TemporaryDirectory() as folder, asyncio.Runner() as runner:
         with open(os.path.join(folder, "a.txt"), "w", encoding="utf-8") as file:
             file.write("a line\n" * 200)
-        card = RunCodeCard(build_engine("monty"))
+        card = RunCodeCard(MontyEngine())
         box = ToolDeck([build_builtin("read", DeckContext(folder)), card], make_local_context(folder)).into_tool_box()
         try:
             runner.run(_run_script(box))  # starts the process

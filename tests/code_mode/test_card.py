@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,19 +17,15 @@ from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress, ToolResult
 from induscode.addons.chain import InterceptorChain, LoadedAddon
 from induscode.addons.contract import Addon, Deny, InterceptedCall, Interceptor
-from induscode.code_mode import cpython_host
 from induscode.code_mode.contract import CodeLimits
-from induscode.code_mode.process import ScriptProcess
 from induscode.deck.contract import Capability
 from induscode.deck.provision import ToolDeck
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.code_mode.contract import FunctionCall, ScriptResult
 
 pytestmark = pytest.mark.process
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system call filter is one of Linux")
 
 
 class CallLog:
@@ -203,17 +198,6 @@ async def test_an_interpreter_that_is_killed_is_an_error_and_the_next_script_run
         assert (await runs.run("echo(text='b')")).output == "b"
 
 
-async def test_without_bubblewrap_the_engine_cpython_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    async with script_runs(tmp_path, "cpython") as runs:
-        outcome = await runs.run("echo(text='a')")
-        assert outcome.details["code"] == "unavailable"
-        assert "runs in bubblewrap only, and bubblewrap is not installed" in str(outcome.output)
-        assert runs.ran == []
-
-
 async def test_a_result_that_is_too_large_for_the_interpreter_raises(tmp_path: Path) -> None:
     async with script_runs(
         tmp_path, more=[tool(long_text, name="long_text")], limits=CodeLimits(value_bytes=1_000)
@@ -240,42 +224,6 @@ async def test_a_value_that_was_not_awaited_is_an_error_that_says_so(tmp_path: P
             assert outcome.is_error
             assert "its value is no result but a call. In a script with `await`, every call" in str(outcome.output)
             assert "2 calls made before, not undone: echo ok (2)." in str(outcome.output)
-
-
-async def run_on_cpython(code: str) -> ScriptResult:
-    """Run a script in the process of the engine cpython, under its filter and without bubblewrap."""
-
-    async def echo(call: FunctionCall) -> JsonValue:
-        return call.named["text"]
-
-    process = ScriptProcess([sys.executable, "-I", "-S", "-B", cpython_host.__file__], ends_with_us=True)
-    try:
-        await process.start()
-        return await process.run(code, ["echo"], echo, CodeLimits())
-    finally:
-        await process.end()
-
-
-@on_linux
-async def test_cpython_tells_awaiting_scripts_apart_by_their_code_too() -> None:
-    assert (await run_on_cpython("# no await here\necho(text='a')")).value == "a"
-    assert (await run_on_cpython("'await'\n[await echo(text=t) for t in 'bc']")).value == ["b", "c"]
-    result = await run_on_cpython("await echo(text='a')\n[echo(text='b')]")
-    assert result.fault is not None
-    assert "its value is no result but a call" in result.fault.message
-
-
-@on_linux
-async def test_asyncio_run_works_on_cpython() -> None:
-    main = "import asyncio\nasync def main():\n    return {}\nasyncio.run(main())"
-    assert (await run_on_cpython(main.format("await echo(text='a')"))).value == "a"
-    assert (await run_on_cpython(main.format("1"))).value == 1
-
-
-@on_linux
-async def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
-    result = await run_on_cpython("print('a\\ud800')\n[echo(text='\\udc00'), '\\U0001f600', {'\\ud800': 1}]")
-    assert (result.output, result.value) == ("a\ufffd\n", ["\ufffd", "\U0001f600", {"\ufffd": 1}])
 
 
 async def test_values_that_json_cannot_carry_are_described(tmp_path: Path) -> None:

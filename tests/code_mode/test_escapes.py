@@ -1,13 +1,11 @@
-"""Scripts that try to get out of the sandbox, or to do what the tools are denied: none succeeds, on either engine."""
+"""Scripts that try to get out of the sandbox, or to do what the tools are denied: none succeeds."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.code_mode import CANARY, script_runs
-from tests.support.sandboxes import skip_without
 
 from induscode.code_mode.contract import CodeLimits
 
@@ -86,9 +84,9 @@ EXHAUSTS = {
     "print for ever": "while True: print('a' * 1_000)",
     "return a giant value": "'a' * 1_000_000",
     "call for ever": "while True: echo(text='a')",
+    "multiply for ever": "x = 10**100_000\nwhile True: x = x * x",
 }
 """Each must end with a fault within its limits."""
-MONTY_EXHAUSTS = {**EXHAUSTS, "multiply for ever": "x = 10**100_000\nwhile True: x = x * x"}
 
 
 @pytest.fixture
@@ -100,8 +98,8 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert path.read_text(encoding="utf-8") == CANARY  # no script has written it
 
 
-async def test_no_script_reaches_anything_on_monty(canary: Path, tmp_path: Path) -> None:
-    async with script_runs(tmp_path, "monty", limits=LIMITS) as runs:
+async def test_no_script_reaches_anything(canary: Path, tmp_path: Path) -> None:
+    async with script_runs(tmp_path, limits=LIMITS) as runs:
         for name, code in REACHES.items():
             outcome = await runs.run(f"PATH = {str(canary)!r}\n{code}")
             text = str(outcome.output)
@@ -112,9 +110,9 @@ async def test_no_script_reaches_anything_on_monty(canary: Path, tmp_path: Path)
         assert (await runs.run("echo(text='still here')")).output == "still here"
 
 
-async def test_no_script_exhausts_the_machine_on_monty(canary: Path, tmp_path: Path) -> None:
-    async with script_runs(tmp_path, "monty", limits=LIMITS) as runs:
-        for name, code in MONTY_EXHAUSTS.items():
+async def test_no_script_exhausts_the_machine(canary: Path, tmp_path: Path) -> None:
+    async with script_runs(tmp_path, limits=LIMITS) as runs:
+        for name, code in EXHAUSTS.items():
             outcome = await runs.run(code)
             assert outcome.is_error, name
             assert len(str(outcome.output)) < 60_000, name
@@ -123,82 +121,10 @@ async def test_no_script_exhausts_the_machine_on_monty(canary: Path, tmp_path: P
 
 
 async def test_a_script_that_computes_too_long_is_told_its_limit_in_plain_words(tmp_path: Path) -> None:
-    async with script_runs(tmp_path, "monty", limits=LIMITS) as runs:
+    async with script_runs(tmp_path, limits=LIMITS) as runs:
         text = str((await runs.run("while True: pass")).output)
     assert f"the script computed for longer than its limit of {LIMITS.cpu_s:g} s" in text
     assert "feed" not in text
-
-
-_ALL_IN_ONE = """
-results = {}
-for name, code in SNIPPETS.items():
-    names = {**TOOLS, "PATH": PATH}
-    try:
-        exec(code, names)
-        results[name] = "nothing raised"
-    except BaseException as e:
-        results[name] = type(e).__name__ + ": " + str(e)[:200]
-results
-"""
-_WITH_OS = """
-reached = {}
-os = None
-for kind in ().__class__.__base__.__subclasses__():
-    if kind.__name__ == "_wrap_close":
-        os = kind.__init__.__globals__["sys"].modules["os"]
-attempts = {
-    "list": lambda: os.listdir("/"),
-    "read": lambda: os.open(PATH, 0),
-    "read a system file": lambda: os.open("/usr/lib/os-release", 0),
-    "write": lambda: os.open(PATH, os.O_CREAT | os.O_WRONLY),
-    "fork": lambda: os.fork(),
-    "exec": lambda: os.execv("/bin/sh", ["sh"]),
-    "signal": lambda: os.kill(1, 9),
-    "pipe": lambda: os.pipe(),
-    "link": lambda: os.symlink("/", "/tmp/link"),
-    "stat": lambda: os.stat("/"),
-    "socket": lambda: os.sys.modules["_socket"].socket(),
-    "thread": lambda: os.sys.modules["_thread"].start_new_thread(print, ()),
-    "map a file": lambda: os.memfd_create("x"),
-    "trace": lambda: os.sys.modules["ctypes"].CDLL(None).ptrace(16, 1, 0, 0) and 1 / 0,
-    "limits": lambda: os.sys.modules["resource"].setrlimit(9, (2**40, 2**40)),
-    "environment": lambda: os.environ["CANARY"],
-}
-for name, attempt in attempts.items():
-    try:
-        reached[name] = repr(attempt())
-    except BaseException as e:
-        reached[name] = type(e).__name__
-reached
-"""
-
-
-async def test_no_script_reaches_anything_on_cpython(canary: Path, tmp_path: Path) -> None:
-    skip_without("bubblewrap")
-    async with script_runs(tmp_path, "cpython", limits=LIMITS) as runs:
-        snippets = {name: code for name, code in REACHES.items() if "gi_frame" not in code and "cr_frame" not in code}
-        names = "TOOLS = {'echo': echo, 'open_vault': open_vault}"
-        header = f"PATH = {str(canary)!r}\n{names}\nSNIPPETS = {snippets!r}\n"
-        outcome = await runs.run(header + _ALL_IN_ONE)
-        assert not outcome.is_error, outcome.output
-        results = json.loads(str(outcome.output))
-        assert [name for name, text in results.items() if text == "nothing raised"] == []
-        assert CANARY not in str(outcome.output)
-        # A script that walks to the real `os` holds it in its hands, and the kernel refuses all of it.
-        outcome = await runs.run(f"PATH = {str(canary)!r}\n{_WITH_OS}")
-        reached = json.loads(str(outcome.output))
-        allowed = {"PermissionError", "ZeroDivisionError", "KeyError", "RuntimeError", "OSError", "ValueError", "error"}
-        assert {name: text for name, text in reached.items() if text not in allowed} == {}
-        assert runs.ran == []
-
-
-@pytest.mark.parametrize("name", ["loop for ever", "fill the memory", "recurse for ever", "print for ever"])
-async def test_no_script_exhausts_the_machine_on_cpython(name: str, tmp_path: Path) -> None:
-    skip_without("bubblewrap")
-    async with script_runs(tmp_path, "cpython", limits=LIMITS) as runs:
-        outcome = await runs.run(EXHAUSTS[name])
-        assert outcome.is_error
-        assert outcome.details["code"] == "limit"
 
 
 async def test_hostile_results_of_a_tool_stay_values(tmp_path: Path) -> None:
@@ -213,4 +139,4 @@ async def test_hostile_results_of_a_tool_stay_values(tmp_path: Path) -> None:
 
 
 def test_thirty_escapes_are_tried() -> None:
-    assert len(REACHES) + len(MONTY_EXHAUSTS) >= 30
+    assert len(REACHES) + len(EXHAUSTS) >= 30

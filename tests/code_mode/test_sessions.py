@@ -87,7 +87,7 @@ def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch.setattr("induscode.code_mode.engines.find_spec", find_nothing)
     with model_server() as server:
         assert SessionSetup(tmp_path, server).run_in_process(monkeypatch, settings=CODE) == ExitCode.USAGE
-    assert capfd.readouterr().err == "indus: code mode needs the interpreter monty: pip install 'indus-deck[code]'\n"
+    assert capfd.readouterr().err == "indus: code mode needs the extra `code`: pip install 'indus-deck[code]'\n"
 
 
 def list_descendants(pid: int) -> list[int]:

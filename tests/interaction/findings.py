@@ -77,4 +77,5 @@ FINDINGS = {
 THIRD_REVIEW: dict[str, str] = {
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
     "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",
+    "r1": "A script's calls, their arguments and the answers it hasn't read take a bounded number of bytes.",
 }

@@ -98,7 +98,6 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "tool_search.always_list": (["git__*"], ("git__*",), ["git__*", [""]]),
     "registry.url": ("https://mirror.example", "https://mirror.example", ["mirror", 3]),
     "code.enabled": (True, True, ["yes", 1, None]),
-    "code.engine": ("cpython", "cpython", ["python", True]),
     "code.max_calls": (7, 7, [0, "7", 10**6]),
     "code.timeout_s": (30, 30, [0, 1.5, 10**6]),
     "code.memory_mb": (64, 64, [1, "64", 10**6]),

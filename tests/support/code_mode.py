@@ -13,7 +13,7 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolCall
 from induscode.code_mode.card import RunCodeCard
 from induscode.code_mode.contract import CodeLimits
-from induscode.code_mode.engines import build_engine
+from induscode.code_mode.engines import MontyEngine
 from induscode.deck.provision import ToolDeck
 from induscode.session.permissions.check import Permissions, require_permission
 from induscode.session.permissions.policy import ApprovalMode
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.calls import CallObserver
     from indusagi.runtime.contract import JsonSchema, ProgressSink, ToolOutcome
-    from induscode.code_mode.contract import EngineName
     from induscode.deck.contract import Capability
 
 CANARY = "canary-5f3c"
@@ -84,13 +83,12 @@ class ScriptRuns:
 @asynccontextmanager
 async def script_runs(
     folder: Path,
-    engine: EngineName = "monty",
     more: Sequence[Capability] = (),
     limits: CodeLimits | None = None,
     observer: CallObserver | None = None,
 ) -> AsyncGenerator[ScriptRuns]:
     """Open an engine with a deck inside the block."""
-    card = RunCodeCard(build_engine(engine), limits)
+    card = RunCodeCard(MontyEngine(), limits)
     try:
         yield ScriptRuns(card, folder, more, observer)
     finally:

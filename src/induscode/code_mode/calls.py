@@ -11,7 +11,6 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import anyio
 from anyio import to_thread
 
 from indusagi.core.faults import CoreError
@@ -56,7 +55,6 @@ class ScriptCalls:
         self.reports: list[CallReport] = []
         """The calls that were made, in the order of their start."""
         self._count = self._progress = 0
-        self._slots = anyio.CapacityLimiter(limits.parallel)
         self._order = ReadWriteLock()
         self._lock = Lock()
         self._index: ToolIndex | None = None
@@ -68,15 +66,13 @@ class ScriptCalls:
             ScriptCallError: The call was refused, or the tool answered with an error.
         """
         self._count += 1
-        if self._count > self._limits.calls:
-            raise ScriptCallError("RuntimeError", f"a script makes {self._limits.calls} calls at most")
         if call.name == FIND_TOOLS:
             return await self._find_tools(call)
         function = self._find_disabled(call.name) or self.functions.get(call.name)
         arguments, number = function.bind(call), self._count
         _measure(arguments, f"the arguments of {call.name}", self._limits)
         tool = function.descriptor.name
-        async with self._slots, self._order.hold(shared=function.descriptor.reads_only):
+        async with self._order.hold(shared=function.descriptor.reads_only):
             self._report(tool)
             place = len(self.reports)
             self.reports.append(CallReport(call.name, "not finished"))

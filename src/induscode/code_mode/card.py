@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.code_mode.contract import CallReport, ScriptEngine, ScriptFault, ScriptResult
+    from induscode.code_mode.contract import CallReport, ScriptFault, ScriptResult
+    from induscode.code_mode.engines import MontyEngine
 
 _DESCRIPTION = """\
 Run a Python script that calls your tools as functions: for many calls, loops, or results you only need a part of. \
@@ -43,7 +44,7 @@ class RunCodeCard:
     label = "Run a script"
     read_only = False
 
-    def __init__(self, engine: ScriptEngine, limits: CodeLimits | None = None) -> None:
+    def __init__(self, engine: MontyEngine, limits: CodeLimits | None = None) -> None:
         self.engine = engine
         self._limits = limits or CodeLimits()
         schema: JsonObject = {

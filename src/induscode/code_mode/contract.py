@@ -1,10 +1,10 @@
-"""Types of code mode: limits, the result of a script, what a script's call raises, and the engine that runs scripts."""
+"""Types of code mode: limits, the result of a script, and the exception that a script's call raises."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, JsonValue
@@ -12,9 +12,6 @@ from indusagi.core.records import record
 
 RUN_CODE = "run_code"
 """The name of the tool that runs scripts."""
-EngineName: TypeAlias = Literal["monty", "cpython"]
-"""The interpreters that run scripts."""
-ENGINES: tuple[EngineName, ...] = ("monty", "cpython")
 FaultKind: TypeAlias = Literal["syntax", "exception", "limit", "crash"]
 """Why a script ended early: it did not parse, it raised, it exceeded a limit, its interpreter ended."""
 
@@ -34,6 +31,8 @@ class CodeLimits:
     code_chars: int = 100_000
     value_bytes: int = 8 * 1024 * 1024
     """Of the arguments or the result of one call, and of the value of the script, as JSON."""
+    flight_bytes: int = 16 * 1024 * 1024
+    """Of the arguments of unanswered calls, and of answers that the script hasn't read."""
     output_bytes: int = 1024 * 1024
     """Of everything that the script prints."""
 
@@ -78,7 +77,7 @@ class ScriptCallError(Exception):
 
 
 class EngineUnavailable(CoreError):
-    """An engine that cannot run here; the message says what to install."""
+    """The interpreter can't run here; the message says what to install."""
 
 
 @record
@@ -92,27 +91,6 @@ class FunctionCall:
 
 CallFunction: TypeAlias = Callable[[FunctionCall], Awaitable[JsonValue]]
 """Makes a call for a script; it raises a ScriptCallError."""
-
-
-class ScriptEngine(Protocol):
-    """Runs scripts, each in an interpreter of its own."""
-
-    @property
-    def name(self) -> str:
-        """The name of the engine."""
-        ...
-
-    async def run(self, code: str, names: Sequence[str], call: CallFunction, limits: CodeLimits) -> ScriptResult:
-        """Run a script that may call functions of these names; whatever it does is a result.
-
-        Raises:
-            EngineUnavailable: The engine cannot run here.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """End every process of the engine."""
-        ...
 
 
 Message: TypeAlias = JsonObject

@@ -60,7 +60,10 @@ class MontyHost:
         while not ids & self._answers.keys():
             message = self._in.get()
             self._answers[message["id"]] = message
-        return {number: self._answers.pop(number) for number in ids & self._answers.keys()}
+        taken = {number: self._answers.pop(number) for number in ids & self._answers.keys()}
+        for number in taken:
+            self.send(op="taken", id=number)
+        return taken
 
     def serve(self) -> None:
         """Run scripts for ever."""
@@ -151,7 +154,8 @@ class MontyScript:
         self._printed += len(text.encode("utf-8", "replace"))
         if self._printed > self._request["output_bytes"]:
             raise MemoryError(f"it printed more than {self._request['output_bytes']:,} bytes")
-        self._host.send(op="print", text=text)
+        if text:
+            self._host.send(op="print", text=text)
 
     def _finish(self, value: Any) -> None:
         if self._awaits and _holds_unawaited(value):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
-from anyio import to_thread
+from typing import TYPE_CHECKING
 
 from induscode.code_mode.card import RunCodeCard
 from induscode.code_mode.contract import CodeLimits
-from induscode.code_mode.engines import build_engine, find_engine_problem
+from induscode.code_mode.engines import MontyEngine, find_engine_problem
 from induscode.deck.contract import BackendFault
-from induscode.launch.settings import CODE_CALLS, CODE_ENGINE, CODE_MEMORY_MB, CODE_TIMEOUT_S
+from induscode.launch.settings import CODE_CALLS, CODE_MEMORY_MB, CODE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from induscode.code_mode.contract import EngineName
     from induscode.launch.settings import Settings
 
 
@@ -23,12 +20,11 @@ async def open_code_card(stack: AsyncExitStack, settings: Settings) -> RunCodeCa
     """Build the card of `run_code`; `stack` ends the processes of its engine.
 
     Raises:
-        BackendFault: The engine cannot run here; the message says what to install.
+        BackendFault: The extra `code` isn't installed.
     """
-    name = cast("EngineName", settings.get(CODE_ENGINE))
-    if problem := await to_thread.run_sync(find_engine_problem, name):
+    if problem := find_engine_problem():
         raise BackendFault(problem)
-    engine = build_engine(name)
+    engine = MontyEngine()
     stack.push_async_callback(engine.aclose)
     limits = CodeLimits(
         wall_s=settings.get(CODE_TIMEOUT_S),

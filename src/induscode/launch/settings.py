@@ -333,13 +333,6 @@ CODE_ENABLED: Setting[bool] = Setting(
     schema={"type": "boolean"},
     flag="--code",
 )
-CODE_ENGINE: Setting[str] = Setting(
-    key="code.engine",
-    describe="The interpreter of run_code: monty, or cpython inside bubblewrap.",
-    default="monty",
-    read=_build_choice_parser("monty", "cpython"),
-    schema={"enum": ["monty", "cpython"]},
-)
 CODE_CALLS: Setting[int] = Setting(
     key="code.max_calls",
     describe="The most calls of one script.",
@@ -393,7 +386,6 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             TOOL_SEARCH_ALWAYS_LIST,
             REGISTRY_URL,
             CODE_ENABLED,
-            CODE_ENGINE,
             CODE_CALLS,
             CODE_TIMEOUT_S,
             CODE_MEMORY_MB,
