@@ -122,6 +122,7 @@ async def test_two_boxes_never_share_a_list(tmp_path: Path) -> None:
 
 
 async def test_probe_0_22_a_list_is_freed_with_its_context(tmp_path: Path) -> None:
+    gc.collect()  # earlier tests may have left contexts
     stores = todo._CHECKLISTS
     before = len(stores)
     box = checklist_box(tmp_path)
