@@ -169,6 +169,8 @@ async def _boot_deck(path: str, servers: Sequence[StdioServerConfig], *, lazy: b
     store = await open_store(path)
     options = BootOptions(lazy=frozenset(one.id for one in servers) if lazy else ())
     bridge = await boot_bridge(store, ServerPlan.from_configs(servers), options)
+    if not lazy:
+        await bridge.wait_started()
     took = perf_counter() - started
     status, tools = bridge.status(), bridge.capabilities
     await bridge.aclose()

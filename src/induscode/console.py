@@ -64,7 +64,13 @@ def stdout_console() -> Console | None:
 
 
 def print_rich_table(
-    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+    console: Console,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    widths: Sequence[int] = (),
+    *,
+    has_heads: bool = True,
 ) -> None:
     """Print a table that fits the width of the terminal: the last column is wrapped.
 
@@ -76,17 +82,24 @@ def print_rich_table(
         heads: The heads of the columns.
         rows: Cells without control characters.
         right: For each column, whether it is aligned at the right.
+        widths: The widths of all columns but the last; by default the cells decide.
+        has_heads: Whether the heads are printed.
     """
     from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
 
-    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
-    if sum(widths[:-1]) + _GAP * len(widths) + min(widths[-1], _NARROWEST_TEXT) > console.width:
+    needed = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    widths = widths or needed[:-1]
+    if sum(widths) + _GAP * len(needed) + min(needed[-1], _NARROWEST_TEXT) > console.width:
         _print_records(console, heads, rows, has_text=not right[-1])
         return
-    console.print(build_rich_table(heads, rows, right))
+    table = build_rich_table(heads, rows, right, widths)
+    table.show_header = has_heads
+    console.print(table)
 
 
-def build_rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> Table:
+def build_rich_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], widths: Sequence[int] = ()
+) -> Table:
     """Build a table whose last column is wrapped; states have their colours."""
     from rich.table import Table  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
@@ -94,7 +107,10 @@ def build_rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
         last = index == len(heads) - 1
-        table.add_column(head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last)
+        width = widths[index] if index < len(widths) else None
+        table.add_column(
+            head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last, min_width=width
+        )
     for row in rows:
         table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
     return table

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, SlowStart
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, RemoteToolRef, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.config_watch import ConsentedRows
 from induscode.boot.plans import plan_servers
 from induscode.boot.runners import StartAnnouncer
 from induscode.launch.invocation import Invocation
-from induscode.session.servers import ServerPhases
+from induscode.session.servers import LateServers, ServerPhases
 from induscode.terminal import print_status, redirected_status_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
+    from induscode.deck.mcp.boot import BootedBridge
 
 
 def event(kind: EndpointEvent, phase: EndpointPhase, slow: SlowStart | None = None) -> FleetEvent:
@@ -43,6 +46,42 @@ def test_a_start_is_described_after_a_second_with_its_cause_until_it_ends() -> N
     phases.forget(["github"])
     assert phases.get_age("github") is None
     assert len(heard) == 3
+
+
+class _Bridge:
+    """Servers of which one comes up when it's told to."""
+
+    def __init__(self) -> None:
+        self.woken: list[list[str]] = []
+        self.tools: list[tuple[str, str]] = []
+
+    @property
+    def capabilities(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name, ref=RemoteToolRef(server, name)) for server, name in self.tools]
+
+    def unknown_servers(self) -> list[str]:
+        return ["quick", "slow"]
+
+    async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> list[str]:
+        self.woken.append([*servers])
+        return [server for server in self.woken[-1] if server == "slow" and limit_s == 3.0]
+
+    async def wait_for_required(self) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_finding_u1_model_hears_once_of_a_server_that_came_up_late() -> None:
+    bridge = _Bridge()
+    late = LateServers(cast("BootedBridge", bridge))
+    assert await late.wait() == ["server 'slow' is still starting: the model gets its tools once it's up"]
+    assert await late.wait() == []
+    assert bridge.woken == [["quick", "slow"], []]
+    bridge.tools = [("quick", "quick__a")]
+    assert late.take_notices() == []
+    bridge.tools += [("slow", "slow__b"), ("slow", "slow__c")]
+    assert late.take_notices() == ["server 'slow' is up now, with the tools slow__b, slow__c"]
+    assert late.take_notices() == ()
 
 
 def test_slow_starts_are_announced_to_the_given_output(capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,13 @@ CONSTANTS: dict[str, float] = {
     "induscode.commands.serve.gateway:_APPROVALS_S": 0.05,
     # The first list waits for servers that are still unknown, on a busy machine too.
     "induscode.commands.serve.gateway:FIRST_S": 60.0,
+    # Commands and first prompts wait for servers that are up, on a busy machine too.
+    "induscode.commands.mcp.list_servers:LOOK_LIMIT_S": 60.0,
+    "induscode.commands.mcp.list_servers:_IN_ORDER_S": 60.0,
+    "induscode.commands.support.catalog:FIRST_PROMPT_LIMIT_S": 60.0,
+    "induscode.commands.support.catalog:LOOK_LIMIT_S": 60.0,
+    "induscode.commands.support.content:LOOK_LIMIT_S": 60.0,
+    "induscode.session.servers:FIRST_PROMPT_LIMIT_S": 60.0,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
     # How soon a server that announces changes is listed again.

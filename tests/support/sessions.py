@@ -8,10 +8,11 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tests.support.forked import start_command
+from tests.support.forked import CONSTANTS, start_command
 from tests.support.scripts import command
 
 from induscode.launch.invocation import Invocation
+from induscode.session import servers
 from induscode.session.run import run_headless
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class SessionSetup:
         """Run the session in this process."""
         for name, value in {**self.build_environment(), **self.environ}.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr(
+            servers, "FIRST_PROMPT_LIMIT_S", CONSTANTS["induscode.session.servers:FIRST_PROMPT_LIMIT_S"]
+        )
         return run_headless(Invocation(**self.build_fields(prompt, **flags)))
 
     def start(

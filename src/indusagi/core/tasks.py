@@ -20,14 +20,14 @@ class BackgroundTask:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[object] | None = None
 
     @property
     def started(self) -> bool:
         """Whether `start` was called."""
         return self._task is not None
 
-    def start(self, work: Coroutine[object, object, None]) -> None:
+    def start(self, work: Coroutine[object, object, object]) -> None:
         """Start the coroutine, which must end by itself and handle its own errors."""
         self._task = asyncio.create_task(work, name=self._name)  # noqa: TID251 — owned by this object
 

@@ -32,6 +32,10 @@ from induscode.launch.invocation import Invocation
 if TYPE_CHECKING:
     from induscode.deck.provision import ToolDeck
 
+LOOK_LIMIT_S = 10.0
+"""How long a command that only looks (`mcp list`, `tools`, `resources`, `prompts`) waits for servers."""
+FIRST_PROMPT_LIMIT_S = 3.0
+"""How long a first prompt, a search or a script waits for servers whose tools aren't known yet."""
 _PROJECT_FILES = (".indusvx/mcp.json", ".mcp.json")
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from time import monotonic
 
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
-from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
@@ -38,7 +37,8 @@ async def load_mcp_capabilities(
 ) -> BootedBridge:
     """Attach the servers of a run: one fleet and one ledger, whatever the files.
 
-    With `wait` it returns when every server that starts without a call has come up or failed.
+    With `wait` it returns when every server that starts without a call has come up or failed, or after `wait_s` of the
+    options.
 
     Raises:
         ConfigPathError: A path after `--mcp` is absent or has no usable server.
@@ -54,7 +54,8 @@ async def attach_servers(
 ) -> BootedBridge:
     """Attach the servers of a plan, and announce slow starts on standard error unless `on_event` gets the events.
 
-    With `wait` it returns when every server that starts without a call has come up or failed.
+    With `wait` it returns when every server that starts without a call has come up or failed, or after `wait_s` of the
+    options.
     """
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
 
@@ -70,12 +71,6 @@ async def attach_servers(
         with CancelScope(shield=True):
             await bridge.aclose()
         raise
-    # What servers have listed since the boot may have disabled tools.
-    notes = [*bridge.notes, *bridge.enrolment.notes]
-    if not options.reloadable:  # the definitions that were never seen before
-        remarks = [note for server in bridge.fleet.status() for note in bridge.list_remarks(server)]
-        notes += [note for note in remarks if isinstance(note, DefinitionNote)]
-    bridge.notes = tuple(dict.fromkeys(notes))
     return bridge
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S
 from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.support.groups import complete_tool
 from induscode.commands.support.output import build_unknown_name, print_notes
@@ -222,8 +223,8 @@ class _Call:
         self._save = save
         self._printed: Sequence[Note] = ()
         """Notes about the ledger that were printed already."""
-        self._likely: list[str] = []
-        """The servers whose name is a prefix of the tool's name."""
+        self._owners: list[str] = []
+        """The servers that may have the tool."""
         self.ad_hoc: ServerRow | None = None
         """The server on the command line, if there is one."""
         self.object: JsonObject = {}
@@ -250,13 +251,17 @@ class _Call:
         from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the deck
         from induscode.deck.mcp.plan import ServerPlan  # noqa: PLC0415 — imports the deck
 
-        options = None
+        # A script waits for the servers that it calls; the functions of the others are there as soon as they are up.
+        options = BootOptions(wait_s=FIRST_PROMPT_LIMIT_S if self.tool == RUN_CODE else None)
         if self.dialog is not None:
             from induscode.session.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 
             self.dialog.cancel = token
-            options = BootOptions(handlers=build_server_handlers(self.dialog, roots=(self._invocation.cwd,)))
+            handlers = build_server_handlers(self.dialog, roots=(self._invocation.cwd,))
+            options = replace(options, handlers=handlers)
         plan = ServerPlan() if self.plan is None else await self._narrow_plan(self.plan)
+        if self.plan is not None and self.tool != RUN_CODE:
+            options = replace(options, only=self._owners)
         async with AsyncExitStack() as stack:
             opened: tuple[Session, Capability | None] | None = None
             # A signal cancels the opening by this scope; a running call and its server get it by the token alone.
@@ -288,24 +293,24 @@ class _Call:
         return 0 if token.cancelled else self.print_outcome(outcome, card)
 
     async def _narrow_plan(self, plan: ServerPlan) -> ServerPlan:
-        """Keep the server that is known to have the tool, or those that may have it."""
-        if self.tool == RUN_CODE:
+        """Keep the servers that may have the tool. If there are none, keep all of them, to name similar tools."""
+        if self.tool == RUN_CODE or not plan.rows:
             return plan
-        if plan.configs:
-            from induscode.commands.support.catalog import find_server_of_tool  # noqa: PLC0415 — for calls of servers
+        from induscode.commands.support.catalog import find_possible_owners, find_server_of_tool  # noqa: PLC0415 — for calls of servers
 
+        known = None
+        if plan.configs:
             async with opened_store() as store:
                 known = await find_server_of_tool(plan, self.tool, store)
             self._printed = store.notes
-            if known is not None:
-                return plan.narrow([known])
-        self._likely = [row.id for row in plan.rows if self.tool.startswith(f"{row.id}__")]
-        return plan.narrow(self._likely) if self._likely else plan
+        servers = [row.id for row in plan.rows]
+        self._owners = find_possible_owners(self.tool, servers) if known is None else [known]
+        return plan.narrow(self._owners) if self._owners else plan
 
     async def _find_card(self, session: Session) -> Capability | None:
         for is_awake in (False, True):
             if is_awake:  # a server that was seen before may have more tools by now
-                await session.mcp.wake(session.mcp.fleet.status())
+                await session.mcp.wake(server for server in self._owners if server in session.mcp.fleet.status())
             for card in session.deck().tools():
                 if card.name == self.tool:
                     return card
@@ -347,7 +352,7 @@ class _Call:
                 else f"a {kind} is called by: indus call {mark}{self.tool}"
             )
             raise click.UsageError(f"{message}; {meant}", self._context)
-        if reasons and self._likely:
+        if reasons and self._owners:
             print_status(f"{message}: {'; '.join(reasons)}")
             return FAULT
         for reason in reasons:

@@ -49,14 +49,14 @@ def command() -> None:
     """List, show and search the tools of the deck."""
 
 
-def _list_tools(context: click.Context, *, no_check: bool) -> ToolListing:
+def _list_tools(context: click.Context, *, no_check: bool, name: str | None = None) -> ToolListing:
     from induscode.commands.support.catalog import list_tools  # noqa: PLC0415 — imports the deck
 
     invocation = read_invocation(context)
     listings: list[ToolListing] = []
 
     async def list_all(_: CancelToken) -> int:
-        listings.append(await list_tools(invocation, check=not no_check))
+        listings.append(await list_tools(invocation, check=not no_check, name=name))
         return 0
 
     code = run_until_signal(list_all)
@@ -150,7 +150,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     """Show the definition of the tool NAME as a model gets it."""
     from induscode.boot.plans import canon_tool_name  # noqa: PLC0415 — imports the deck
 
-    listing = _list_tools(context, no_check=no_check)
+    listing = _list_tools(context, no_check=no_check, name=name)
     wanted = canon_tool_name(name)
     matches = [tool for tool in listing.tools if tool.name == name]
     matches = matches or [tool for tool in listing.tools if canon_tool_name(tool.name) == wanted]
@@ -211,8 +211,8 @@ def search(
 ) -> int:
     """Find tools, prompts and resources by WORDS: what they do, or their name.
 
-    The best come first. Servers that are known are not started; prompts and resources are found once they were listed.
-    The exit code is 1 if nothing is found.
+    The best come first. Known servers aren't started, others have three seconds to come up. Prompts and resources are
+    found once they were listed. The exit code is 1 if nothing is found.
     """
     from induscode.commands.support.catalog import list_search_items  # noqa: PLC0415 — imports the deck
     from induscode.search.opening import open_index  # noqa: PLC0415 — for searches alone

@@ -50,7 +50,7 @@ from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import SystemPrompt, read_project_instructions
 from induscode.session.resources import build_resources, find_leftovers, list_leftover_jobs
 from induscode.session.server_requests import SamplingModel, build_server_handlers
-from induscode.session.servers import ServerPhases, SessionServers
+from induscode.session.servers import LateServers, ServerPhases, SessionServers
 from induscode.session.transcript import Transcript, add_session_note, open_transcript
 from induscode.terminal import print_status
 
@@ -88,9 +88,6 @@ _PLAN_TOLD = {
 }
 
 
-# -- the conversation ---------------------------------------------------------------------------
-
-
 @dataclass(slots=True, kw_only=True)
 class Conversation:
     """An open conversation. Its turns run one after the other, in the task that opened it."""
@@ -113,6 +110,7 @@ class Conversation:
     """Closes what one turn opens for later turns."""
     loading: BackgroundTask
     """Imports the model loop."""
+    late_servers: LateServers
     state: KeptState
     """What is kept beside the messages."""
     facts: list[str] = field(default_factory=list[str])
@@ -165,6 +163,8 @@ class Conversation:
         except OSError as exc:
             self._note(f"what files held before is not kept: {exc}")
         turns = TurnRecorder(session, self.transcript, node)
+        tasks, late = self.resources.delegate, self.late_servers
+        take_notices = lambda: [*late.take_notices(), *tasks.take_notices()]  # noqa: E731 — two lists as one
         self.sampling.attach(partial(loop.complete_message, budget=budget))
         self._attach_tasks(loop, budget, sink, turns)
         plan = RunPlan(
@@ -177,11 +177,11 @@ class Conversation:
             on_turn=turns.record,
             on_message=self._save_message,
             attachments=attachments,
-            notices=self.resources.delegate.take_notices,
+            notices=take_notices,
         )
         self.state.model = self.choice.label
         before = self.usage
-        facts, self.facts = [*self.facts, *self.resources.delegate.take_notices()], []
+        facts, self.facts = [*self.facts, *take_notices()], []
         if self.plan_mode.active != self.plan_told:
             facts.append(_PLAN_TOLD[self.plan_mode.active])
         prompt = add_session_note(prompt, facts)
@@ -369,10 +369,9 @@ class Conversation:
         return [*changes, *await self.session.refresh_connectors()]
 
     async def wait_for_servers(self) -> None:
-        """Wait until the servers that no earlier run has seen, and the required ones, have come up or failed."""
-        mcp = self.session.mcp
-        await mcp.wake(mcp.unknown_servers())
-        await mcp.wait_for_required()
+        """Wait for the required servers, and for a few seconds for those that no earlier run has seen."""
+        for note in await self.late_servers.wait():
+            self._note(note)
 
     async def _open_loop(self) -> ModelLoop:
         if self.loop is None:
@@ -533,6 +532,7 @@ async def open_conversation(
             state=state,
             facts=facts,
             servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
+            late_servers=LateServers(session.mcp),
         )
         session.addons.on_note = conversation.note_addon
         session.calls.report_to(conversation.note_addon)

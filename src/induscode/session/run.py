@@ -3,8 +3,8 @@
 On a terminal the person is asked before a call that needs permission; with JSON output, or if standard error is not a
 terminal, such a call is denied.
 
-A server that has never been ready is waited for before the first request, so that a model has every tool; so is one
-with `required: true`. The tools of a server that was ready before are known, and the first call waits for the server.
+The first request waits three seconds for a server that was never ready before, and as long as it takes for one with
+`required: true`. The tools of a server that was ready before are known, and the first call waits for the server.
 Missing servers are reported on standard error and in the first event, or in the last one if they fail later.
 """
 
@@ -137,7 +137,7 @@ async def answer_prompt(
                 reporter = create_reporter(invocation.output_format, writer, verbose=is_interactive)
                 run = Run(conversation, reporter, cancel)
                 await conversation.loading.wait()
-                await conversation.session.mcp.wait_for_required()
+                await conversation.wait_for_servers()
                 await reporter.report_start(run.describe_start())
             if run is None:
                 code = int(ExitCode.FAILED)

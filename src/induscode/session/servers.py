@@ -16,7 +16,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.boot.config_watch import ConsentedRows, find_broken_files, find_broken_rows
-from induscode.boot.plans import ConfigPathError, plan_servers
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, ConfigPathError, plan_servers
 from induscode.boot.runners import explain_slow_start
 
 if TYPE_CHECKING:
@@ -79,6 +79,38 @@ class ServerPhases:
         for server in servers:
             self._phases.pop(server, None)
             self._causes.pop(server, None)
+
+
+class LateServers:
+    """Servers whose tools aren't known yet. A prompt waits for each of them once, and only for a few seconds."""
+
+    def __init__(self, mcp: BootedBridge) -> None:
+        self._mcp = mcp
+        self._waited: set[str] = set()
+        self._late: set[str] = set()
+        """Those that were still starting when a prompt went on."""
+
+    async def wait(self) -> Sequence[str]:
+        """Wait for unknown servers within the limit, and for required ones; describe those that are still starting."""
+        unknown = [server for server in self._mcp.unknown_servers() if server not in self._waited]
+        self._waited.update(unknown)
+        starting = await self._mcp.wake(unknown, FIRST_PROMPT_LIMIT_S)
+        self._late.update(starting)
+        await self._mcp.wait_for_required()
+        return [f"server {server!r} is still starting: the model gets its tools once it's up" for server in starting]
+
+    def take_notices(self) -> Sequence[str]:
+        """Describe to the model, once, the servers that have come up since a prompt went on without them."""
+        if not self._late:
+            return ()
+        tools = [card for card in self._mcp.capabilities if card.ref.server in self._late]
+        servers = dict.fromkeys(card.ref.server for card in tools)
+        self._late.difference_update(servers)
+        return [
+            f"server {server!r} is up now, with the tools "
+            + ", ".join(card.name for card in tools if card.ref.server == server)
+            for server in servers
+        ]
 
 
 class SessionServers:

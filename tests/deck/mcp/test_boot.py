@@ -55,6 +55,8 @@ async def booted(
         consent={server.id: "unknown" if server.id in untrusted else "trusted" for server in servers},
     )
     bridge = await boot_bridge(store, plan, BootOptions(lazy=lazy, reloadable=not wait_for_new, supervision=QUICK))
+    if wait_for_new:
+        await bridge.wake(bridge.unknown_servers())
     try:
         yield bridge
     finally:

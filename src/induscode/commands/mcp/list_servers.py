@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
+from induscode.boot.plans import LOOK_LIMIT_S
 from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import as_json, live_table, print_notes, print_table, write_json
-from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
+from induscode.commands.support.output import GrowingTable, as_json, live_table, print_notes, write_json
+from induscode.commands.support.runner import build_silent_note, load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import (
     STATE_REMEDIES,
     build_config_facts,
@@ -22,7 +24,7 @@ from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -39,7 +41,11 @@ _HEADS = tuple(key.upper() for key in _KEYS)
 _WATCH_HEADS = ("NAME", "TRANSPORT", "PHASE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS", "MESSAGE")
 _TOGETHER_S = 0.05
 """Changes within this time are shown as one."""
+_PHASES = ("unresolved", "connecting")
+"""The longest states that a row shows."""
 _NO_SERVERS = "No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"
+_IN_ORDER_S = 1.0
+"""Rows have the order of the files, unless a server holds up the next ones for longer."""
 _NAMED = 3
 """Disabled tools that one line of the list names."""
 
@@ -53,8 +59,8 @@ _NAMED = 3
 def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool, **_: object) -> int:
     """List the servers and their states.
 
-    Trusted servers are connected to, unless --no-check is given. Exit code 0, also if some of them fail: the list says
-    which, and why.
+    Trusted servers are connected to, for ten seconds at most, unless --no-check is given. A row is printed as soon as
+    its server has answered. Exit code 0, also if some of them fail: the list says which, and why.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -62,19 +68,96 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
         if as_json or no_check:
             raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check", context)
         return _watch_servers(plan)
-    states = _read_states(plan, check=not no_check)
-    rows = [_build_row(row, plan, states) for row in plan.rows]
-    rows += _list_switched_off(invocation)
     # The table says as much as the notes about servers that are not started.
     print_notes(note for note in plan.notes if not note.message.startswith(("not started", "switched off")))
-    if as_json:
-        write_json({"servers": rows})
-    elif not rows:
-        print_line(_NO_SERVERS)
+    off = _list_switched_off(invocation)
+    if not plan.rows and not off:
+        write_json({"servers": []}) if as_json else print_line(_NO_SERVERS)
+        return 0
+    names = [str(row["name"]) for row in off] + [row.id for row in plan.rows]
+    columns = (names, ("stdio",), _PHASES, (), ("project",))
+    table = None if as_json else GrowingTable(_HEADS, columns, numbers=("TOOLS",))
+    rows: list[JsonObject] = []
+
+    def show(row: JsonObject) -> None:
+        rows.append(row)
+        if table is not None:
+            table.add(["-" if row[key] is None else row[key] for key in _KEYS])
+
+    if no_check or not plan.configs:
+        states = _read_states(plan)
+        for row in plan.rows:
+            show(_build_row(row, plan, states))
     else:
-        cells = [["-" if row[key] is None else row[key] for key in _KEYS] for row in rows]
-        print_table(_HEADS, cells)
+        _check_servers(plan, show)
+    rows.sort(key=lambda row: plan.configured.index(str(row["name"])))
+    for row in off:
+        show(row)
+    if as_json:
+        write_json({"servers": [*rows]})
     return 0
+
+
+class _OrderedRows:
+    """Passes rows on in the order of the configuration; after `end_order`, as they come."""
+
+    def __init__(self, rows: Sequence[ServerRow], show: Callable[[JsonObject], None]) -> None:
+        self._waiting = [row.id for row in rows]
+        self._show = show
+        self._ready: dict[str, JsonObject] = {}
+        self._is_in_order = True
+
+    def add(self, facts: JsonObject) -> None:
+        self._ready[str(facts["name"])] = facts
+        for name in [*self._waiting]:
+            if name in self._ready:
+                self._waiting.remove(name)
+                self._show(self._ready[name])
+            elif self._is_in_order:
+                return
+
+    def end_order(self) -> None:
+        self._is_in_order = False
+        for name in [name for name in self._waiting if name in self._ready]:
+            self.add(self._ready[name])
+
+
+def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None:
+    """Connect to the servers, and show each row as soon as its state is known.
+
+    Raises:
+        click.exceptions.Exit: A signal ended it.
+    """
+    ordered = _OrderedRows(plan.rows, show)
+
+    async def check_all(_: CancelToken) -> int:
+        from asyncio import TaskGroup, get_running_loop  # noqa: PLC0415 — for a check
+
+        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+
+        async with opened_store() as store:
+            mcp = await attach_servers(plan, store, replace(START_ONCE, only=()), wait=False)
+
+            async def check(row: ServerRow) -> None:
+                starting = await mcp.wake([row.id], LOOK_LIMIT_S) if row.id in plan.configs else ()
+                facts = _build_row(row, plan, _read_present_states(mcp))
+                if starting and not facts["message"]:
+                    facts["message"] = str(build_silent_note(row.id, LOOK_LIMIT_S)).partition(": ")[2]
+                ordered.add(facts)
+
+            ordering = get_running_loop().call_later(_IN_ORDER_S, ordered.end_order)
+            try:
+                async with TaskGroup() as tasks:
+                    for row in plan.rows:
+                        tasks.create_task(check(row))
+            finally:
+                ordering.cancel()
+                await mcp.aclose()
+        return 0
+
+    code = run_until_signal(check_all)
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def _watch_servers(plan: ServerPlan) -> int:
@@ -98,7 +181,7 @@ def _watch_servers(plan: ServerPlan) -> int:
                 with live_table() as show:
                     while True:
                         changed = anyio.Event()
-                        states = _States(dict(mcp.status()), _count_tools(mcp), _group_disabled(mcp))
+                        states = _read_present_states(mcp)
                         rows = [_build_row(row, plan, states) for row in plan.rows]
                         figures = _measure_servers(mcp)
                         cells = [
@@ -134,20 +217,6 @@ def _measure_servers(mcp: BootedBridge) -> dict[str, tuple[object, object, objec
     }
 
 
-def _count_tools(mcp: BootedBridge) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for card in mcp.capabilities:
-        counts[card.ref.server] = counts.get(card.ref.server, 0) + 1
-    return counts
-
-
-def _group_disabled(mcp: BootedBridge) -> dict[str, Sequence[DisabledTool]]:
-    disabled: dict[str, list[DisabledTool]] = {}
-    for tool in mcp.disabled:
-        disabled.setdefault(tool.ref.server, []).append(tool)
-    return {**disabled}
-
-
 class _States(NamedTuple):
     """The states of servers by their ids."""
 
@@ -159,8 +228,19 @@ class _States(NamedTuple):
     """The tools of each that were disabled when it was last seen."""
 
 
-def _read_states(plan: ServerPlan, *, check: bool) -> _States:
-    """Read the states of servers from the ledger, with `check` after connecting to each.
+def _read_present_states(mcp: BootedBridge) -> _States:
+    """Read the states of connected servers; what the ledger knows stands in for those that aren't up."""
+    counts: dict[str, int] = {}
+    for card in mcp.capabilities:
+        counts[card.ref.server] = counts.get(card.ref.server, 0) + 1
+    disabled: dict[str, list[DisabledTool]] = {}
+    for tool in mcp.disabled:
+        disabled.setdefault(tool.ref.server, []).append(tool)
+    return _States(dict(mcp.status()), counts, {**disabled})
+
+
+def _read_states(plan: ServerPlan) -> _States:
+    """Read the states of servers from the ledger.
 
     Raises:
         click.exceptions.Exit: A signal ended it.
@@ -173,15 +253,6 @@ def _read_states(plan: ServerPlan, *, check: bool) -> _States:
         from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
 
         async with opened_store() as store:
-            if check:
-                from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
-
-                mcp = await attach_servers(plan, store, START_ONCE)
-                try:
-                    states.status.update(mcp.status())
-                finally:
-                    await mcp.aclose()
-            # The last listing is in the ledger by now.
             for row in await store.latest("list"):
                 config = plan.configs.get(str(row.facts.get("server")))
                 is_of_tools = "kind" not in row.facts
@@ -210,7 +281,7 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         message = next((note.message for note in plan.notes if repr(row.id) in note.owner), message)
     if status is not None and state == "startable":
         phase = str(status.phase)
-        if phase != "idle":  # a server that needs a sign-in lists nothing; the ledger knows what it had
+        if phase not in {"idle", "connecting"}:  # nothing is listed yet; the ledger knows what it had
             count = max(0, status.tool_count - len(disabled))
         if status.fault is not None:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
@@ -280,7 +351,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         facts = off
     else:
         row = find_row(plan, name)
-        states = _read_states(plan.narrow([name]), check=False)
+        states = _read_states(plan.narrow([name]))
         facts = {**_build_row(row, plan, states), "dialect": row.origin.dialect}
         facts |= {"consent": plan.consent[row.id], **build_config_facts(row)}
         facts |= {"variables": [*row.secrets], **build_reference_facts(row)}

@@ -11,12 +11,19 @@ from anyio import to_thread
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from induscode.boot.plans import select_tools
-from induscode.commands.support.runner import build_fault_note, build_unseen_note, load_plan, opened_store, usage_errors
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, LOOK_LIMIT_S, canon_tool_name, select_tools
+from induscode.commands.support.runner import (
+    build_fault_note,
+    build_silent_note,
+    build_unseen_note,
+    load_plan,
+    opened_store,
+    usage_errors,
+)
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from induscode.search.items import SearchItem, SearchKind
 
 NATIVE = "native"
+_SEPARATORS = "_-:."
+"""What may stand between a server and its tool in a name that a user types."""
 
 
 @record
@@ -80,7 +89,7 @@ class ToolListing:
     tools: Sequence[ListedTool]
     plan: ServerPlan
     states: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The state of every server of the plan: `known`, `asked`, or why its tools are unknown."""
+    """The state of every server of the plan: `known`, `asked`, `starting`, or why its tools are unknown."""
     notes: Sequence[Note] = ()
     disabled: Sequence[DisabledTool] = ()
     """Tools that may not be called until their changed definitions are approved."""
@@ -129,11 +138,18 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
 
 
 async def list_tools(
-    invocation: Invocation, *, check: bool, kinds: Sequence[ItemKind] = (), server: str | None = None
+    invocation: Invocation,
+    *,
+    check: bool,
+    kinds: Sequence[ItemKind] = (),
+    server: str | None = None,
+    name: str | None = None,
+    limit_s: float | None = None,
 ) -> ToolListing:
     """List every tool, and what servers offer of other kinds.
 
-    Servers that the ledger knows are not started; with `check` the others are, to list theirs, or `server` alone.
+    Servers that the ledger knows aren't started. With `check` the others are, for `limit_s` (`LOOK_LIMIT_S`) at most:
+    only `server`, or only those that may have the tool `name` if that tool isn't known yet.
 
     Raises:
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
@@ -142,8 +158,11 @@ async def list_tools(
     plan = load_plan(invocation)
     listing = ToolListing(native, plan, notes=plan.notes)
     if plan.rows:
+        check = check and name not in {tool.name for tool in native}
         async with opened_store(report_notes=False) as store:
-            remote = await _list_remote_tools(plan, store, kinds, check=check, server=server)
+            remote = await _list_remote_tools(
+                plan, store, kinds, server, name, (limit_s or LOOK_LIMIT_S) if check else None
+            )
         listing = ToolListing(
             [*native, *(tool for tool in remote.tools if tool.name not in {card.name for card in native})],
             plan,
@@ -174,42 +193,36 @@ async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> Tool
 
 
 async def _list_remote_tools(
-    plan: ServerPlan, store: LedgerStore, kinds: Sequence[ItemKind], *, check: bool, server: str | None
+    plan: ServerPlan,
+    store: LedgerStore,
+    kinds: Sequence[ItemKind],
+    server: str | None,
+    name: str | None,
+    limit_s: float | None,
 ) -> ToolListing:
-    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
+    """List the tools that the ledger knows; with a limit, start servers that it doesn't know first."""
     from induscode.deck.mcp.known import read_known_items, read_known_tools  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
     known, notes = await read_known_tools(store, plan.configs.values())
     unseen = [one for one in plan.configs if one not in known and server in {None, one}]
+    if name is not None:
+        is_known = any(tool.name == name for tool in _name_tools(plan, known))
+        unseen = [] if is_known else find_possible_owners(name, unseen)
     states = dict.fromkeys(known, "known")
     faults: list[Note] = []
-    if unseen and check:
-        from induscode.boot.runners import attach_servers  # noqa: PLC0415 — for servers that are started
-
-        mcp = await attach_servers(plan.narrow(unseen), store)
-        try:
-            for asked, status in mcp.status().items():
-                states[asked] = "asked" if status.fault is None else "faulted"
-                if status.fault is not None:
-                    faults.append(build_fault_note(asked, status.fault))
-        finally:
-            await mcp.aclose()
+    if unseen and limit_s is not None:
+        asked, faults = await _start_unseen(plan.narrow(unseen), store, limit_s)
+        states |= asked
         # Their tools are in the ledger by now.
         known, notes = await read_known_tools(store, plan.configs.values())
+    elif limit_s is None:
+        faults = [build_unseen_note(one) for one in unseen]
     for one in plan.configs:
         states.setdefault(one, "unseen")
-    if not check:
-        faults = [build_unseen_note(one) for one in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
-    # Every tool has the name that an enrolment in this order gives it.
-    taken: set[str] = set()
-    listed: list[ListedTool] = []
-    for remote in (tool for one in plan.configs for tool in known.get(one, ())):
-        descriptor = replace(remote.descriptor, name=model_name(remote.ref, taken, plan.configured))
-        taken.add(descriptor.name)
-        listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
+    listed = _name_tools(plan, known)
     remembered = await read_disabled_tools(store, plan.configs.values())
     disabled = [tool for one in plan.configs for tool in remembered.get(one, ())]
     content: list[RemoteTool] = []
@@ -219,12 +232,57 @@ async def _list_remote_tools(
     return ToolListing(listed, plan, states, (*notes, *faults), disabled, content)
 
 
+async def _start_unseen(plan: ServerPlan, store: LedgerStore, limit_s: float) -> tuple[dict[str, str], list[Note]]:
+    """Start servers once, so that the ledger gets their tools; return their states, and notes about failures."""
+    from indusagi.interop.protocol_bridge.contract import is_usable_phase  # noqa: PLC0415 — for servers that are started
+    from induscode.boot.runners import attach_servers  # noqa: PLC0415 — for servers that are started
+    from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — for servers that are started
+
+    states: dict[str, str] = {}
+    faults: list[Note] = []
+    mcp = await attach_servers(plan, store, BootOptions(wait_s=limit_s))
+    try:
+        for asked, status in mcp.status().items():
+            states[asked] = "asked" if is_usable_phase(status.phase) else "starting"
+            if status.fault is not None:
+                states[asked] = "faulted"
+                faults.append(build_fault_note(asked, status.fault))
+            elif states[asked] == "starting":
+                faults.append(build_silent_note(asked, limit_s))
+    finally:
+        await mcp.aclose()
+    return states, faults
+
+
+def _name_tools(plan: ServerPlan, known: Mapping[str, Sequence[RemoteTool]]) -> list[ListedTool]:
+    """List tools of servers under the names that an enrolment in the order of the plan gives them."""
+    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
+
+    taken: set[str] = set()
+    listed: list[ListedTool] = []
+    for remote in (tool for one in plan.configs for tool in known.get(one, ())):
+        descriptor = replace(remote.descriptor, name=model_name(remote.ref, taken, plan.configured))
+        taken.add(descriptor.name)
+        listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
+    return listed
+
+
+def find_possible_owners(name: str, servers: Iterable[str]) -> list[str]:
+    """Find the servers that may have a tool of this name: those it begins with, spelled exactly or like it."""
+    from indusagi.interop.protocol_bridge.client.tools import may_own_tool  # noqa: PLC0415 — for runs with servers
+
+    servers = [*servers]
+    heads = {canon_tool_name(name[:end]) for end, letter in enumerate(name) if letter in _SEPARATORS}
+    exact = [server for server in servers if may_own_tool(server, name)]
+    return exact or [server for server in servers if canon_tool_name(server) in heads]
+
+
 async def list_search_items(
     invocation: Invocation, kinds: Collection[SearchKind], *, check: bool, server: str | None = None
 ) -> tuple[ToolListing, Sequence[SearchItem]]:
     """List every tool, and what can be found of these kinds: tools, and prompts and resources that the ledger knows.
 
-    With a `server` no other one is started.
+    With a `server` no other one is started; without one, servers that were never seen get `FIRST_PROMPT_LIMIT_S`.
 
     Raises:
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
@@ -234,7 +292,8 @@ async def list_search_items(
 
     # A template is looked for with the resources.
     wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
-    listing = await list_tools(invocation, check=check, kinds=wanted, server=server)
+    limit_s = FIRST_PROMPT_LIMIT_S if server is None else LOOK_LIMIT_S
+    listing = await list_tools(invocation, check=check, kinds=wanted, server=server, limit_s=limit_s)
     tools = listing.tools if "tool" in kinds else ()
     denied = await to_thread.run_sync(_find_denied, tools, invocation.cwd)
     if denied:

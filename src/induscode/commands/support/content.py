@@ -9,10 +9,12 @@ import click
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.runtime.contract import ToolOutcome, ToolResult
+from induscode.boot.plans import LOOK_LIMIT_S
 from induscode.boot.runners import attach_servers
 from induscode.commands.support.output import build_unknown_name, print_notes, print_table, write_json
 from induscode.commands.support.runner import (
     build_fault_note,
+    build_silent_note,
     build_unseen_note,
     load_plan,
     opened_store,
@@ -69,16 +71,17 @@ async def open_content(
     handlers: Handlers | None = None,
     *,
     starts_unseen: bool = True,
+    wait: bool = True,
 ) -> AsyncGenerator[tuple[BootedBridge, ServerContent]]:
-    """Attach the servers of a plan inside the block: known ones asleep, others started unless `starts_unseen` is false.
+    """Attach the servers of a plan inside the block: known ones asleep, others started.
 
-    The others are left out then.
+    Without `starts_unseen` the others are left out; without `wait` the caller waits for them.
     """
     options = BootOptions(lazy=tuple(plan.configs), kinds=CONTENT_KINDS, handlers=handlers)
     async with opened_store() as store:
         if not starts_unseen:
             plan = plan.narrow([*await read_definitions(store, plan.configs.values())])
-        bridge = await attach_servers(plan, store, options)
+        bridge = await attach_servers(plan, store, options, wait=wait)
         try:
             yield bridge, ServerContent(bridge, wrap, context)
         finally:
@@ -96,9 +99,10 @@ def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: b
     items: list[BridgeCapability] = []
 
     async def work(_: CancelToken) -> int:
-        async with open_content(plan, starts_unseen=not no_check) as (bridge, content):
+        async with open_content(plan, starts_unseen=not no_check, wait=False) as (bridge, content):
             if not no_check:
-                await bridge.list_content()
+                starting = await bridge.list_content(LOOK_LIMIT_S)
+                print_notes(build_silent_note(server, LOOK_LIMIT_S) for server in starting)
             print_notes(build_unseen_note(server) for server in plan.configs if server not in bridge.plan.configs)
             items.extend(item for kind in kinds for item in content.list_items(kind))
             faults = [(server, status.fault) for server, status in bridge.status().items()]

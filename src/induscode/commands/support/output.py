@@ -32,11 +32,44 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         return
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     for line in (list(heads), *cells):
-        parts = [
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(line, widths, numbers, strict=True)
-        ]
-        print_line(_GAP.join(parts).rstrip())
+        _print_cells(line, widths, numbers)
+
+
+def _print_cells(line: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> None:
+    parts = [
+        cell.rjust(width) if number else cell.ljust(width)
+        for cell, width, number in zip(line, widths, numbers, strict=True)
+    ]
+    print_line(_GAP.join(parts).rstrip())
+
+
+class GrowingTable:
+    """A table on standard output that prints its rows as they come; the last column is a text of any length.
+
+    Args:
+        heads: The heads of the columns.
+        columns: For each column but the last, the cells that may come.
+        numbers: The heads of columns that are aligned at the right.
+    """
+
+    def __init__(self, heads: Sequence[str], columns: Sequence[Iterable[str]], numbers: Sequence[str] = ()) -> None:
+        self._heads = heads
+        self._numbers = [head in numbers for head in heads]
+        cells = [[head, *map(escape_unprintable, column)] for head, column in zip(heads, columns, strict=False)]
+        self._widths = [max(map(len, column)) for column in cells]
+        self._has_heads = True
+
+    def add(self, row: Sequence[object]) -> None:
+        """Print a row, and the heads above the first one."""
+        cells = [escape_unprintable(str(cell)) for cell in row]
+        console, has_heads = stdout_console(), self._has_heads
+        self._has_heads = False
+        if console is not None:
+            print_rich_table(console, self._heads, [cells], self._numbers, self._widths, has_heads=has_heads)
+            return
+        for line in (self._heads, cells) if has_heads else (cells,):
+            _print_cells(line, [*self._widths, 0], self._numbers)
+        sys.stdout.flush()
 
 
 @contextmanager

@@ -118,6 +118,15 @@ def _is_of_cluster(fault: ProtocolFault) -> bool:
     return isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
 
 
+def build_silent_note(server: str, limit_s: float) -> Note:
+    """Build the note of a server that didn't answer in time; its remedy is the command that waits longer."""
+    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    from induscode.commands.support.remedies import format_server_command  # noqa: PLC0415 — for a silent server
+
+    remedy = f"{format_server_command('doctor', server)} waits longer"
+    return Note(f"server {server!r}", f"no answer within {limit_s:g} s", remedy)
+
+
 def build_unseen_note(server: str) -> Note:
     """Build the note of a server of which the ledger knows nothing; its remedy is the command that lists its tools."""
     from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers

@@ -52,8 +52,12 @@ class BootOptions:
 
     lazy: Collection[str] | None = None
     """Servers that a first call starts, if the store knows their tools; None: as their rows say."""
+    only: Collection[str] | None = None
+    """Start no other server at boot, not even an unknown one."""
+    wait_s: float | None = None
+    """How long a caller waits for servers that start; None: until each has come up or failed."""
     reloadable: bool = False
-    """Whether the servers may change during the run (`indus serve`): unknown servers are not waited for."""
+    """Whether the servers may change during the run (`indus serve`)."""
     decorate_config: Callable[[ServerConfig], ServerConfig] | None = None
     """Transforms the configuration a server is started with; pins and journal use the original."""
     retention: Retention = field(default_factory=Retention)
@@ -104,8 +108,6 @@ class BootedBridge:
         """Prepare a bridge without servers; `boot_bridge` adds those of the plan."""
         self.plan = plan
         self.options = options or BootOptions()
-        self.notes: Sequence[Note] = plan.notes
-        """Everything that was left out at boot, with the reason."""
         self.from_store: Collection[str] = ()
         """The servers whose tools were enrolled from the store."""
         self._unlisted: dict[str, None] = {}
@@ -172,12 +174,24 @@ class BootedBridge:
         """Return the status of every server; disabled tools are among its notes."""
         return self.enrolment.status()
 
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Everything that was left out so far, with the reason.
+
+        Remarks about new definitions are among them, unless the servers may change: `list_remarks` has those.
+        """
+        notes = [*self.plan.notes, *self.fleet.notes, *self.enrolment.notes, *self._store.notes]
+        if not self.options.reloadable:
+            remarks = [note for server in self.fleet.status() for note in self.list_remarks(server)]
+            notes += [note for note in remarks if isinstance(note, DefinitionNote)]
+        return tuple(dict.fromkeys(notes))
+
     def list_remarks(self, server: str) -> Sequence[Note]:
         """List the notes about what a server lists; a note about a definition only if the definition is new."""
-        status = self.fleet.status().get(server)
+        endpoint = self.fleet.endpoint(server)
         return tuple(
             note
-            for note in (() if status is None else status.notes)
+            for note in (() if endpoint is None else endpoint.status().notes)
             if not (isinstance(note, DefinitionNote) and note.tool in self._known_refs)
         )
 
@@ -200,39 +214,57 @@ class BootedBridge:
 
     # -- starting -----------------------------------------------------------------------------
 
-    async def wake(self, servers: Iterable[str]) -> None:
-        """Start servers, and wait until each has come up or failed."""
+    async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> Sequence[str]:
+        """Start servers and wait until each has come up or failed, for `limit_s` at most.
+
+        Returns:
+            The servers that are still starting.
+        """
+        starting = dict.fromkeys(servers)
 
         async def wake(server: str) -> None:
             with suppress(ProtocolFault):  # it was removed meanwhile
                 await self.fleet.wake(server, urgent=False)
+            starting.pop(server, None)
 
-        async with asyncio.TaskGroup() as tasks:
-            for server in servers:
-                tasks.create_task(wake(server))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+                for server in [*starting]:
+                    tasks.create_task(wake(server))
+        return tuple(starting)
 
-    async def list_content(self) -> None:
-        """Start the servers of which it is not known what they list beside tools, and wait for their lists."""
-        servers = [server for server in self._unlisted if server in self.plan.configs]
-        await self.wake(servers)
-        for server in servers:
-            with suppress(ProtocolFault):  # it was removed meanwhile
-                await self.fleet.wait_listed(server)
+    async def list_content(self, limit_s: float | None = None) -> Sequence[str]:
+        """Start the servers whose other items (prompts, resources) are unknown, and wait for their lists.
+
+        Returns:
+            The servers that haven't listed theirs within `limit_s`.
+        """
+        servers = dict.fromkeys(server for server in self._unlisted if server in self.plan.configs)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+                for server in [*servers]:
+                    tasks.create_task(self._list_content_of(server, servers))
         self._unlisted.clear()
+        return tuple(servers)
+
+    async def _list_content_of(self, server: str, unlisted: dict[str, None]) -> None:
+        with suppress(ProtocolFault):  # it was removed meanwhile
+            await self.fleet.wake(server, urgent=False)
+            await self.fleet.wait_listed(server)
+        unlisted.pop(server, None)
 
     async def wait_for_required(self) -> None:
         """Wait until every required server has come up or failed."""
         await self.wake(row.id for row in self.plan.rows if row.required and row.id in self.plan.configs)
 
     async def wait_started(self) -> None:
-        """Wait until every server that starts without a call has come up or failed."""
-        await self._startup.wait()
+        """Wait until every server that starts without a call has come up or failed, for `wait_s` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.options.wait_s):
+                await self._startup.wait()
 
     async def boot(self) -> None:
-        """Enrol the tools of the plan's servers, from the store where it has them, and start what is to start.
-
-        Servers that the store does not know are waited for, unless the bridge is reloadable.
-        """
+        """Enrol the tools that the store knows, and start servers in the background."""
         plan, options = self.plan, self.options
         untrusted = plan.untrusted
         trusted = [*plan.configs.values()]
@@ -240,9 +272,7 @@ class BootedBridge:
         self._pins.lock(plan.locked)
         self._configs = {config.id: (config, True) for config in trusted}
         self._configs.update((row.id, (row.config, False)) for row in untrusted)
-        waiting: dict[str, Waiting] = {
-            server: "asleep" for server in plan.configs if server in known or options.reloadable
-        }
+        waiting: dict[str, Waiting] = dict.fromkeys(plan.configs, "asleep")
         waiting.update((row.id, "untrusted") for row in untrusted)
         config = BridgeConfig([options.launch_config(config) for config, _ in self._configs.values()])
         await self.fleet.start(config, waiting=waiting)
@@ -250,11 +280,11 @@ class BootedBridge:
         await self._introduce_items(trusted)
         self.from_store = tuple(known)
         lazy = plan.lazy if options.lazy is None else options.lazy
-        self._startup.start(
-            self._start([server for server in plan.configs if server not in known or server not in lazy])
-        )
+        started = [server for server in plan.configs if server not in known or server not in lazy]
+        if options.only is not None:
+            started = [server for server in started if server in options.only]
+        self._startup.start(self._start(started))
         self._compaction.start(self._compact())
-        self.notes = (*plan.notes, *self.fleet.notes, *self.enrolment.notes, *self._store.notes)
 
     async def _introduce(
         self, servers: Sequence[ServerConfig]
@@ -338,6 +368,7 @@ class BootedBridge:
             if server in known:
                 self.enrolment.sync_tools(server, known[server], disabled.get(server, ()))
         await self._introduce_items(fresh)
+        self.from_store = tuple({*self.from_store}.difference(removed, replaced) | {*known})
         self.enrolment.set_configured_servers(plan.configured)
         to_start = [config.id for config in fresh if config.id not in known or config.id not in plan.lazy]
         return ServerChanges(removed, replaced, added, to_start, leased)

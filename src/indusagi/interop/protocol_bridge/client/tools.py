@@ -58,6 +58,12 @@ def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence
         length += 1
 
 
+def may_own_tool(server: str, name: str) -> bool:
+    """Return whether a tool of this server may have a name that `model_name` has made."""
+    prefix = f"{server}{QUALIFIER}"
+    return name.startswith((prefix, _REFUSED.sub("_", prefix)[: NAME_LENGTH // 2]))
+
+
 def is_accepted_name(name: str) -> bool:
     """Return whether every provider accepts a name as it is."""
     return _ACCEPTED.fullmatch(name) is not None
