@@ -39,6 +39,11 @@ class Consent:
     warnings: tuple[str, ...] = ()
 
     @property
+    def heading(self) -> str:
+        """The subject, as the first line of the question."""
+        return self.subject[:1].upper() + self.subject[1:]
+
+    @property
     def details(self) -> tuple[str, ...]:
         """The lines of the question: the facts, then the warnings."""
         return (*self.lines, *(f"WARNING: {warning}" for warning in self.warnings))

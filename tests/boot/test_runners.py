@@ -82,7 +82,7 @@ def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
     assert "it needs your consent" in str(note)
     assert "indus mcp trust x" in str(note)
     trust = TrustStore()
-    trust.approve(plan.rows[0])
+    trust.approve(plan.rows[0], trust.question(plan.rows[0]).digest)
     assert list(plan_servers(Invocation(cwd=str(work))).configs) == ["x"]
     put(work / ".indusvx/mcp.json", x={"command": "y"})
     changed = plan_servers(Invocation(cwd=str(work)))

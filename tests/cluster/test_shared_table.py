@@ -184,7 +184,7 @@ async def test_consent_holds_at_all_nodes_until_it_is_revoked(broker: BrokerProc
         there = parse_row("a", fields, Origin("/two/.mcp.json", "project", "claude-code"))
         other = parse_row("a", {**fields, "args": ["--all"]}, Origin("/two/.mcp.json", "project", "claude-code"))
         in_thread = asyncio.to_thread
-        await in_thread(one.approve, here)
+        await in_thread(one.approve, here, (await in_thread(one.question, here)).digest)
         assert await in_thread(one.consent, here) == "trusted"
         await one.share()
         await until(lambda: bool(reader.list("consent")))

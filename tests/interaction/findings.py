@@ -75,6 +75,9 @@ FINDINGS = {
 }
 
 THIRD_REVIEW: dict[str, str] = {
+    "p1": "Consent covers every field of a row, its auth and header command included.",
+    "p4": "A yes on the page counts for what the page showed.",
+    "p12": "A row that was held back starts after a yes on the page.",
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
     "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",
     "r1": "A script's calls, their arguments and the answers it hasn't read take a bounded number of bytes.",

@@ -13,6 +13,7 @@ from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.config_watch import ConsentedRows
 from induscode.boot.plans import plan_servers
 from induscode.boot.runners import StartAnnouncer
+from induscode.deck.mcp.config.trust import TrustStore
 from induscode.launch.invocation import Invocation
 from induscode.session.servers import LateServers, ServerPhases
 from induscode.terminal import print_status, redirected_status_lines
@@ -116,15 +117,17 @@ def test_a_file_of_the_user_inside_the_workspace_is_held_back_in_a_session(
 
     write("one")
     plan = plan_servers(invocation)
-    session = ConsentedRows(str(tmp_path), plan, "see {}", scopes={"given", "user"})
-    gateway = ConsentedRows(str(tmp_path), plan, "see {}")
+    session = ConsentedRows(str(tmp_path), plan, lambda row: f"see {row.id}", scopes={"given", "user"})
+    gateway = ConsentedRows(str(tmp_path), plan, lambda row: f"see {row.id}")
     write("two")
     changed = plan_servers(invocation)
     held = session.hold_back(changed)
     assert ([*held.configs], held.consent["a"]) == ([], "changed")
     assert "(see a)" in str(held.notes[-1])
     assert [*gateway.hold_back(changed).configs] == ["a"]
-    session.accept(changed.rows[0])
+    store = TrustStore()
+    store.approve(changed.rows[0], store.question(changed.rows[0]).digest)
+    changed = plan_servers(invocation)
     assert session.hold_back(changed) is changed
 
 

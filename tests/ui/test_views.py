@@ -24,6 +24,7 @@ from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor, ToolOutcome, ToolResult
 from induscode.calls.database import CallDatabase
+from induscode.consent import Consent
 from induscode.deck.builtin import build_builtin
 from induscode.deck.contract import DeckContext
 from induscode.deck.mcp.capability import BridgeCapability
@@ -110,11 +111,11 @@ class Source:
     async def list_servers(self) -> Sequence[ServerSummary]:
         return self.summaries
 
-    def describe_config(self, server: str) -> Sequence[str]:
-        return [f"server {server}", "command: run it"]
+    def ask_consent(self, server: str) -> Consent:
+        return Consent(f"server {server!r}", "d1gest", (f"server {server}", "command: run it"))
 
-    async def act(self, server: str, action: ServerAction) -> ActionReply:
-        self.done.append((server, action))
+    async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
+        self.done.append((server, action, digest) if digest else (server, action))
         if self.fault is not None:
             raise self.fault
         return ActionReply(f"{server}: {action} done", "https://issuer.example/sign-in" if action == "sign-in" else "")

@@ -1,7 +1,7 @@
 """The files that configure the servers of a run: which they are, whether one has changed, and what of a change is used.
 
 A file that is broken for a moment changes nothing. A file that was named with `--mcp` and belongs to the workspace may
-be changed by a `git pull` or by the model itself: its changed rows wait for consent.
+be changed by a `git pull` or by the model itself: its changed rows wait for the user's yes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
+from induscode.boot.plans import is_in_workspace
+from induscode.consent import digest_facts
 from induscode.deck.mcp.config import find_shape_problem, list_config_paths
-from induscode.deck.mcp.config.trust import TrustStore
+from induscode.deck.mcp.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.deck.mcp.plan import ServerPlan
@@ -107,47 +109,41 @@ def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
 
 
 class ConsentedRows:
-    """The rows of `--mcp` files as they were when the run started.
+    """The rows that a run may start: as they were when it started, or with the user's yes to what they are now.
 
-    Naming a file on the command line is consent to its present content. A file outside of the workspace belongs to
-    the user, and its changes are accepted. A file inside comes with the project: its changed rows are held back until
-    they are accepted. A symbolic link is inside if it stands there or leads there.
+    Naming a file on the command line is consent to its present content. A file outside the workspace belongs to the
+    user, and its changes are accepted. A file inside comes with the project: its changed rows are held back.
 
     Args:
         workspace: The working directory of the run.
         plan: The servers at the start; their rows are accepted.
-        remedy: How a person accepts a row that was held back; `{}` is the name of the server.
+        remedy: Names the command by which the user agrees to a row that was held back.
         scopes: The scopes whose rows need it; rows of the project have their own consent (`indus mcp trust`).
     """
 
     def __init__(
-        self, workspace: str, plan: ServerPlan, remedy: str, *, scopes: Collection[Scope] = frozenset({"given"})
+        self,
+        workspace: str,
+        plan: ServerPlan,
+        remedy: Callable[[ServerRow], str],
+        *,
+        scopes: Collection[Scope] = frozenset({"given"}),
     ) -> None:
-        self._inside = tuple(
-            os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace))
-        )
+        self._workspace = workspace
         self._remedy = remedy
         self._scopes = scopes
-        self._rows: dict[tuple[str, str], tuple[object, ...]] = {}
-        self.renew(plan)
-
-    def renew(self, plan: ServerPlan) -> None:
-        """Accept the rows of `plan` as they are, and no others."""
-        self._rows = {}
-        for row in plan.rows:
-            self.accept(row)
-
-    def accept(self, row: ServerRow) -> None:
-        """Accept a row as it is."""
-        if self._is_of_workspace(row):
-            self._rows[row.origin.file, row.id] = _consented_part(row)
+        self._digests = {
+            (row.origin.file, row.id): digest_facts(consent_facts(row)) for row in plan.rows if self._holds(row)
+        }
 
     def find_changed(self, plan: ServerPlan) -> Sequence[ServerRow]:
-        """List the rows of `plan` that are not as they were accepted."""
+        """List the rows of `plan` that aren't as they were accepted."""
         return [
             row
             for row in plan.rows
-            if self._is_of_workspace(row) and self._rows.get((row.origin.file, row.id)) != _consented_part(row)
+            if self._holds(row)
+            and row.id not in plan.approved
+            and self._digests.get((row.origin.file, row.id)) != digest_facts(consent_facts(row))
         ]
 
     def hold_back(self, plan: ServerPlan) -> ServerPlan:
@@ -159,7 +155,7 @@ class ConsentedRows:
             Note(
                 f"server {row.id!r} of {row.origin}",
                 "not started: it is not as it was when the file was named",
-                self._remedy.format(row.id),
+                self._remedy(row),
             )
             for row in changed.values()
         ]
@@ -170,14 +166,5 @@ class ConsentedRows:
             notes=(*plan.notes, *notes),
         )
 
-    def _is_of_workspace(self, row: ServerRow) -> bool:
-        path = row.origin.file
-        # A directory on the way may be a link too, with the file itself inside.
-        entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        paths = (path, entry, os.path.realpath(path))
-        return row.origin.scope in self._scopes and any(one.startswith(self._inside) for one in paths)
-
-
-def _consented_part(row: ServerRow) -> tuple[object, ...]:
-    """Return what consent covers: the row, and the values of its variables."""
-    return row.config, row.expansion, row.secrets
+    def _holds(self, row: ServerRow) -> bool:
+        return row.origin.scope in self._scopes and is_in_workspace(row, self._workspace)

@@ -24,12 +24,13 @@ from induscode.deck.mcp.config import (
     resolve_rows,
 )
 from induscode.deck.mcp.config.rows import ServerRow
-from induscode.deck.mcp.config.trust import Consent, TrustStore
+from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.lock import LOCK_NAME, read_lock
 from induscode.deck.mcp.plan import ServerPlan
 from induscode.launch.invocation import Invocation
 
 if TYPE_CHECKING:
+    from induscode.consent import ConsentState
     from induscode.deck.provision import ToolDeck
 
 LOOK_LIMIT_S = 10.0
@@ -77,9 +78,10 @@ def plan_servers(
     found = _read_config(invocation, switched_on)
     store = trust or TrustStore()
     # Naming a file is consent to it as it is; the user's own files need none, nor do servers of the user's editor.
-    consent: dict[str, Consent] = {
-        row.id: store.consent(row) if row.origin.scope == "project" else "trusted" for row in found.rows
-    }
+    stored = {row.id: store.consent(row) for row in found.rows if is_in_workspace(row, invocation.cwd)}
+    consent: dict[str, ConsentState] = dict.fromkeys((row.id for row in found.rows), "trusted")
+    consent |= {row.id: stored[row.id] for row in found.rows if row.origin.scope == "project"}
+    approved = [server for server, state in stored.items() if state == "trusted"]
     trusted = [row for row in found.rows if consent[row.id] == "trusted"]
     # Rows without consent are not expanded: a variable may be a secret.
     configs, missing = resolve_rows(trusted, os.environ)
@@ -92,7 +94,17 @@ def plan_servers(
             refused.append(Note(owner, f"not started: {reason}", f"indus mcp trust {row.id}"))
     locked, unread = _read_locked_definitions(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
-    return ServerPlan(found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows))
+    configured = tuple(row.id for row in found.rows)
+    return ServerPlan(found.rows, configs, consent, notes, locked, configured, approved)
+
+
+def is_in_workspace(row: ServerRow, workspace: str) -> bool:
+    """Tell whether a row comes with the workspace: it's the project's, or its file stands or leads there."""
+    inside = tuple(os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace)))
+    path = row.origin.file
+    # A directory on the way may be a link too, with the file itself inside.
+    entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return row.origin.scope == "project" or any(one.startswith(inside) for one in (path, entry, os.path.realpath(path)))
 
 
 def _read_locked_definitions(

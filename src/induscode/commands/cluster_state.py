@@ -199,7 +199,7 @@ def _read_rows(context: click.Context, file: str) -> Mapping[str, JsonObject]:
     """Read, check and show the servers of a file."""
     from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
     from induscode.deck.mcp.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
-    from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — not for the help
+    from induscode.deck.mcp.config.trust import describe_row  # noqa: PLC0415 — not for the help
 
     try:
         found = read_named_rows(file)
@@ -211,11 +211,10 @@ def _read_rows(context: click.Context, file: str) -> Mapping[str, JsonObject]:
         raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}', context)
     rows: dict[str, JsonObject] = {}
     for row in found.rows:
-        fields = servers.get(row.id)
-        if is_json_object(fields):
-            rows[row.id] = fields
+        if row.id in servers:
+            rows[row.id] = row.written  # exactly what is shown, whatever the file has by now
             print_line(f"Server {row.id}")
-            for line in TrustStore().question(row).details:
+            for line in describe_row(row).details:
                 print_line(f"  {line}")
     print_notes(found.notes)
     if not rows:

@@ -135,7 +135,7 @@ class SessionServers:
         self._invocation = invocation
         self._files = files
         # A user's file inside the workspace (a session in the home directory) is as exposed as one of `--mcp`.
-        self._consented = ConsentedRows(invocation.cwd, mcp.plan, RELOAD, scopes={"given", "user"})
+        self._consented = ConsentedRows(invocation.cwd, mcp.plan, lambda _: RELOAD, scopes={"given", "user"})
         self._waking: list[BackgroundTask] = []
         self._leased: Sequence[str] = ()
         """Servers whose change waits until no sub-agent uses them."""
@@ -171,12 +171,8 @@ class SessionServers:
         return plan
 
     def find_held_back(self, plan: ServerPlan) -> Sequence[ServerRow]:
-        """List the rows of a plan that wait for the person's consent to a change."""
+        """List the rows of a plan that wait for the user's yes to a change. It blocks."""
         return self._consented.find_changed(plan)
-
-    def accept(self, row: ServerRow) -> None:
-        """Accept a changed row as it is."""
-        self._consented.accept(row)
 
     async def apply_plan(self, plan: ServerPlan) -> list[str]:
         """Replace the servers by those of a plan, and describe the changes; new ones start in the background.
@@ -188,7 +184,7 @@ class SessionServers:
     async def _apply_plan(self, plan: ServerPlan) -> list[str]:
         mcp = self.mcp
         known = {str(note) for note in mcp.plan.notes}
-        used = self._consented.hold_back(plan)
+        used = await to_thread.run_sync(self._consented.hold_back, plan)
         used = used.narrow([row.id for row in used.rows if row.id not in self.switched_off])
         changes = await mcp.change(used)
         self._leased = changes.leased

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolOutcome
     from induscode.boot.session import Session
     from induscode.cluster.node import ClusterNode
+    from induscode.consent import Consent
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.plan import ServerPlan
@@ -102,12 +103,17 @@ class PageSource(Protocol):
         """Describe the configured servers."""
         ...
 
-    def describe_config(self, server: str) -> Sequence[str]:
-        """Describe a server's row completely, one fact per line, without values of secrets."""
+    def ask_consent(self, server: str) -> Consent:
+        """Describe a server's row completely, without values of secrets. It blocks."""
         ...
 
-    async def act(self, server: str, action: ServerAction) -> ActionReply:
+    async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
         """Start, stop, restart, trust or sign in to a server.
+
+        Args:
+            server: The server.
+            action: What to do.
+            digest: For `trust`: the digest of the consent that the page showed.
 
         Raises:
             CoreError: It cannot be done; the message says why.

@@ -224,16 +224,57 @@ def test_a_changed_definition_is_approved_as_it_was_shown(tmp_path: Path) -> Non
         assert browser.client.get(f"/ui/deck?run={run[1] or run[2]}&at=noon").status_code == 400
 
 
+def read_digest(browser: Browser, server: str) -> str:
+    """Read which consent the page shows."""
+    found = re.search(r'name="digest" value="([0-9a-f]{64})"', browser.client.get(f"/ui/server?name={server}").text)
+    assert found is not None
+    return found[1]
+
+
 def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None:
     (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": {"ours": row()}}), encoding="utf-8")
     with opened(cwd=tmp_path) as browser:
         page = browser.get("/server?name=ours")
         assert "Trust it as it is" in page
         assert "honest.py" in page
-        assert "trusted as it is" in browser.post("/server", name="ours", action="trust")
+        digest = read_digest(browser, "ours")
+        assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
         wait_for(lambda: "ready" in browser.get("/server?name=ours"))
+        assert "needs no consent" in browser.post("/server", name="ours", action="trust", digest=digest)
         assert "stopped" in browser.post("/server", name="ours", action="stop")
         assert "There is no action" in browser.post("/server", name="ours", action="explode")
+
+
+def test_finding_p4_a_yes_on_the_page_is_for_what_it_showed(tmp_path: Path) -> None:
+    file, log = tmp_path / ".mcp.json", tmp_path / "log"
+    configured(file, {"ours": row()})
+    with opened(cwd=tmp_path) as browser:
+        digest = read_digest(browser, "ours")
+        configured(file, {"ours": row("--log", log)})
+        wait_for(lambda: str(log) in browser.get("/server?name=ours"))
+        for carried in (digest, "", "0" * 64):
+            said = browser.post("/server", name="ours", action="trust", digest=carried)
+            assert "it has changed since you looked" in said
+        # Both yeses are to the row before: whichever one the gateway reads first, the file's row isn't it.
+        configured(file, {"ours": row()})
+        wait_for(lambda: str(log) not in browser.get("/server?name=ours"))
+        configured(file, {"ours": row("--log", log)})
+        browser.post("/server", name="ours", action="trust", digest=digest)
+        wait_for(lambda: str(log) in browser.get("/server?name=ours"))
+        assert "Trust it as it is" in browser.get("/server?name=ours")
+    assert not log.exists()
+
+
+def test_finding_p12_a_row_that_was_held_back_starts_after_a_yes_on_the_page(tmp_path: Path) -> None:
+    named = configured(tmp_path / "named.json", {"ours": row()})
+    with opened("--mcp", "named.json", cwd=tmp_path) as browser:
+        wait_for(lambda: "ready" in browser.get("/server?name=ours"))
+        configured(named, {"ours": row("--tools", 1)})
+        wait_for(lambda: "Trust it as it is" in browser.get("/server?name=ours"))
+        digest = read_digest(browser, "ours")
+        assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
+        wait_for(lambda: "tool_0" in browser.get("/tools"))
+        assert "Trust it as it is" not in browser.get("/server?name=ours")
 
 
 def test_only_signed_in_browsers_see_something(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from anyio import to_thread
 
 from indusagi.core.json import compact_json
 from indusagi.core.time import iso_utc, now_ms
-from induscode.deck.mcp.config.trust import Consent, TrustStore, consent_facts
+from induscode.deck.mcp.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.shared.table import SharedTable
+    from induscode.consent import ConsentState
     from induscode.deck.mcp.config.rows import ServerRow
 
 KIND = "consent"
@@ -38,7 +39,7 @@ class SharedTrust(TrustStore):
         self._own: dict[tuple[str, str], str] = {}
         """The digests of rows that this user trusts, by file and server."""
 
-    def consent(self, row: ServerRow) -> Consent:
+    def consent(self, row: ServerRow) -> ConsentState:
         """Look up the consent of this user, or of another node to an equal row."""
         own = super().consent(row)
         digest = self._digest(row)

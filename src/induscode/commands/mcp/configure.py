@@ -194,9 +194,9 @@ def _check_server(invocation: Invocation, name: str) -> int:
 
 def give_consent(row: ServerRow) -> None:
     """Store the consent of the user who typed a server into a command."""
-    from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
+    from induscode.deck.mcp.config.trust import TrustStore, describe_row  # noqa: PLC0415 — for servers of a project
 
-    TrustStore().approve(row)
+    TrustStore().approve(row, describe_row(row).digest)
     print_line(f"You have consented to {row.id!r} as it is; other users are asked: indus mcp trust")
 
 

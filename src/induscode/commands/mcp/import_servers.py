@@ -26,7 +26,7 @@ from induscode.commands.support.server_rows import is_server_name, parse_server_
 from induscode.commands.support.servers import name_transport, scope_option
 from induscode.deck.mcp.config.dialects import detect_dialect, find_dialect
 from induscode.deck.mcp.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
-from induscode.deck.mcp.config.trust import TrustStore
+from induscode.deck.mcp.config.trust import describe_row
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.deck.mcp.drift import same_json
 from induscode.deck.mcp.redaction import Redaction
@@ -301,11 +301,11 @@ def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
         reason = "not copied: it comes with the project, and there is no terminal for a question"
         print_status(f"server {server.name!r} of {server.origin}: {reason} (--yes copies it)")
         return False
-    question = TrustStore().question(server.row)
-    print_line(f"Server {question.server} of {question.file}")
-    for line in (*question.lines, *(f"WARNING: {warning}" for warning in question.warnings)):
+    question = describe_row(server.row)
+    print_line(question.heading)
+    for line in question.details:
         print_line(f"  {line}")
-    return confirm(f"Copy server {question.server}?")
+    return confirm(f"Copy server {server.name}?")
 
 
 def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:

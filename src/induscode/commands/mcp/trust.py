@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
+from induscode.boot.plans import is_in_workspace
 from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import (
     as_json,
@@ -45,7 +46,7 @@ _DIFFERENT = 1
 _FAULT = 3
 
 
-@flags("--cwd")
+@flags("--mcp", "--cwd")
 @click.command("trust")
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_server)
 @click.option("--yes", is_flag=True, help="Consent to the named servers without a question.")
@@ -53,13 +54,16 @@ _FAULT = 3
 def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: object) -> int:
     """Consent to servers of the project: those named, or all without consent.
 
-    Exit code 1 if one of them was declined.
+    With --mcp FILE: to changed servers of that file, which a running gateway has held back. Exit code 1 if one of them
+    was declined.
     """
-    plan = load_plan(read_invocation(context))
-    rows = list(plan.untrusted)
+    invocation = read_invocation(context)
+    plan = load_plan(invocation)
+    ours = [row for row in plan.rows if row.origin.scope != "user" and is_in_workspace(row, invocation.cwd)]
+    rows = [row for row in ours if row.id not in plan.approved]
     if names:
         named = [find_row(plan, name) for name in dict.fromkeys(names)]
-        rows = [row for row in named if row.origin.scope == "project"]
+        rows = [row for row in named if row in ours]
         for row in named:
             if row not in rows:
                 print_line(f"{row.id}: {row.origin.file} is your own file: it needs no consent")
@@ -81,13 +85,13 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
 def _ask_consent(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
     """Show a server completely, and store the answer for exactly that."""
     question = store.question(row)
-    print_line(f"Server {question.server} of {question.file}")
+    print_line(question.heading)
     for line in question.details:
         print_line(f"  {line}")
-    if not yes and not confirm(f"Start server {question.server} from now on?"):
+    if not yes and not confirm(f"Start server {row.id} from now on?"):
         print_line(f"{row.id}: not trusted")
         return False
-    store.approve(row)
+    store.approve(row, question.digest)
     print_line(f"{row.id}: trusted as it is")
     return True
 

@@ -433,8 +433,8 @@ class Gateway:
                 self._context.hooks.on_follow(self, tasks)
                 watch = self._context.watch
                 while watch is not None:
-                    forced = await watch.wait_for_change(signals)
-                    plan = await self._read_plan(forced=forced)
+                    await watch.wait_for_change(signals)
+                    plan = await self._read_plan()
                     if plan is not None:
                         await self._apply_plan(plan, tasks)
                 await anyio.sleep_forever()
@@ -507,7 +507,7 @@ class Gateway:
 
     # -- reload -----------------------------------------------------------------------------
 
-    async def _read_plan(self, *, forced: bool) -> ServerPlan | None:
+    async def _read_plan(self) -> ServerPlan | None:
         """Read the files; None if one of them is broken, which changes nothing."""
         if self._report_broken(await to_thread.run_sync(find_broken_files, self._context.files)):
             return None
@@ -518,9 +518,8 @@ class Gateway:
             return None
         if self._report_broken(find_broken_rows(self.plan, plan)):
             return None
-        if forced:
-            self._context.consented.renew(plan)
-        return drop_own_address(self._context.consented.hold_back(plan), self._context.address)
+        plan = await to_thread.run_sync(self._context.consented.hold_back, plan)
+        return drop_own_address(plan, self._context.address)
 
     def _report_broken(self, notes: Sequence[Note]) -> bool:
         """Print the notes, also those printed before; return whether there are any."""

@@ -22,7 +22,13 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import find_tool_ref
 from induscode.commands.support.remedies import advise, format_server_command
-from induscode.commands.support.servers import STATE_REMEDIES, find_row, list_secret_warnings, name_transport
+from induscode.commands.support.servers import (
+    STATE_REMEDIES,
+    find_row,
+    list_secret_warnings,
+    name_transport,
+    name_trust_command,
+)
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.content import ServerContent
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from induscode.cluster.node import ClusterNode
     from induscode.commands.serve.gateway import Gateway
     from induscode.commands.support.permissions import Wrap
+    from induscode.consent import Consent
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.config.rows import ServerRow
@@ -231,6 +238,7 @@ class GatewayPage:
         )
         if state != "startable" or status is None:
             message, _, remedy = STATE_REMEDIES.get(state, "").format(row.id).partition(": ")
+            remedy = name_trust_command(row) if remedy else ""
             warnings = (f"WARNING: {warning}" for warning in list_secret_warnings(row))
             actions: tuple[ServerAction, ...] = ("trust",) if state in {"untrusted", "changed"} else ()
             return replace(facts, message=". ".join([message, *warnings]), remedy=remedy, actions=actions)
@@ -248,11 +256,11 @@ class GatewayPage:
         advice = await to_thread.run_sync(looking)
         return replace(facts, message=message, remedy=advice.remedy, actions=actions)
 
-    def describe_config(self, server: str) -> Sequence[str]:
-        """Describe a server's row completely, without values of secrets."""
-        return TrustStore().question(find_row(self.plan, server)).details
+    def ask_consent(self, server: str) -> Consent:
+        """Describe a server's row completely, without values of secrets. It blocks."""
+        return TrustStore().question(find_row(self.plan, server))
 
-    async def act(self, server: str, action: ServerAction) -> ActionReply:
+    async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
         """Start, stop, restart, trust or sign in to a server.
 
         Raises:
@@ -263,9 +271,11 @@ class GatewayPage:
             raise BridgeFault(f"there is no server {server!r}")
         fleet, state = self.session.mcp.fleet, self.plan.state_of(row)
         if action == "trust":
+            if state not in {"untrusted", "changed"}:
+                raise BridgeFault(f"server {server!r} needs no consent")
             # The gateway watches the file of consents.
-            await to_thread.run_sync(TrustStore().approve, row)
-            return ActionReply(f"{server}: trusted as it is. It starts within a second.")
+            await to_thread.run_sync(TrustStore().approve, row, digest)
+            return ActionReply(f"{server}: trusted as it is. It starts in a moment.")
         if state != "startable":
             raise BridgeFault(f"server {server!r} cannot be started: {STATE_REMEDIES[state].format(server)}")
         if action == "stop":

@@ -22,17 +22,17 @@ class FileWatch(ConfigFiles):
 
     poll_s = _POLL_S
 
-    async def wait_for_change(self, signals: SignalState) -> bool:
-        """Wait for a changed file or a SIGHUP; True for the signal, after which all files are read."""
+    async def wait_for_change(self, signals: SignalState) -> None:
+        """Wait for a changed file or a SIGHUP, after which all files are read."""
         while True:
             with anyio.move_on_after(self.poll_s):
                 await signals.reload.wait()
             changed = await to_thread.run_sync(self.has_changed)
             if signals.reload.is_set():
                 signals.reload = anyio.Event()
-                return True
+                return
             if changed:
                 while changed:
                     await anyio.sleep(_STABLE_S)
                     changed = await to_thread.run_sync(self.has_changed)
-                return False
+                return

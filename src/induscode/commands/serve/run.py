@@ -49,6 +49,7 @@ from induscode.commands.serve.view_box import GatewayViews, check_view_tokens, r
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.permissions import build_gateway_checks
 from induscode.commands.support.runner import load_plan, usage_errors
+from induscode.commands.support.servers import name_trust_command
 from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
@@ -125,7 +126,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             info=GatewayInfo(options.name, __version__),
             options=BootOptions(reloadable=True, decorate_config=partial(add_ancestry, above)),
             address=address,
-            consented=ConsentedRows(invocation.cwd, plan, f"look at it, then kill -HUP {os.getpid()}"),
+            consented=ConsentedRows(invocation.cwd, plan, lambda row: f"look at it: {name_trust_command(row)}"),
             watch=watch,
             files=files,
             schemas=options.schemas,
@@ -177,7 +178,8 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
                 print_status(f"the servers of the cluster cannot be written: {exc}")
                 return int(ExitCode.FAILED)
             planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
-            plan = drop_own_address(context.consented.hold_back(planned), context.address)
+            held_back = await to_thread.run_sync(context.consented.hold_back, planned)
+            plan = drop_own_address(held_back, context.address)
             if context.watch is not None:
                 context.watch.poll_s = WATCH_S
             context = replace(context, hooks=sharing.build_hooks())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -32,6 +33,13 @@ STATE_REMEDIES = {
     "unresolved": "one of its variables has no value",
 }
 """Why a server that is configured is not started, with the command that helps; `{}` is its name."""
+
+
+def name_trust_command(row: ServerRow) -> str:
+    """Name the command that shows a row, and agrees to it."""
+    named = f" --mcp {shlex.quote(row.origin.file)}" if row.origin.scope == "given" else ""
+    return f"indus mcp trust {row.id}{named}"
+
 
 scope_option = click.option(
     "-s", "--scope", type=click.Choice(("user", "project")), help="The file: the user's own, or the project's."

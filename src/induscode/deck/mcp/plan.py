@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig
+    from induscode.consent import ConsentState
     from induscode.deck.mcp.config.rows import ServerRow
-    from induscode.deck.mcp.config.trust import Consent
 
 RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
 """Can be started; without consent, or changed since; or with a variable that has no value."""
@@ -27,12 +27,14 @@ class ServerPlan:
     rows: Sequence[ServerRow] = ()
     configs: Mapping[str, ServerConfig] = field(default_factory=dict[str, "ServerConfig"])
     """Trusted servers by id, with the values of their variables; a row without its values is absent."""
-    consent: Mapping[str, Consent] = field(default_factory=dict[str, "Consent"])
+    consent: Mapping[str, ConsentState] = field(default_factory=dict[str, "ConsentState"])
     notes: Sequence[Note] = ()
     locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict["RemoteToolRef", "JsonObject"])
     """The definitions of the project's lock file: a tool seen for the first time must match it."""
     configured: Sequence[str] = ()
     """The ids of all configured servers in order, also of those left out of the plan: names of tools depend on it."""
+    approved: Collection[str] = ()
+    """Rows the user has said yes to exactly as they are, by id. Other rows can be trusted because of their file."""
 
     @classmethod
     def from_configs(cls, configs: Iterable[ServerConfig]) -> ServerPlan:

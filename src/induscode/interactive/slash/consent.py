@@ -44,14 +44,14 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
         SlashError: The configuration is broken, or the server needs no consent.
     """
     plan = await _read_plan(servers)
-    held_back = servers.find_held_back(plan)
+    held_back = await to_thread.run_sync(servers.find_held_back, plan)
     waiting = [row for row in plan.rows if row in held_back or row in plan.untrusted]
     rows = [row for row in waiting if name in {None, row.id}]
     if not rows and name is not None:
         raise SlashError(f"server {name!r} needs no consent")
     if not rows:
         raise SlashError("no server waits for consent")
-    trusted = [row.id for row in rows if await _ask_about_server(host, servers, row, is_held_back=row in held_back)]
+    trusted = [row.id for row in rows if await _ask_about_server(host, row)]
     if not trusted:
         return
     # Read again: the values of variables are looked up only after consent.
@@ -70,18 +70,14 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
             host.screen.show(f"server {server!r} is not started: /mcp says why")
 
 
-async def _ask_about_server(host: SlashHost, servers: SessionServers, row: ServerRow, *, is_held_back: bool) -> bool:
-    """Show a server completely, and keep the answer for exactly that."""
+async def _ask_about_server(host: SlashHost, row: ServerRow) -> bool:
+    """Show a server completely, and store the answer for exactly that."""
     store = TrustStore()
     question = await to_thread.run_sync(store.question, row)
-    title = f"Start server {question.server} of {question.file} from now on?"
-    if not await _confirm(host, title, question.details):
+    if not await _confirm(host, f"Start {question.subject} from now on?", question.details):
         host.screen.show(f"{row.id}: not trusted")
         return False
-    if is_held_back:
-        servers.accept(row)
-    else:
-        await to_thread.run_sync(store.approve, row)
+    await to_thread.run_sync(store.approve, row, question.digest)
     return True
 
 
@@ -92,9 +88,10 @@ async def reload_config(host: SlashHost, servers: SessionServers) -> None:
         SlashError: The configuration is broken; the servers stay as they are.
     """
     plan = await _read_plan(servers)
-    for row in servers.find_held_back(plan):
-        await _ask_about_server(host, servers, row, is_held_back=True)
-    changes = await servers.apply_plan(plan)
+    held_back = await to_thread.run_sync(servers.find_held_back, plan)
+    answers = [await _ask_about_server(host, row) for row in held_back]
+    # After a yes the rows are read again: one that has changed behind the question is held back again.
+    changes = await servers.apply_plan(await _read_plan(servers) if any(answers) else plan)
     for change in changes or ["the configuration is as it was"]:
         host.screen.show(name_slash_commands(change))
 

@@ -118,7 +118,7 @@ def _explain_state(servers: SessionServers, row: ServerRow) -> tuple[str, str]:
     state = plan.state_of(row)
     if state == "startable":
         return "", ""
-    if row in servers.find_held_back(servers.plan):
+    if state == "changed" and row.origin.scope != "project":
         return "it is not as it was when the file was named", RELOAD
     if state == "unresolved":
         notes = [note for note in plan.notes if note.owner.startswith(f"server {row.id!r} of ")]

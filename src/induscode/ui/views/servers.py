@@ -132,8 +132,9 @@ async def show_server(page: PageRequest) -> PageView:
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
     series = await to_thread.run_sync(_read_hour)
     answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
-    config = show_text("\n".join(page.source.describe_config(name)))
-    consent = _ask_consent(page, server, config)
+    question = await to_thread.run_sync(page.source.ask_consent, name)
+    config = show_text("\n".join(question.details))
+    consent = _ask_consent(page, server, question.digest, config)
     facts = show_facts({
         "State": show_state(server.state),
         "Transport": server.transport,
@@ -165,7 +166,7 @@ async def show_server(page: PageRequest) -> PageView:
     return PageView(name, content, "servers")
 
 
-def _ask_consent(page: PageRequest, server: ServerSummary, config: Html) -> Html | None:
+def _ask_consent(page: PageRequest, server: ServerSummary, digest: str, config: Html) -> Html | None:
     if "trust" not in server.actions or not page.user.can_act:
         return None
     target = address("/server", name=server.name)
@@ -174,7 +175,7 @@ def _ask_consent(page: PageRequest, server: ServerSummary, config: Html) -> Html
         tag("h2", "Your consent"),
         tag("p", "The project brings this server. It starts only if you agree to exactly what is shown here."),
         config,
-        build_form(page.user, target, button="Trust it as it is", look="danger", action="trust"),
+        build_form(page.user, target, button="Trust it as it is", look="danger", action="trust", digest=digest),
         cls="warning",
     )
 
@@ -184,7 +185,7 @@ async def _act(page: PageRequest, name: str) -> Html:
     if action not in get_args(ServerAction):
         raise PageError(f"There is no action {action!r}", 400)
     try:
-        reply = await page.source.act(name, cast("ServerAction", action))
+        reply = await page.source.act(name, cast("ServerAction", action), page.form.get("digest", ""))
     except CoreError as exc:
         return tag("p", str(exc), role="alert", cls="said")
     leave = render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None

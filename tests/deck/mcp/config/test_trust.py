@@ -32,6 +32,11 @@ def row_of(file: str, config: ServerConfig, expansion: Expansion = "shell", secr
     return ServerRow(config, Origin(file, "project", "indus"), expansion, secrets=secrets)
 
 
+def approve(store: TrustStore, row: ServerRow) -> None:
+    """Say yes to exactly what the question shows."""
+    store.approve(row, store.question(row).digest)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> TrustStore:
     return TrustStore(str(tmp_path / "state" / "trust.json"))
@@ -51,7 +56,7 @@ def test_r36_a_server_without_consent_is_unknown(store: TrustStore, file: str) -
 
 
 def test_r38_consent_covers_one_server_of_one_file(store: TrustStore, file: str, tmp_path: Path) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     assert store.consent(row_of(file, FMT)) == "trusted"
     assert store.consent(row_of(file, replace(FMT, id="other"))) == "unknown"
     elsewhere = tmp_path / "elsewhere.json"
@@ -59,11 +64,17 @@ def test_r38_consent_covers_one_server_of_one_file(store: TrustStore, file: str,
     assert store.consent(row_of(str(elsewhere), FMT)) == "unknown"
 
 
-def test_a_yes_follows_the_file_and_not_a_link_to_it(store: TrustStore, file: str, tmp_path: Path) -> None:
-    link = tmp_path / "link.json"
+def test_a_link_in_another_project_has_no_part_in_the_consent_to_its_target(
+    store: TrustStore, file: str, tmp_path: Path
+) -> None:
+    """A relative command would run a file of the other project."""
+    link = tmp_path / "hostile" / ".mcp.json"
+    link.parent.mkdir()
     link.symlink_to(file)
-    store.approve(row_of(str(link), FMT))
-    assert store.consent(row_of(file, FMT)) == "trusted"
+    approve(store, row_of(file, FMT))
+    assert store.consent(row_of(str(link), FMT)) == "unknown"
+    (tmp_path / "way").symlink_to(os.path.dirname(file))
+    assert store.consent(row_of(str(tmp_path / "way" / "mcp.json"), FMT)) == "trusted"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +94,7 @@ def test_a_yes_follows_the_file_and_not_a_link_to_it(store: TrustStore, file: st
 def test_r37_c8_a_server_that_was_changed_since_is_not_trusted(
     store: TrustStore, file: str, changed: ServerConfig
 ) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     assert store.consent(row_of(file, changed)) == "changed"
     assert store.consent(row_of(file, FMT)) == "trusted"
 
@@ -92,6 +103,7 @@ def test_r37_c8_a_server_that_was_changed_since_is_not_trusted(
     "changed",
     [
         replace(WEB, url="https://u:p@host:8443/mcp?key=other"),
+        replace(WEB, headers={"Auth": "other"}),
         replace(WEB, headers={"Auth": "x", "More": "y"}),
         replace(WEB, proxy="http://elsewhere:3128"),
         SseServerConfig("web", WEB.url, WEB.headers),
@@ -100,26 +112,21 @@ def test_r37_c8_a_server_that_was_changed_since_is_not_trusted(
 def test_r37_an_address_that_was_changed_since_is_not_trusted(
     store: TrustStore, file: str, changed: ServerConfig
 ) -> None:
-    store.approve(row_of(file, WEB))
+    approve(store, row_of(file, WEB))
     assert store.consent(row_of(file, WEB)) == "trusted"
     assert store.consent(row_of(file, changed)) == "changed"
 
 
-def test_the_value_of_a_header_may_change_since_tokens_do(store: TrustStore, file: str) -> None:
-    store.approve(row_of(file, WEB))
-    assert store.consent(row_of(file, replace(WEB, headers={"Auth": "renewed"}))) == "trusted"
-
-
 def test_a_yes_can_be_taken_back(store: TrustStore, file: str) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     assert store.revoke(file, "fmt")
     assert not store.revoke(file, "fmt")
     assert store.consent(row_of(file, FMT)) == "unknown"
 
 
 def test_c14_the_store_is_private_and_holds_no_secret(store: TrustStore, file: str) -> None:
-    store.approve(row_of(file, FMT))
-    store.approve(row_of(file, WEB))
+    approve(store, row_of(file, FMT))
+    approve(store, row_of(file, WEB))
     found = os.stat(store.path)
     assert stat.S_IMODE(found.st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(store.path)).st_mode) == 0o700
@@ -136,18 +143,18 @@ def test_by_default_the_store_is_in_the_state_directory(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"salt": 5, "approved": {}}', b"\xff"])
 def test_a_damaged_store_has_no_consent_and_is_set_aside(store: TrustStore, file: str, content: bytes) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     with open(store.path, "wb") as handle:
         handle.write(content)
     assert store.consent(row_of(file, FMT)) == "unknown"
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     assert store.consent(row_of(file, FMT)) == "trusted"
     kept = [name for name in os.listdir(os.path.dirname(store.path)) if "corrupt" in name]
     assert len(kept) == 1
 
 
 def test_a_link_in_the_place_of_the_store_is_not_followed(store: TrustStore, file: str, tmp_path: Path) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     real = tmp_path / "real.json"
     os.rename(store.path, real)
     os.symlink(real, store.path)
@@ -156,7 +163,7 @@ def test_a_link_in_the_place_of_the_store_is_not_followed(store: TrustStore, fil
 
 def test_concurrent_approvals_are_all_stored(store: TrustStore, file: str) -> None:
     servers = [replace(FMT, id=f"s{number}") for number in range(20)]
-    threads = [threading.Thread(target=store.approve, args=(row_of(file, one),)) for one in servers]
+    threads = [threading.Thread(target=approve, args=(store, row_of(file, one))) for one in servers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -167,14 +174,14 @@ def test_concurrent_approvals_are_all_stored(store: TrustStore, file: str) -> No
 def test_a_write_that_fails_leaves_the_store_as_it_was(
     store: TrustStore, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.approve(row_of(file, WEB))
+        approve(store, row_of(file, WEB))
     assert store.consent(row_of(file, FMT)) == "trusted"
     assert sorted(os.listdir(os.path.dirname(store.path))) == ["trust.json"]
 
@@ -194,7 +201,7 @@ def test_the_question_shows_everything_and_no_secret(store: TrustStore, file: st
         'directory: "/w"',
         'variable: "TOKEN" (a value is set)',
     )
-    assert (question.server, question.file, question.changed) == ("fmt", os.path.realpath(file), ())
+    assert question.subject == f"server 'fmt' of {os.path.realpath(file)}"
     web = store.question(row_of(file, replace(WEB, proxy="http://u:p@proxy:1")))
     assert web.lines == (
         'address: "https://\\u2026@host:8443/mcp?\\u2026"',
@@ -205,9 +212,10 @@ def test_the_question_shows_everything_and_no_secret(store: TrustStore, file: st
 
 
 def test_the_question_names_changes_since_the_consent(store: TrustStore, file: str) -> None:
-    store.approve(row_of(file, FMT))
+    approve(store, row_of(file, FMT))
     changed = replace(FMT, args=("-y", "evil"), env={"TOKEN": "x"})
-    assert store.question(row_of(file, changed)).changed == ("argv", "env")
+    lines = store.question(row_of(file, changed)).lines
+    assert [line.rpartition(" ")[2] for line in lines if line.startswith("CHANGED since")] == ["argv", "env"]
 
 
 @pytest.mark.parametrize(
@@ -432,17 +440,20 @@ def test_finding_d2_a_literal_secret_in_a_default_stays_hidden(store: TrustStore
 def test_finding_d2_consent_is_to_the_references_that_were_shown(
     store: TrustStore, file: str, changed: dict[str, dict[str, str]]
 ) -> None:
-    store.approve(row_of(file, REMOTE))
+    approve(store, row_of(file, REMOTE))
     assert store.consent(row_of(file, REMOTE)) == "trusted"
     assert store.consent(row_of(file, replace(REMOTE, **changed))) == "changed"
 
 
 def test_finding_d2_consent_ends_when_a_literal_becomes_a_reference(store: TrustStore, file: str) -> None:
     config = StdioServerConfig("x", "npx", ("$GITHUB_TOKEN",))
-    store.approve(row_of(file, config, "shell"))
+    approve(store, row_of(file, config, "shell"))
     assert store.consent(row_of(file, config, "dollar")) == "changed"
     assert store.consent(row_of(file, config, "shell", ("GITHUB_TOKEN",))) == "changed"
-    assert store.question(row_of(file, config, "dollar")).changed == ("references",)
+    assert store.question(row_of(file, config, "dollar")).lines[-2:] == (
+        "CHANGED since it was consented to: references",
+        "CHANGED since it was consented to: expansion",
+    )
 
 
 REFERENCE_PIECES = st.sampled_from(

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig
-from induscode.deck.mcp.config.dialects import Dialect, detect_dialect
+from induscode.deck.mcp.config.dialects import Dialect, RawRow, detect_dialect
 from induscode.deck.mcp.config.expansion import UnresolvedVariableError
 from induscode.deck.mcp.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
 
@@ -195,7 +195,7 @@ def read_rows(
         if is_json_object(raw.fields) and is_switched_off(raw.fields) and raw.name not in switched_on:
             notes.append(Note(_name_owner(number, raw.name, origin), _SWITCHED_OFF))
             continue
-        row = _parse_row(number, raw.name, raw.fields, origin, dialect, notes)
+        row = _parse_row(number, raw, origin, dialect, notes)
         if row is None:
             continue
         if row.id in rows and rows[row.id] != row:
@@ -220,15 +220,13 @@ def parse_given_rows(servers: Mapping[str, JsonObject], given_by: str) -> tuple[
     return rows, notes
 
 
-def _parse_row(
-    number: int, identity: str, fields: JsonValue, origin: Origin, dialect: Dialect, notes: list[Note]
-) -> ServerRow | None:
-    owner = _name_owner(number, identity, origin)
-    if not is_json_object(fields):
+def _parse_row(number: int, raw: RawRow, origin: Origin, dialect: Dialect, notes: list[Note]) -> ServerRow | None:
+    owner = _name_owner(number, raw.name, origin)
+    if not is_json_object(raw.fields) or not is_json_object(raw.written):
         notes.append(Note(owner, "skipped: it is not an object"))
         return None
     try:
-        row = parse_row(identity, fields, origin, expansion=dialect.expansion)
+        row = parse_row(raw.name, raw.fields, origin, expansion=dialect.expansion, written=raw.written)
     except InvalidRowError as exc:
         notes.append(Note(owner, f"skipped: {exc}"))
         return None

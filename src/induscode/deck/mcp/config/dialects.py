@@ -21,6 +21,8 @@ class RawRow(NamedTuple):
     fields: JsonValue
     project: str | None = None
     """Its directory, where one file has servers for several directories."""
+    written: JsonValue = None
+    """The fields before the dialect converts them: consent covers these too."""
 
 
 @record
@@ -50,7 +52,7 @@ def _under(document: JsonObject, *keys: str) -> JsonObject | None:
 def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
     """Yield the servers of an object by name, each with a copy of its fields."""
     for name, fields in (servers or {}).items():
-        yield RawRow(name, dict(fields) if is_json_object(fields) else fields)
+        yield RawRow(name, dict(fields) if is_json_object(fields) else fields, written=fields)
 
 
 # -- ours -------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ def indus(document: JsonObject) -> Iterator[RawRow]:
     if isinstance(servers, list):
         for row in servers:
             name = row.get("name") if is_json_object(row) else None
-            yield RawRow(name if isinstance(name, str) else "", row)
+            yield RawRow(name if isinstance(name, str) else "", row, written=row)
     elif is_json_object(servers):
         yield from _rows(servers)
 
@@ -105,8 +107,8 @@ def codex(document: JsonObject) -> Iterator[RawRow]:
 
 
 def _convert_rows(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[RawRow]:
-    for name, row, _ in _rows(servers):
-        yield RawRow(name, convert(row) if is_json_object(row) else row)
+    for row in _rows(servers):
+        yield row._replace(fields=convert(row.fields)) if is_json_object(row.fields) else row
 
 
 def _codex_row(row: JsonObject) -> JsonObject:
@@ -134,9 +136,10 @@ def gemini(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `url` is SSE and `httpUrl` Streamable HTTP."""
     allowed = _names(document, "allowed")
     excluded = _names(document, "excluded") or ()
-    for name, fields, _ in _rows(_under(document, "mcpServers")):
+    for row in _rows(_under(document, "mcpServers")):
+        name, fields = row.name, row.fields
         if not is_json_object(fields):
-            yield RawRow(name, fields)
+            yield row
             continue
         newer = fields.pop("httpUrl", None)
         if newer is not None:
@@ -145,7 +148,7 @@ def gemini(document: JsonObject) -> Iterator[RawRow]:
             fields["type"] = "sse"
         if name in excluded or (allowed is not None and name not in allowed):
             fields["enabled"] = False
-        yield RawRow(name, fields)
+        yield row
 
 
 def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.records import record
@@ -46,6 +47,8 @@ class ExpansionContext:
     environ: Mapping[str, str]
     folder: str
     """The project directory, or the directory of the file."""
+    contents: dict[str, str] = field(default_factory=dict[str, str])
+    """Files that were read, by path: each is read once, so what consent covers is what's used."""
 
     def variable(self, name: str, default: str | None = None) -> str:
         """Return the value of a variable; an empty one is replaced by the default.
@@ -69,11 +72,13 @@ class ExpansionContext:
             UnresolvedVariableError: It cannot be read.
         """
         whole = os.path.join(self.folder, os.path.expanduser(path))
+        if whole in self.contents:
+            return self.contents[whole]
         try:
             if not os.path.isfile(whole) or os.path.getsize(whole) > _LARGEST_FILE:
                 raise UnresolvedVariableError(f"the file {path} is absent, or not a small file")
             with open(whole, encoding="utf-8") as file:
-                return file.read().removesuffix("\n")
+                return self.contents.setdefault(whole, file.read().removesuffix("\n"))
         except (OSError, UnicodeDecodeError) as exc:
             raise UnresolvedVariableError(f"the file {path} cannot be read: {exc}") from exc
 

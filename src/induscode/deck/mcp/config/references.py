@@ -59,6 +59,8 @@ class Reference:
     recipient: str
     """The receiver of the value: the host of the address, or the program."""
     looks_secret: bool
+    is_file: bool = False
+    """Whether it's the content of a file, instead of a variable."""
 
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
@@ -111,7 +113,7 @@ def _find(row: ServerRow) -> Iterator[Reference]:
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
     for match in reference_pattern(rule).finditer(text):
         name, is_file = parse_reference(rule, match)
-        yield Reference(match[0], name, place, recipient, is_file or looks_secret(name))
+        yield Reference(match[0], name, place, recipient, is_file or looks_secret(name), is_file)
         for inner in _NESTED.finditer(match[0], 1 + len(name)):
             nested = inner[1] or inner[2]
             written = f"${{{nested}}}" if inner[1] else f"{inner[0]}}}"

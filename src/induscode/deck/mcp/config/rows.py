@@ -20,7 +20,7 @@ from induscode.deck.mcp.config.expansion import ExpansionContext, expand
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.deck.mcp.config.expansion import Expansion
 
@@ -64,11 +64,19 @@ class ServerRow:
     """The entry of an MCP registry that the row was made from: name, version, package, hash."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
     """Fields that were left out, with the reason."""
+    written: JsonObject = field(default_factory=dict[str, "JsonValue"], compare=False)
+    """The row as its file has it, in the words of its dialect."""
+    contents: dict[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
+    """Files that the row refers to, once they were read."""
 
     @property
     def id(self) -> str:
         """The id of the server."""
         return self.config.id
+
+    def make_context(self, environ: Mapping[str, str]) -> ExpansionContext:
+        """Build the context that the variables and files of the row are looked up in."""
+        return ExpansionContext(environ, find_project_dir(self.origin), self.contents)
 
     def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
         """Return the configuration with the values of its variables.
@@ -78,8 +86,7 @@ class ServerRow:
         Raises:
             UnresolvedVariableError: A variable has no value.
         """
-        context = ExpansionContext(environ, find_project_dir(self.origin))
-        config = self.config
+        context, config = self.make_context(environ), self.config
 
         def value(text: str) -> str:
             return expand(text, self.expansion, context)
@@ -121,7 +128,7 @@ def find_project_dir(origin: Origin) -> str:
 
 _SECONDS = {"startup_timeout_sec": "connect_s", "tool_timeout_sec": "call_idle_s"}
 _MOST_REPLICAS = 32
-_TYPES: dict[str, str] = {
+TYPES: dict[str, str] = {
     "http": "streamable_http",
     "streamable-http": "streamable_http",
     "streamable_http": "streamable_http",
@@ -146,13 +153,19 @@ _CAMEL = {
 }
 
 
+SWITCHES = frozenset({"enabled", "disabled"})
+"""Fields that switch a row on or off."""
+
+
 def is_switched_off(row: JsonObject) -> bool:
     """Tell whether a row is switched off (`enabled: false`, `disabled: true`)."""
     return row.get("enabled") is False or row.get("disabled") is True
 
 
-def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none") -> ServerRow:
-    """Parse a server from the fields that all dialects are converted to.
+def parse_row(
+    identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none", written: JsonObject | None = None
+) -> ServerRow:
+    """Parse a server from the fields that all dialects are converted to; `written` are those of its own dialect.
 
     Raises:
         InvalidRowError: The row has no name, or neither a command nor a URL.
@@ -173,6 +186,7 @@ def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expa
         auth=auth,
         registry=entry if is_json_object(entry) else None,
         remarks=tuple(reader.remarks),
+        written=row if written is None else written,
     )
 
 
@@ -235,7 +249,7 @@ class _RowParser:
         kind = self.row.get("type", self.row.get("transport"))
         if kind is None:
             return None
-        known = _TYPES.get(kind) if isinstance(kind, str) else None
+        known = TYPES.get(kind) if isinstance(kind, str) else None
         if known is None:
             self.remarks.append(f"its type {compact_json(kind)} is unknown, and was not considered")
         return known

@@ -1,28 +1,28 @@
 """Consent to servers that a project configures.
 
-A project's file can name any command, so nothing of it is started before a person has agreed to exactly this file,
-server, command with arguments and variables, or address. The agreement is stored outside every project. A server that
-has changed since needs a new one.
+A project's file can name any command, so nothing of it starts before the user has agreed to exactly this row of this
+file. The agreement is stored outside every project, as a digest. A row that has changed since needs a new one.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import secrets
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
-from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.records import record
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from induscode.consent import Consent, ConsentState, build_consent, digest_facts
 from induscode.deck.mcp.config.auth_fields import format_auth
-from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
-from induscode.deck.mcp.config.rows import ServerRow
+from induscode.deck.mcp.config.expansion import UnresolvedVariableError, expand, reference_pattern
+from induscode.deck.mcp.config.references import find_references, looks_secret, quote, show_url, show_value
+from induscode.deck.mcp.config.rows import SWITCHES, TYPES, ServerRow
+from induscode.deck.mcp.redaction import hide_shapes
 
-Consent: TypeAlias = Literal["trusted", "unknown", "changed"]
 _VERSION = 1
 _LARGEST_BYTES = 16 * 1024 * 1024
 _CODE_PREFIXES = ("LD_", "DYLD_", "PYTHON", "GIT_")
@@ -40,6 +40,14 @@ _CODE_FLAGS = {
     "deno": ("eval",),
 }
 """Options with which a harmless-looking launcher runs code from its arguments."""
+_SHOWN = frozenset(
+    (
+        *("name", "type", "transport", *SWITCHES, "command", "args", "env", "environment", "cwd", "env_vars"),
+        *("url", "serverUrl", "httpUrl", "proxy", "headers", "http_headers", "env_http_headers"),
+        *("bearer_token_env_var", "auth", "oauth", "headersHelper", "headers_helper"),
+    )
+)
+"""Fields of a row that the question shows in its own words, or that have no effect."""
 
 
 def server_facts(config: ServerConfig) -> JsonObject:
@@ -57,17 +65,35 @@ def server_facts(config: ServerConfig) -> JsonObject:
 
 
 def consent_facts(row: ServerRow) -> JsonObject:
-    """Return the facts that consent covers: the configuration and its references.
+    """Return everything consent to a row covers: the row as written, and what decides which program it runs.
 
-    The literal value of a header may change; a reference in it may not, and a literal text may not become a reference.
+    The values of other variables aren't covered: they're the user's, and tokens are renewed. Neither is the switch that
+    turns a row on or off.
     """
-    facts = server_facts(row.config)
+    config, facts = row.config, server_facts(row.config)
+    covered: JsonObject = {"name": row.id}
+    if isinstance(config, StdioServerConfig):
+        covered |= {"command": config.command, "args": [*config.args], "env": dict(config.env), "cwd": config.cwd}
+        if config.replicas > 1:
+            facts["replicas"] = config.replicas
+    else:
+        covered |= {"url": config.url, "proxy": config.proxy, "headers": dict(config.headers)}
+        if config.headers:
+            facts["header_values"] = dict(config.headers)
     if row.auth is not None:
         facts["auth"] = row.auth
-    if isinstance(row.config, StdioServerConfig) and row.config.replicas > 1:
-        facts["replicas"] = row.config.replicas
     references: list[JsonValue] = [[reference.place, reference.written] for reference in find_references(row)]
-    return {**facts, "references": references} if references else facts
+    if references:
+        facts["references"] = references
+        if row.expansion != "shell":
+            facts["expansion"] = row.expansion
+        facts |= {f"{place}, now": value for place, value in find_programs(row).items()}
+        facts |= {f"file {path}": content for path, content in read_project_files(row).items()}
+    for key, value in row.written.items():
+        is_known_type = key in {"type", "transport"} and isinstance(value, str) and value in TYPES
+        if not is_known_type and key not in SWITCHES and (key not in covered or covered[key] != value):
+            facts[f"field {key}"] = value
+    return facts
 
 
 def server_identity(config: ServerConfig) -> str:
@@ -78,31 +104,57 @@ def server_identity(config: ServerConfig) -> str:
     facts = server_facts(config)
     if isinstance(config, StdioServerConfig):
         facts["env"] = [*sorted(config.env)]
-    return _digest(facts, "")
+    return digest_facts(facts)
 
 
-def _digest(value: JsonValue, salt: str) -> str:
-    text = salt + compact_json(value, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _find_code_flag(config: StdioServerConfig) -> str | None:
+    """Find the option that makes a launcher run code from its arguments."""
+    flags = _CODE_FLAGS.get(os.path.basename(config.command), ())
+    return next((flag for flag in flags if flag in config.args), None)
 
 
-@record
-class ConsentQuestion:
-    """What a person must see before a server is started for the first time."""
+def find_programs(row: ServerRow) -> Mapping[str, str | None]:
+    """Expand the references that decide which program runs, by their place; None: one of them has no value."""
+    config, texts = row.config, dict[str, str]()
+    if isinstance(config, StdioServerConfig):
+        texts["the command"] = config.command
+        if _find_code_flag(config) is not None:
+            texts |= {f"argument {number}": text for number, text in enumerate(config.args, 1)}
+    words = (row.auth or {}).get("header_command")
+    for number, word in enumerate(words if isinstance(words, list) else (), 1):
+        texts[f"word {number} of its header command"] = str(word)
+    context, values = row.make_context(os.environ), dict[str, str | None]()
+    for place, text in texts.items():
+        if reference_pattern(row.expansion).search(text):
+            try:
+                values[place] = expand(text, row.expansion, context)
+            except UnresolvedVariableError:
+                values[place] = None
+    return values
 
-    server: str
-    file: str
-    lines: tuple[str, ...]
-    """Every fact in full, one per line, without terminal control characters."""
-    warnings: tuple[str, ...]
-    changed: tuple[str, ...]
-    """What has changed since the consent; empty for a new server."""
 
-    @property
-    def details(self) -> tuple[str, ...]:
-        """The facts, then what has changed, then the warnings, one per line."""
-        changed = (f"CHANGED since it was consented to: {name}" for name in self.changed)
-        return (*self.lines, *changed, *(f"WARNING: {warning}" for warning in self.warnings))
+def read_project_files(row: ServerRow) -> Mapping[str, str | None]:
+    """Read the files of the project that a row refers to, by path; None: it can't be read. It blocks.
+
+    Files elsewhere are the user's own.
+    """
+    context, files = row.make_context(os.environ), dict[str, str | None]()
+    folder = os.path.join(os.path.realpath(context.folder), "")
+    for reference in find_references(row):
+        path = os.path.abspath(os.path.join(context.folder, os.path.expanduser(reference.name)))
+        entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if reference.is_file and any(one.startswith(folder) for one in (entry, os.path.realpath(path))):
+            try:
+                files[reference.name] = context.file(reference.name)
+            except UnresolvedVariableError:
+                files[reference.name] = None
+    return files
+
+
+def describe_row(row: ServerRow) -> Consent:
+    """Build the question about starting a server."""
+    subject = f"server {row.id!r} of {os.path.realpath(row.origin.file)}"
+    return build_consent(subject, consent_facts(row), _lines(row), _warnings(row))
 
 
 class TrustStore:
@@ -123,29 +175,34 @@ class TrustStore:
     def _file(self) -> PrivateJsonFile[_Consents]:
         return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_consents, _dump_consents)
 
-    def consent(self, row: ServerRow) -> Consent:
+    def consent(self, row: ServerRow) -> ConsentState:
         """Look up the consent to this server of this file, as it is now; a damaged store has none."""
         store, _ = self._file().read()
         known = store.rows.get(_row_key(row.origin.file, row.id))
         if known is None:
             return "unknown"
-        same = known.get("digest") == _digest(consent_facts(row), store.salt)
+        same = known.get("digest") == digest_facts(consent_facts(row), store.salt)
         return "trusted" if same else "changed"
 
-    def approve(self, row: ServerRow) -> None:
-        """Store the consent to a server as it is now.
+    def approve(self, row: ServerRow, digest: str) -> None:
+        """Store the consent to a server.
+
+        Args:
+            row: The server as it is now.
+            digest: The digest of the question that the user said yes to.
 
         Raises:
+            ConsentChangedError: The user said yes to something else.
             OSError: The file cannot be written.
         """
-        file = row.origin.file
-        facts = consent_facts(row)
+        describe_row(row).check_digest(digest)
+        file, facts = row.origin.file, consent_facts(row)
         with self._file().change() as store:
-            parts: JsonObject = {name: _digest(value, store.salt) for name, value in facts.items() if name != "id"}
+            parts: JsonObject = {name: digest_facts(value, store.salt) for name, value in facts.items() if name != "id"}
             store.rows[_row_key(file, row.id)] = {
                 "file": os.path.realpath(file),
                 "server": row.id,
-                "digest": _digest(facts, store.salt),
+                "digest": digest_facts(facts, store.salt),
                 "parts": parts,
                 "at": iso_utc(now_ms()),
             }
@@ -164,19 +221,18 @@ class TrustStore:
         with self._file().change() as store:
             return store.rows.pop(_row_key(file, server), None) is not None
 
-    def question(self, row: ServerRow) -> ConsentQuestion:
-        """Build the question about a server."""
+    def question(self, row: ServerRow) -> Consent:
+        """Build the question about a server; it names the facts that have changed since an earlier yes."""
         store, _ = self._file().read()
-        facts = consent_facts(row)
         known = store.rows.get(_row_key(row.origin.file, row.id))
         parts = known.get("parts") if known is not None else None
-        changed = tuple(
-            name
-            for name, value in facts.items()
-            if is_json_object(parts) and name != "id" and parts.get(name) != _digest(value, store.salt)
-        )
-        file = os.path.realpath(row.origin.file)
-        return ConsentQuestion(row.id, file, tuple(_lines(row)), _warnings(row), changed)
+        question = describe_row(row)
+        if not is_json_object(parts):
+            return question
+        present = {name: digest_facts(value, store.salt) for name, value in consent_facts(row).items() if name != "id"}
+        names = [name for name in {**present, **parts} if present.get(name) != parts.get(name)]
+        changed = (f"CHANGED since it was consented to: {quote(name)[1:-1]}" for name in names)
+        return replace(question, lines=(*question.lines, *changed))
 
 
 # -- what is asked ----------------------------------------------------------------------------
@@ -194,7 +250,7 @@ def _lines(row: ServerRow) -> list[str]:
         cwd = [f"directory: {quote(config.cwd)}"] if config.cwd else []
         env = [line("variable", name, value) for name, value in config.env.items()]
         env += [f"variable: {quote(name)} (handed on from your environment)" for name in row.secrets]
-        return [f"command: {quote(config.command)}", *argv, *cwd, *env]
+        return [f"command: {quote(config.command)}", *argv, *cwd, *env, *_more_lines(row)]
     headers = [line("header", name, value) for name, value in config.headers.items()]
     proxy = [f"proxy: {quote(show_url(config.proxy, rule))}"] if config.proxy else []
     auth = row.auth or {}
@@ -202,7 +258,22 @@ def _lines(row: ServerRow) -> list[str]:
         f"sign-in, {name}: " + ("(a value is set)" if (shown := format_auth(name, value)) is None else quote(shown))
         for name, value in auth.items()
     ]
-    return [f"address: {quote(show_url(config.url, rule))}", *proxy, *headers, *signing_in]
+    return [f"address: {quote(show_url(config.url, rule))}", *proxy, *headers, *signing_in, *_more_lines(row)]
+
+
+def _more_lines(row: ServerRow) -> Iterator[str]:
+    """Yield what variables and files stand for now, where they decide what runs, and the other fields."""
+    is_secret = any(reference.looks_secret for reference in find_references(row))
+    for place, value in find_programs(row).items():
+        if value is not None:
+            yield f"{place}, now: " + ("(a value is set)" if is_secret else quote(value))
+    for path, content in read_project_files(row).items():
+        yield f"file {quote(path)}: " + ("it can't be read" if content is None else f"SHA-256 {digest_facts(content)}")
+    for key, value in row.written.items():
+        if key not in _SHOWN:
+            is_hidden = isinstance(value, dict) or looks_secret(key)
+            shown = "(a value is set)" if is_hidden else hide_shapes(json.dumps(value))
+            yield f"{quote(key)[1:-1]}: {shown}"
 
 
 def _warnings(row: ServerRow) -> tuple[str, ...]:
@@ -219,10 +290,9 @@ def _warnings(row: ServerRow) -> tuple[str, ...]:
         if name.upper().startswith(_CODE_PREFIXES) or name.upper() in _CODE_VARIABLES
     ]
     warnings = [*disclosed, *code]
-    launcher = os.path.basename(config.command)
-    flags = [flag for flag in _CODE_FLAGS.get(launcher, ()) if flag in config.args]
-    if flags:
-        warnings.append(f"{launcher} {flags[0]} runs whatever its arguments say.")
+    flag = _find_code_flag(config)
+    if flag is not None:
+        warnings.append(f"{os.path.basename(config.command)} {flag} runs whatever its arguments say.")
     if os.sep in config.command and not os.path.isabs(config.command):
         warnings.append("The command is a file of the project itself.")
     return tuple(warnings)
@@ -250,4 +320,7 @@ def _dump_consents(consents: _Consents) -> JsonValue:
 
 
 def _row_key(file: str, server: str) -> str:
-    return _digest([os.path.realpath(file), server], "")
+    """Build the key of a consent. A link has another one than its target: a command may be relative to its place."""
+    entry = os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
+    target = os.path.realpath(file)
+    return digest_facts([target, server] if entry == target else [target, server, entry])
