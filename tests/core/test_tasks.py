@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from indusagi.core.tasks import BackgroundTask, run_shielded
+from indusagi.core.tasks import Attempt, BackgroundTask, run_shielded
 
 pytestmark = pytest.mark.anyio
 
@@ -66,10 +66,10 @@ async def test_cancelled_scope_waits_without_busy_looping(monkeypatch: pytest.Mo
     job, owner, rounds = Job(), BackgroundTask("job"), 0
     wait = asyncio.wait
 
-    async def count(tasks: set[asyncio.Task[None]]) -> None:
+    async def count(tasks: set[asyncio.Future[None]], timeout: float | None = None) -> None:  # noqa: ASYNC109 — as asyncio.wait
         nonlocal rounds
         rounds += 1
-        await wait(tasks)
+        await wait(tasks, timeout=timeout)
 
     async def work() -> None:
         await job.work()
@@ -84,3 +84,57 @@ async def test_cancelled_scope_waits_without_busy_looping(monkeypatch: pytest.Mo
         await anyio.lowlevel.checkpoint()
     assert scope.cancelled_caught
     assert rounds == 1
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_has_an_end_too() -> None:
+    ended: list[str] = []
+    task = BackgroundTask("job", lambda: ended.append("ended"))
+    task.start(asyncio.sleep(60))
+    task.cancel()
+    with anyio.fail_after(60):
+        assert await task.join()
+        await task.wait()
+    assert (ended, task.was_cancelled) == (["ended"], True)
+
+
+async def test_the_end_comes_before_whoever_waits_for_it() -> None:
+    ended: list[str] = []
+    task = BackgroundTask("job", lambda: ended.append("ended"))
+    task.start(asyncio.sleep(0))
+    await task.wait()
+    assert ended == ["ended"]
+
+
+async def test_a_task_that_ignores_its_cancellation_is_left_after_the_limit() -> None:
+    go, task = asyncio.Event(), BackgroundTask("stubborn")
+
+    async def ignore() -> None:
+        while not go.is_set():
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task.start(ignore())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task.join(0.01) is False
+    go.set()
+    assert await task.join()
+
+
+async def test_an_attempt_settles_once_for_all_who_wait() -> None:
+    attempt, failed = Attempt[str](), Attempt[str]()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(attempt.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        assert not attempt.is_settled
+        attempt.settle("first")
+        attempt.fail(OSError("second"))
+    assert [task.result() for task in waiting[1:]] == ["first", "first"]
+    failed.fail(OSError("broken"))
+    failed.settle("late")
+    with pytest.raises(OSError, match="broken"):
+        await failed.wait()

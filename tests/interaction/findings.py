@@ -83,4 +83,6 @@ THIRD_REVIEW: dict[str, str] = {
     "r1": "A script's calls, their arguments and the answers it hasn't read take a bounded number of bytes.",
     "r7": "`mcp list` prints each row as its server answers, and waits ten seconds at most.",
     "u1": "Commands and prompts don't wait for a server they don't need; a first prompt waits three seconds at most.",
+    "f2": "A server has one owner: no race of restart, add, remove and shutdown leaves a process.",
+    "f4": "Work that is stopped before its first step still has an outcome for everyone who waits.",
 }

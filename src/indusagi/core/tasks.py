@@ -1,4 +1,4 @@
-"""Background tasks: a coroutine in a task of its own, whose waiters may be cancelled without cancelling it.
+"""Background tasks, and attempts: work in its own task, whose waiters may be cancelled without cancelling it.
 
 An async context must be left in the task that entered it, but callers come and go; so one task opens, holds and closes
 a resource. A cancelled caller disturbs neither that task nor other callers, and still returns only after the end.
@@ -8,28 +8,90 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from anyio import CancelScope
 
 T = TypeVar("T")
 
 
-class BackgroundTask:
-    """Runs one coroutine, once, in a task of its own."""
+class Attempt(Generic[T]):
+    """The outcome of one piece of work, which any number of callers wait for.
 
-    def __init__(self, name: str) -> None:
+    It settles once, and at the latest when the task it follows ends: a task that's cancelled before its first step
+    runs no code, so nothing inside of it could settle anything.
+    """
+
+    def __init__(self) -> None:
+        self._outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there's an outcome."""
+        return self._outcome.done()
+
+    def settle(self, value: T, /) -> None:
+        """Set the result, unless there's an outcome already."""
+        if not self._outcome.done():
+            self._outcome.set_result(value)
+
+    def fail(self, exc: Exception) -> None:
+        """Set the error, unless there's an outcome already."""
+        if not self._outcome.done():
+            self._outcome.set_exception(exc)
+            self._outcome.exception()  # maybe nobody waits: mark it as retrieved
+
+    async def wait(self) -> T:
+        """Wait for the outcome and return or raise it; a cancelled caller leaves the work alone."""
+        if not self._outcome.done():
+            await asyncio.wait({self._outcome})
+        return self._outcome.result()
+
+    async def join(self, within_s: float | None = None) -> bool:
+        """Wait for the outcome in any case, for `within_s` at most; return whether there is one.
+
+        A cancellation of the caller is raised afterwards.
+        """
+        await _join(self._outcome, within_s)
+        return self._outcome.done()
+
+
+class BackgroundTask:
+    """Runs one coroutine, once, in its own task.
+
+    `on_end` runs when the task has ended, even if it was cancelled before its first step, and before anything that
+    waits for the end goes on.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[], None] | None = None) -> None:
         self._name = name
         self._task: asyncio.Task[object] | None = None
+        self._on_end = on_end
+        self._ended: Attempt[None] | None = None
 
     @property
     def started(self) -> bool:
         """Whether `start` was called."""
         return self._task is not None
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether the task has ended by a cancellation."""
+        return self._task is not None and self._task.cancelled()
+
     def start(self, work: Coroutine[object, object, object]) -> None:
         """Start the coroutine, which must end by itself and handle its own errors."""
+        self._ended = Attempt()
         self._task = asyncio.create_task(work, name=self._name)  # noqa: TID251 — owned by this object
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[object]) -> None:
+        try:
+            if self._on_end is not None:
+                self._on_end()
+        finally:
+            if self._ended is not None:
+                self._ended.settle(None)
 
     def cancel(self) -> None:
         """Cancel the task."""
@@ -38,16 +100,16 @@ class BackgroundTask:
 
     async def wait(self) -> None:
         """Wait for the end, unless cancelled."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        if self._ended is not None:
+            await self._ended.wait()
 
-    async def join(self) -> None:
-        """Wait for the end in any case; a cancellation of the caller is raised afterwards.
+    async def join(self, within_s: float | None = None) -> bool:
+        """Wait for the end in any case, for `within_s` at most; return whether it has ended.
 
-        For a task that was asked to end: otherwise it would go on without an owner.
+        For a task that was asked to end: otherwise it would go on without an owner. A cancellation of the caller is
+        raised afterwards. Code of other authors may swallow its cancellation: give it a limit.
         """
-        if self._task is not None:
-            await _join(self._task)
+        return self._ended is None or await self._ended.join(within_s)
 
 
 async def run_shielded(
@@ -67,14 +129,16 @@ async def run_shielded(
     return task.result()
 
 
-async def _join(task: asyncio.Task[T]) -> None:
+async def _join(task: asyncio.Future[T], within_s: float | None = None) -> None:
+    loop = asyncio.get_running_loop()
+    due = None if within_s is None else loop.time() + within_s
     cancelled: asyncio.CancelledError | None = None
     # A cancelled anyio scope cancels its task again in every iteration of the loop; the shield keeps that off. A plain
     # `Task.cancel` passes the shield and is kept.
     with CancelScope(shield=True):
-        while not task.done():
+        while not task.done() and (due is None or loop.time() < due):
             try:
-                await asyncio.wait({task})
+                await asyncio.wait({task}, timeout=None if due is None else due - loop.time())
             except asyncio.CancelledError as exc:
                 cancelled = exc
     if cancelled is not None:

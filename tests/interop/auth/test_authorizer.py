@@ -158,8 +158,13 @@ async def test_closing_ends_a_sign_in_that_waits_for_a_person() -> None:
     prompt = StuckPrompt()
     async with http_server(Protected(Modern())) as server:
         authorizer = authorizer_of(server.url, await make_auth(prompt=prompt))
+
+        async def refused() -> None:
+            with pytest.raises(AuthFault, match="signing in was stopped"):
+                await authorizer.handle_refusal({}, REFUSED)
+
         async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(authorizer.handle_refusal({}, REFUSED))
+            waiting = tasks.create_task(refused())
             await prompt.is_asked.wait()
             await authorizer.close()
         assert waiting.done()
@@ -241,3 +246,19 @@ async def test_a_token_is_refreshed_half_a_minute_before_its_end(life_s: int, *,
         authorizer = authorizer_of(server.url, await make_auth(stored), clock)
         await authorizer.build_headers("POST", server.url)
         assert bool(issuer.forms) is is_refreshed
+
+
+async def test_finding_f4_a_recovery_that_is_stopped_before_it_begins_leaves_nobody_waiting() -> None:
+    authorizer = authorizer_of(NOWHERE, await make_auth())
+    await authorizer.build_headers("POST", NOWHERE)
+
+    async def refused() -> AuthFault:
+        with pytest.raises(AuthFault) as caught:
+            await authorizer.handle_refusal({}, REFUSED)
+        return caught.value
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(refused()) for _ in range(2)]
+        tasks.create_task(authorizer.close())
+    assert all(task.result().is_transient for task in waiting)
+    assert isinstance(await refused(), SignInRequired)  # the next one begins again

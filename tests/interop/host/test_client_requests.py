@@ -38,7 +38,7 @@ from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, Susp
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
@@ -413,6 +413,25 @@ async def test_each_owner_has_its_own_limit_of_suspended_calls() -> None:
     response = await suspended.begin(request_like(), mine, asking)
     assert response["resultType"] == "input_required"
     await suspended.close()
+
+
+async def test_finding_f4_a_call_that_is_ended_before_it_begins_has_a_result() -> None:
+    suspended, call = SuspendedCalls(calls=1), parked()
+    with anyio.fail_after(60):
+        async with asyncio.TaskGroup() as tasks:
+            beginning = tasks.create_task(attempt_of(suspended.begin(request_like(), call, asking)))
+            tasks.create_task(suspended.close())
+        assert beginning.result() == "the call was stopped"
+        # It holds no place.
+        response = await suspended.begin(request_like(), parked(), asking)
+    assert response["resultType"] == "input_required"
+    await suspended.close()
+
+
+async def attempt_of(begun: Coroutine[object, object, object]) -> str:
+    with pytest.raises(RpcError) as caught:
+        await begun
+    return caught.value.message
 
 
 class Bearer:

@@ -534,6 +534,27 @@ async def test_transport_end_cancels_inbound_requests() -> None:
     await connection.close()
 
 
+async def test_close_does_not_wait_for_a_handler_that_ignores_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indusagi.interop.protocol_bridge.rpc.connection.HANDLER_EXIT_S", 0.01)
+    transport, go = FakeTransport(), asyncio.Event()
+
+    async def answer(method: str, params: JsonObject) -> JsonObject:
+        while not go.is_set():
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                continue
+        return {}
+
+    connection = JsonRpcConnection(transport, on_request=answer)
+    transport.say(request(1))
+    await settled()
+    async with asyncio.timeout(LONG_S):
+        await connection.close()
+    go.set()
+    await settled()
+
+
 async def test_close_cancels_inbound_requests() -> None:
     transport = FakeTransport()
     started: list[str] = []

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.faults import describe_error
-from indusagi.core.tasks import BackgroundTask
+from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.locations import get_origin_of
@@ -138,21 +138,23 @@ class OAuthAuthorizer:
             if used != self._token:
                 return
         if recovery is None:
-            recovery = self._recovery = _Recovery(purpose)
-            recovery.task.start(self._finish(recovery, work))
-        await recovery.task.wait()
-        if recovery.fault is not None:
-            raise recovery.fault
+            recovery = self._recovery = _Recovery(purpose, self._finish)
+            recovery.task.start(self._run(recovery, work))
+        await recovery.outcome.wait()
 
-    async def _finish(self, recovery: _Recovery, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, recovery: _Recovery, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
+            recovery.outcome.settle(None)
         except AuthFault as fault:
-            recovery.fault = fault
+            recovery.outcome.fail(fault)
         except Exception as exc:  # noqa: BLE001 — boundary: the store and the prompt are the product's
-            recovery.fault = AuthFault(f"signing in failed: {describe_error(exc)}")
-        finally:
-            self._recovery = None
+            recovery.outcome.fail(AuthFault(f"signing in failed: {describe_error(exc)}"))
+
+    def _finish(self, recovery: _Recovery) -> None:
+        """Make room for the next recovery; one that was stopped fails, for now."""
+        recovery.outcome.fail(AuthFault("signing in was stopped", is_transient=True))
+        self._recovery = None
 
     async def _renew(self, used: str, challenge: Challenge | None) -> None:
         """Get another token than the refused or expired one: of another process, by a refresh, by a sign-in."""
@@ -216,9 +218,9 @@ class OAuthAuthorizer:
 
 
 class _Recovery:
-    """A recovery that is under way, and why it failed."""
+    """A recovery that is under way."""
 
-    def __init__(self, purpose: tuple[str, ...]) -> None:
+    def __init__(self, purpose: tuple[str, ...], on_end: Callable[[_Recovery], None]) -> None:
         self.purpose = purpose
-        self.task = BackgroundTask("renew a token")
-        self.fault: AuthFault | None = None
+        self.outcome = Attempt[None]()
+        self.task = BackgroundTask("renew a token", partial(on_end, self))

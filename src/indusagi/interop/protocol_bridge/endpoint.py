@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.tasks import BackgroundTask
+from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
@@ -116,8 +116,9 @@ class ServerEndpointImpl:
         self._notes: tuple[Note, ...] = ()
         self._item_notes: dict[ItemKind, tuple[Note, ...]] = {}
         self._listing = asyncio.Lock()
-        self._task = BackgroundTask(f"endpoint {config.id}")
-        self._settled = asyncio.Event()
+        self._task = BackgroundTask(f"endpoint {config.id}", self._finish)
+        self._opened: Attempt[None] | None = None
+        """Settles when the endpoint is ready or has failed."""
         self._stop = asyncio.Event()
         self._changed: set[ItemKind] = set()
         self._has_changed = asyncio.Event()
@@ -199,10 +200,11 @@ class ServerEndpointImpl:
             ProtocolFault: It could not be opened, or was closed before.
         """
         if self._phase is EndpointPhase.IDLE and not self._task.started:
+            self._opened = Attempt[None]()
             self._enter(EndpointPhase.CONNECTING)
-            self._task.start(self._run())
-        # The attempt itself is not awaited: a caller that is cancelled leaves it to the others.
-        await self._settled.wait()
+            self._task.start(self._run(self._opened))
+        if self._opened is not None:
+            await self._opened.wait()
         if self._fault is not None:
             raise self._fault
         self._require_ready()
@@ -213,7 +215,6 @@ class ServerEndpointImpl:
         if not self._task.started:
             if not is_terminal_phase(self._phase):
                 self._enter(EndpointPhase.CLOSED)
-                self._settled.set()
             return
         if self._phase is EndpointPhase.CONNECTING:
             self._task.cancel()
@@ -229,7 +230,7 @@ class ServerEndpointImpl:
         """Wait for the end, by `close` or by a fault."""
         await self._task.wait()
 
-    async def _run(self) -> None:
+    async def _run(self, opened: Attempt[None]) -> None:
         """Open, hold and close the connection; the only code that does."""
         try:
             seen_up = self._history.was_up(self._config) or self._session_factory is not None
@@ -243,28 +244,29 @@ class ServerEndpointImpl:
                 session.on_list_changed = self._note_change
                 self._session, self._log_messages = session, session.log
                 self._enter(EndpointPhase.READY)
-                self._settled.set()
+                opened.settle(None)
                 # The phase changes before any caller learns that its call is lost.
                 session.connection.ended.add_done_callback(lambda ended: self._lose_connection(ended.result()))
                 await self._serve(session)
                 if self._phase is EndpointPhase.READY:
                     self._enter(EndpointPhase.CLOSING)
-        except asyncio.CancelledError:
-            if not self._stop.is_set():
-                detail = FaultDetail(server=self._config.id, reason="cancelled")
-                message = f"server {self._config.id!r}: its task was cancelled"
-                self._fault = self._fault or ProtocolFault("transport", message, detail=detail)
-                raise
         except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server or its transport
             fault = to_protocol_fault(exc, self._config, FaultSite.CONNECT, process=self._process)
             self._fault = self._fault or fault
             if isinstance(exc, StartTimeout):
                 self._history.record_timeout(self._config)
-        finally:
-            self._session = None
-            phase = EndpointPhase.CLOSED if self._fault is None else EndpointPhase.FAULTED
-            self._enter(EndpointPhase.IDLE if needs_sign_in(self._fault) else phase)
-            self._settled.set()
+
+    def _finish(self) -> None:
+        """Enter the last phase; runs when the task has ended, even if that was cancelled before its first step."""
+        self._session = None
+        if self._task.was_cancelled and not self._stop.is_set():
+            detail = FaultDetail(server=self._config.id, reason="cancelled")
+            message = f"server {self._config.id!r}: its task was cancelled"
+            self._fault = self._fault or ProtocolFault("transport", message, detail=detail)
+        phase = EndpointPhase.CLOSED if self._fault is None else EndpointPhase.FAULTED
+        self._enter(EndpointPhase.IDLE if needs_sign_in(self._fault) else phase)
+        if self._opened is not None:
+            self._opened.settle(None)
 
     def _lose_connection(self, end: TransportEnd) -> None:
         if self._phase is EndpointPhase.READY and not self._stop.is_set():

@@ -1,21 +1,19 @@
 """Server fleet: several servers started together, each failing alone and restarted when it fails, and their tools.
 
-Every endpoint is registered before the first one connects, so the status covers servers that never come up. Behind each
-id a supervisor runs in a background task: it opens an endpoint, lists its tools, waits for its end, and opens the next
-one when the rules of `Supervision` say so. The endpoint under an id therefore changes: look it up for each use.
+Every endpoint is registered before the first one connects, so the status covers servers that never come up. Each id has
+a `ServerOwner`, which starts, restarts and ends its server. The endpoint under an id therefore changes: look it up for
+each use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
@@ -27,7 +25,6 @@ from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_cl
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.start.policy import (
     PROCESS_HISTORY,
-    RestartRecord,
     StartHistory,
     StartPacer,
     StartPolicy,
@@ -36,7 +33,6 @@ from indusagi.interop.protocol_bridge.client.start.policy import (
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, find_output_mismatch
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
-    EndpointPhase,
     EndpointStatus,
     FaultDetail,
     FleetStatus,
@@ -47,26 +43,20 @@ from indusagi.interop.protocol_bridge.contract import (
     RemoteToolRef,
     ServerConfig,
     find_config_problem,
-    is_terminal_phase,
-    is_usable_phase,
-    needs_sign_in,
     to_tool_result,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
 from indusagi.interop.protocol_bridge.lease import ServerLeases
+from indusagi.interop.protocol_bridge.owner import ServerOwner, Waiting
 from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOG_LINES = 200
 _MOVE_S = 60.0
 """How long calls wait for a server that is moved to another node."""
 _MOVE_PAUSE_S = 0.05
-
-Waiting: TypeAlias = Literal["asleep", "sign_in", "untrusted"]
-"""Why a server is not started: it starts at its first call, a person has to sign in, or it needs consent."""
 
 CallCheck: TypeAlias = Callable[[RemoteToolRef], ToolResult | None]
 """Runs before each call, when its server is up; a result that it returns replaces the call."""
@@ -128,7 +118,11 @@ class ServerFleetImpl:
         self._handlers = handlers
         self._config: BridgeConfig | None = None
         self._waiting: dict[str, Waiting] = {}
-        self._supervisors: dict[str, _ServerSupervisor] = {}
+        self._owners: dict[str, ServerOwner] = {}
+        self._is_down = False
+        """Whether the servers are being closed, or were: nothing starts until the next `start`."""
+        self._epoch = 0
+        """Counts starts and ends: a start that's overtaken by a later one leaves off."""
         self._notes: tuple[Note, ...] = ()
         self.leases = ServerLeases()
         """The servers that sub-agents use."""
@@ -145,7 +139,11 @@ class ServerFleetImpl:
         Servers in `waiting` are registered and not started. Notes name invalid servers, and duplicate ids, of which
         the last counts.
         """
-        await self.tear_down()
+        self._epoch += 1
+        epoch = self._epoch
+        await self._close_owners()
+        if epoch != self._epoch:
+            return  # it was torn down, or started with another configuration, meanwhile
         self._config, self._waiting = config, dict(waiting or {})
         usable: list[ServerConfig] = []
         notes: list[Note] = []
@@ -160,47 +158,45 @@ class ServerFleetImpl:
         duplicates = [server.id for server in usable if by_id[server.id] is not server]
         notes.extend(Note(f"server {server!r}", message, "give one another id") for server in duplicates)
         self._notes = tuple(notes)
-        self._supervisors = {
-            identity: self._make_supervisor(server, self._waiting.get(identity)) for identity, server in by_id.items()
+        self._owners = {
+            identity: self._make_owner(server, self._waiting.get(identity)) for identity, server in by_id.items()
         }
-        started = [supervisor for supervisor in self._supervisors.values() if supervisor.waiting is None]
-        for supervisor in started:
-            supervisor.start()
+        self._is_down = False
+        starting = [owner for owner in self._owners.values() if owner.waiting is None]
+        for owner in starting:
+            owner.begin()
         try:
-            for supervisor in started:
-                await supervisor.settled.wait()
+            for owner in starting:
+                await owner.wait_up()
         except asyncio.CancelledError:
             await self.tear_down()
             raise
 
-    def _make_supervisor(self, server: ServerConfig, waiting: Waiting | None) -> _ServerSupervisor:
-        make_endpoint = partial(
-            ServerEndpointImpl,
-            server,
-            handlers=self._handlers,
-            on_event=lambda event: self._report(server.id, event),
-            policy=self._policy,
-            history=self.history,
-            open_session=self._open_session,
-        )
-        return _ServerSupervisor(server, self._supervision, make_endpoint, self._pacer, waiting, self._kinds)
+    def _make_owner(self, server: ServerConfig, waiting: Waiting | None) -> ServerOwner:
+        def make_endpoint(config: ServerConfig) -> ServerEndpointImpl:
+            return ServerEndpointImpl(
+                config,
+                handlers=self._handlers,
+                on_event=lambda event: self._report(owner, event),
+                policy=self._policy,
+                history=self.history,
+                open_session=self._open_session,
+            )
+
+        owner = ServerOwner(server, make_endpoint, self._supervision, self._pacer, waiting, self._kinds)
+        return owner
 
     async def wake(self, server: str, *, urgent: bool = True) -> None:
         """Start a sleeping server, and wait until it is up or has failed.
 
         A server that is already starting is waited for; an untrusted one stays as it is. One that waits for a sign-in
-        is tried once more. Unless it is `urgent`, the start waits for a free core.
+        is tried once more. Unless it is `urgent`, the start waits for a free core. No other server is started or
+        waited for.
 
         Raises:
             ProtocolFault: The id is unknown.
         """
-        supervisor = self._require(server)
-        if urgent:
-            supervisor.urgent.set()
-        if supervisor.waiting in {"asleep", "sign_in"}:
-            supervisor.start()
-        if supervisor.waiting is None:
-            await supervisor.settled.wait()
+        await self._require(server).start(urgent=urgent)
 
     async def wait_listed(self, server: str) -> None:
         """Wait until a server that was started has listed everything that is listed, or has failed.
@@ -208,20 +204,27 @@ class ServerFleetImpl:
         Raises:
             ProtocolFault: The id is unknown.
         """
-        supervisor = self._require(server)
-        if supervisor.waiting is None:
-            await supervisor.listed.wait()
+        await self._require(server).wait_listed()
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
-        """Add a server, in place of one with the same id, and wait as `start` does."""
-        while (predecessor := self._supervisors.get(server.id)) is not None:
-            await predecessor.close()
-            if self._supervisors.get(server.id) is predecessor:  # not restarted meanwhile
+        """Add a server, in place of one with the same id, and wait as `start` does.
+
+        Raises:
+            ProtocolFault: The fleet was torn down.
+        """
+        while (present := self._owners.get(server.id)) is not None:
+            if await present.replace(server, waiting):
+                return
+            if self._is_down:
                 break
-        supervisor = self._supervisors[server.id] = self._make_supervisor(server, waiting)
+            if self._owners.get(server.id) is present:  # it was removed
+                del self._owners[server.id]
+        if self._is_down:
+            raise ProtocolFault("not_connected", f"server {server.id!r} was not added: the fleet was shut down")
+        owner = self._owners[server.id] = self._make_owner(server, waiting)
         if waiting is None:
-            supervisor.start()
-            await supervisor.settled.wait()
+            owner.begin()
+            await owner.wait_up()
 
     async def remove(self, server: str) -> None:
         """Close a server and forget it.
@@ -229,8 +232,12 @@ class ServerFleetImpl:
         Raises:
             ProtocolFault: The id is unknown.
         """
-        await self._require(server).close()
-        self._supervisors.pop(server, None)
+        owner = self._require(server)
+        try:
+            await owner.close()
+        finally:
+            if self._owners.get(server) is owner:
+                del self._owners[server]
 
     async def spin_up(self) -> None:
         """Start the last configuration again.
@@ -244,23 +251,33 @@ class ServerFleetImpl:
 
     async def tear_down(self) -> None:
         """Close all servers concurrently, within the limits of each; never raises."""
+        self._epoch += 1
+        await self._close_owners()
+
+    async def _close_owners(self) -> None:
+        self._is_down = True
+
+        async def close() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for owner in self._owners.values():
+                    tasks.create_task(owner.close())
+
         closer = BackgroundTask("fleet tear-down")
-        closer.start(_close_all(list(self._supervisors.values())))
+        closer.start(close())
         await closer.join()
 
     def endpoint(self, server: str) -> ServerEndpointImpl | None:
         """Return the present endpoint of a server."""
-        supervisor = self._supervisors.get(server)
-        return None if supervisor is None else supervisor.endpoint
+        owner = self._owners.get(server)
+        return None if owner is None else owner.endpoint
 
     def endpoints(self) -> Sequence[ServerEndpointImpl]:
         """List the present endpoints, in the order of the configuration."""
-        return tuple(supervisor.endpoint for supervisor in self._supervisors.values())
+        return tuple(owner.endpoint for owner in self._owners.values())
 
     def status(self) -> FleetStatus:
         """Return the state of every server, in the order of the configuration."""
-        statuses = {identity: supervisor.status() for identity, supervisor in self._supervisors.items()}
-        return MappingProxyType(statuses)
+        return MappingProxyType({identity: owner.status() for identity, owner in self._owners.items()})
 
     async def restart(self, server: str) -> None:
         """Restart a server at once, whatever the rules of supervision say, and wait until it is up or has failed.
@@ -268,23 +285,15 @@ class ServerFleetImpl:
         Raises:
             ProtocolFault: The id is unknown, or the server needs consent.
         """
-        supervisor = self._require(server)
-        if supervisor.waiting == "untrusted":
+        owner = self._require(server)
+        if owner.waiting == "untrusted":
             detail = FaultDetail(server=server, reason="untrusted")
             message = f"server {server!r} is not started: it needs consent"
             raise ProtocolFault("not_connected", message, detail=detail)
-        await supervisor.close()
-        present = self._require(server)
-        if present is not supervisor:  # another restart was first: two would leave a process without an owner
-            await present.settled.wait()
-            return
-        successor = self._make_supervisor(supervisor.config, None)
-        successor.restarts = supervisor.restarts + 1
-        successor.earlier_log = deque(supervisor.read_log(), maxlen=_LOG_LINES)
-        successor.urgent.set()
-        self._supervisors[server] = successor
-        successor.start()
-        await successor.settled.wait()
+        if not await owner.restart():
+            self._require(server)
+            message = f"server {server!r} was not restarted: it was shut down"
+            raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server))
 
     def read_log(self, server: str) -> Sequence[str]:
         """Return what a server has written to standard error and sent as log messages, also before its restarts.
@@ -302,16 +311,8 @@ class ServerFleetImpl:
         Raises:
             ProtocolFault: The id is unknown.
         """
-        supervisor = self._require(server)
-        if not supervisor.endpoint.is_unused or self.leases.find_holders(server):
-            return False
-        successor = self._make_supervisor(supervisor.config, "asleep")
-        successor.restarts = supervisor.restarts
-        successor.earlier_log = deque(supervisor.read_log(), maxlen=_LOG_LINES)
-        successor.predecessor = supervisor
-        self._supervisors[server] = successor
-        await supervisor.close()
-        return True
+        owner = self._require(server)
+        return not self.leases.find_holders(server) and await owner.rest()
 
     async def stop(self, server: str) -> None:
         """Close one server and leave it closed.
@@ -319,7 +320,7 @@ class ServerFleetImpl:
         Raises:
             ProtocolFault: The id is unknown.
         """
-        await self._require(server).close()
+        await self._require(server).stop()
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
         """Call a listener at every change, in the event loop; returns a function that unsubscribes it."""
@@ -331,162 +332,24 @@ class ServerFleetImpl:
 
         return unsubscribe
 
-    def _report(self, server: str, event: EndpointEvent) -> None:
+    def _report(self, owner: ServerOwner, event: EndpointEvent) -> None:
         if not self._listeners:
             return
-        fleet_event = FleetEvent(server, event, self._supervisors[server].status())
+        fleet_event = FleetEvent(owner.config.id, event, owner.status())
         for listener in tuple(self._listeners):
             try:
                 listener(fleet_event)
             except Exception:  # noqa: BLE001 — boundary: a listener's defect is not the server's
                 _log.exception("a listener of the fleet failed")
 
-    def _require(self, server: str) -> _ServerSupervisor:
-        supervisor = self._supervisors.get(server)
-        if supervisor is None:
+    def _require(self, server: str) -> ServerOwner:
+        owner = self._owners.get(server)
+        if owner is None:
             detail = FaultDetail(server=server, reason="not_found")
-            known = ", ".join(self._supervisors) or "none"
+            known = ", ".join(self._owners) or "none"
             message = f"there is no server {server!r}; there are: {known}"
             raise ProtocolFault("not_connected", message, detail=detail)
-        return supervisor
-
-
-class _ServerSupervisor:
-    """Keeps one server running."""
-
-    def __init__(
-        self,
-        config: ServerConfig,
-        supervision: Supervision,
-        make_endpoint: Callable[[], ServerEndpointImpl],
-        pacer: StartPacer,
-        waiting: Waiting | None = None,
-        kinds: Sequence[ItemKind] = (),
-    ) -> None:
-        self.config = config
-        self.waiting = waiting
-        self.settled = asyncio.Event()
-        self.listed = asyncio.Event()
-        """Set after `settled`, when the lists beside the tools have come too."""
-        self.urgent = asyncio.Event()
-        """Set when a caller waits for the server: it starts out of turn."""
-        self.restarts = 0
-        self.predecessor: _ServerSupervisor | None = None
-        """Ends before this one begins."""
-        self.earlier_log: deque[str] = deque(maxlen=_LOG_LINES)
-        """The log of the endpoints before the present one."""
-        self._make_endpoint = make_endpoint
-        self._pacer = pacer
-        self._kinds = kinds
-        self._record = RestartRecord(supervision)
-        self._next_try_at: float | None = None
-        self._last_fault: ProtocolFault | None = None
-        self._task = BackgroundTask(f"supervisor {config.id}")
-        self.endpoint = self._make_endpoint()
-
-    def start(self) -> None:
-        if self.waiting == "sign_in":
-            self.settled = asyncio.Event()
-            self.endpoint = self._make_endpoint()
-        self.waiting = None
-        self._task.start(self._run())
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await self._task.join()
-        await self.endpoint.close()
-        if self.predecessor is not None:
-            await self.predecessor.close()
-            self.predecessor = None
-
-    def read_log(self) -> Sequence[str]:
-        return (*self.earlier_log, *self.endpoint.read_log())
-
-    def status(self) -> EndpointStatus:
-        next_try_s = None
-        if self._next_try_at is not None:
-            next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
-        status = self.endpoint.status()
-        if needs_sign_in(status.fault) and is_terminal_phase(status.phase):
-            status = replace(status, phase=EndpointPhase.IDLE)
-        is_starting = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
-        return replace(
-            status,
-            # While it is not up: the fault of the last attempt.
-            fault=status.fault or (self._last_fault if is_starting else None),
-            restarts=self.restarts,
-            next_try_s=next_try_s,
-            trust="untrusted" if self.waiting == "untrusted" else "trusted",
-        )
-
-    async def _run(self) -> None:
-        """Start the server again and again, until it is closed or its fault is permanent."""
-        loop = asyncio.get_running_loop()
-        try:
-            if self.predecessor is not None:
-                await self.predecessor.close()
-                self.predecessor = None
-            while True:
-                started_at = loop.time()
-                await self._open()
-                if not needs_sign_in(self.endpoint.status().fault):
-                    self.settled.set()
-                for kind in self._kinds:
-                    with suppress(ProtocolFault):  # the others may be listed all the same
-                        await self.endpoint.list_items(kind)
-                self.listed.set()
-                await self.endpoint.wait_closed()
-                status, up_s = self.endpoint.status(), loop.time() - started_at
-                self._last_fault = status.fault
-                if needs_sign_in(status.fault):
-                    self.waiting = "sign_in"
-                    return
-                wait_s = self._record.delay(status.fault, up_s, loop.time())
-                if status.phase is EndpointPhase.CLOSED or wait_s is None:
-                    return
-                self._next_try_at = loop.time() + wait_s
-                await asyncio.sleep(wait_s)
-                self._next_try_at = None
-                self.restarts += 1
-                self.earlier_log.extend(self.endpoint.read_log())
-                self.endpoint = self._make_endpoint()
-                self.settled.clear()
-        finally:
-            self._next_try_at = None
-            self.settled.set()
-            self.listed.set()
-            await self.endpoint.close()
-
-    async def _open(self) -> None:
-        """Open the endpoint and list its tools; a failed listing is repeated while the endpoint is ready."""
-        rules = self._record.rules
-        wait_s = rules.first_s
-        try:
-            if self.config.kind == "stdio":
-                async with self._pacer.turn(self.endpoint.cpu_seconds, self.urgent):
-                    await self.endpoint.open()
-            else:
-                await self.endpoint.open()
-        except ProtocolFault:
-            return
-        while is_usable_phase(self.endpoint.phase):
-            try:
-                await self.endpoint.list_tools()
-            except ProtocolFault as fault:
-                if needs_sign_in(fault):  # it answers the handshake of every client
-                    await self.endpoint.close()
-                    return
-                self.settled.set()
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * rules.factor, rules.longest_s)
-            else:
-                return
-
-
-async def _close_all(supervisors: Sequence[_ServerSupervisor]) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for supervisor in supervisors:
-            tasks.create_task(supervisor.close())
+        return owner
 
 
 async def send_past_move(send: Callable[[], Awaitable[T]]) -> T:

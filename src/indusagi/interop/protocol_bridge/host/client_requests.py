@@ -18,6 +18,8 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
 from indusagi.interop.protocol_bridge.rpc.connection import (
+    HANDLER_EXIT_S,
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     ConnectionClosedError,
     InvalidResponseError,
@@ -159,10 +161,14 @@ class SuspendedCall:
                 self._result = await run_call(self)
             except Exception as exc:  # noqa: BLE001 — boundary: raised where the result is awaited
                 self._result = exc
-            finally:
-                on_end()
-                self._is_changed.set()
 
+        def finish() -> None:
+            on_end()
+            if self._result is None:
+                self._result = RpcError(INTERNAL_ERROR, "the call was stopped")
+            self._is_changed.set()
+
+        self._task = BackgroundTask("call of a host", finish)
         self._task.start(run())
 
     def report_progress(self, progress: ToolProgress) -> None:
@@ -228,7 +234,7 @@ class SuspendedCall:
     async def end(self) -> None:
         """End a cancelled call, by force if it does not end itself."""
         self._task.cancel()
-        await self._task.join()
+        await self._task.join(HANDLER_EXIT_S)
 
 
 class SuspendedCalls:

@@ -39,6 +39,9 @@ PARSE_ERROR = -32700
 UNSUPPORTED_VERSION = -32022
 """`UnsupportedProtocolVersionError` of the modern protocol; its `data.supported` lists versions."""
 
+HANDLER_EXIT_S = 5.0
+"""How long a cancelled handler may take to end before its connection is closed without it."""
+
 OnProgress: TypeAlias = Callable[[JsonObject], None]
 OnRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 OnNotify: TypeAlias = Callable[[str, JsonObject], None]
@@ -293,12 +296,15 @@ class JsonRpcConnection:
         self.transport.send(frame)
 
     async def close(self) -> None:
-        """Cancel the requests of the peer that are still running; the transport stays open."""
+        """Cancel the requests of the peer that are still running; the transport stays open.
+
+        A handler that ignores its cancellation is left behind after `HANDLER_EXIT_S`.
+        """
         tasks = list(self._inbound.values())
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if tasks and (await asyncio.wait(tasks, timeout=HANDLER_EXIT_S))[1]:
+            _log.warning("a handler ignores its cancellation; the connection is closed without it")
 
     def end(self, end: TransportEnd) -> None:
         """Treat the transport as ended, also while it is open: every pending request fails."""

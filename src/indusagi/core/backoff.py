@@ -1,0 +1,46 @@
+"""Growing pauses between the tries of something that fails for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+
+def grow_pause(first_s: float, factor: float, times: int, longest_s: float) -> float:
+    """Return the pause after so many earlier ones."""
+    try:
+        return min(first_s * factor**times, longest_s)
+    except OverflowError:  # after a day of failures
+        return longest_s
+
+
+class Backoff:
+    """The pauses of one retried operation.
+
+    Args:
+        first_s: The first pause.
+        factor: How much longer each pause is than the one before.
+        longest_s: The longest pause; only the other side may ask for more (`Retry-After`).
+        jitter: The share by which a pause varies, so that clients of one server don't return together.
+    """
+
+    def __init__(
+        self, first_s: float = 0.5, *, factor: float = 2.0, longest_s: float = 60.0, jitter: float = 0.2
+    ) -> None:
+        self._first_s, self._factor, self._longest_s, self._jitter = first_s, factor, longest_s, jitter
+        self._failures = 0
+
+    def next_pause(self, retry_after_s: float | None = None) -> float:
+        """Count a failure and return the pause before the next try, at least `retry_after_s`."""
+        pause_s = grow_pause(self._first_s, self._factor, self._failures, self._longest_s)
+        self._failures += 1
+        pause_s *= 1 + random.uniform(-self._jitter, self._jitter)
+        return max(pause_s, retry_after_s or 0.0)
+
+    async def pause(self, retry_after_s: float | None = None) -> None:
+        """Count a failure and wait for the next try."""
+        await asyncio.sleep(self.next_pause(retry_after_s))
+
+    def reset(self) -> None:
+        """Forget the failures: the next pause is the first one again."""
+        self._failures = 0
