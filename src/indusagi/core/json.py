@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ForwardRef, TypeAlias, TypeGuard, cast
 
@@ -32,6 +33,7 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 
 BYTES_PER_TOKEN = 4
 """Estimate for text, JSON and code."""
+_SHOWN_NAME = 60
 _SHOWN_STEPS = 8
 """How many steps of the path into a value a message shows."""
 
@@ -58,6 +60,57 @@ def is_json_object(value: object) -> TypeGuard[JsonObject]:
         if not isinstance(key, str):
             return False
     return True
+
+
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a surrogate pair, or of a whole one."""
+
+
+def build_object(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+    """Build an object from its pairs, as an `object_pairs_hook`.
+
+    Raises:
+        ValueError: A name occurs twice: two readers could disagree on which value counts (RFC 8259 §4).
+    """
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the name {twice[:_SHOWN_NAME]!r} occurs twice in one object")
+    return members
+
+
+def refuse_constant(name: str) -> None:
+    """Refuse `NaN` and the infinities, as a `parse_constant`: they are Python's, not JSON's."""
+    raise ValueError(f"{name} is not JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=build_object, parse_constant=refuse_constant)
+
+
+def has_half_character(value: JsonValue) -> bool:
+    """Tell whether a decoded value has half of a surrogate pair in a string: no encoding can carry it."""
+    try:
+        _PLAIN.encode(value).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return True
+    return False
+
+
+def parse_strict_json(data: bytes) -> JsonValue:
+    """Decode a document that has to mean the same to every reader, such as a token or a key set.
+
+    Raises:
+        ValueError: Invalid UTF-8 or JSON, a name that occurs twice, half a character, or too many levels.
+    """
+    text = data.decode("utf-8")
+    try:
+        value = cast("JsonValue", _STRICT.decode(text))
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+    if _SURROGATE_ESCAPE.search(text) and has_half_character(value):
+        raise ValueError("it has half of a character")
+    return value
 
 
 def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.locations import split_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -58,7 +59,7 @@ def read_state(url: str) -> str:
     Raises:
         AuthFault: It has none: its answer could not be told from another.
     """
-    state = dict(parse_qsl(urlsplit(url).query)).get("state", "")
+    state = dict(parse_qsl(split_address(url).query)).get("state", "")
     if not state:
         raise AuthFault("the authorization request has no state")
     return state
@@ -70,7 +71,7 @@ def check_authorization_url(url: str) -> None:
     Raises:
         AuthFault: It is neither https nor an http address of this machine, or holds other than visible ASCII.
     """
-    parts = urlsplit(url)
+    parts = split_address(url)
     is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
     if not (parts.scheme == "https" or is_local) or not re.fullmatch(r"[\x21-\x7e]+", url) or not parts.hostname:
         shown = url[:60]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, assert_never
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -22,7 +21,7 @@ from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.grants import exchange_subject
-from indusagi.interop.auth.locations import canonical_resource, get_origin_of
+from indusagi.interop.auth.locations import canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.proofs import ProofKey
 from indusagi.interop.auth.steps import (
@@ -251,7 +250,7 @@ class AuthDriver:
     # -- requests ---------------------------------------------------------------------------
 
     async def _send(self, step: HttpStep) -> HttpReply:
-        target = urlsplit(step.url)
+        target = split_address(step.url)
         host = target.hostname or ""
         own = (host,) if await self._may_be_private(host) else ()
         has_body = step.body is not None
@@ -283,7 +282,7 @@ class AuthDriver:
         settings = self.auth.settings
         provider = settings.identity_provider
         named = (settings.issuer, settings.metadata_url, "" if provider is None else provider.token_endpoint)
-        if host in {urlsplit(url).hostname for url in (self.server_url, *named) if url}:
+        if host in {split_address(url).hostname for url in (self.server_url, *named) if url}:
             return True
         if self._is_server_private is None:
             self._is_server_private = await _is_private(self.server_url)
@@ -292,7 +291,7 @@ class AuthDriver:
 
 async def _is_private(url: str) -> bool:
     """Return whether a URL leads to an address of a private network or of this machine."""
-    parts = urlsplit(url)
+    parts = split_address(url)
     host = parts.hostname or ""
     try:
         with anyio.fail_after(_RESOLVE_S):

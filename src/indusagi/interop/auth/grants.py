@@ -140,7 +140,7 @@ def _is_own_identifier(claimed: str, issuer: IssuerMetadata) -> bool:
         return claimed == issuer.issuer
     try:
         return get_origin_of(claimed) == get_origin_of(issuer.authorization_endpoint)
-    except ValueError:
+    except AuthFault:
         return False
 
 

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from indusagi.interop.auth.contract import AuthFault
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
 
 RESOURCE_SUFFIX = "/.well-known/oauth-protected-resource"
 _OAUTH_SUFFIX = "/.well-known/oauth-authorization-server"
 _OPENID_SUFFIX = "/.well-known/openid-configuration"
 _PORTS = {"http": 80, "https": 443}
+_SHOWN_CHARS = 200
 _LOOPBACK = re.compile(r"localhost|(?:[^.]+\.)+localhost|127(?:\.\d{1,3}){3}|::1", re.IGNORECASE)
+
+
+def split_address(url: str) -> SplitResult:
+    """Split a URL that a server, an issuer or a user has named.
+
+    Raises:
+        AuthFault: It is malformed.
+    """
+    try:
+        parts = urlsplit(url)
+        parts.hostname, parts.port  # noqa: B018 — they are parsed when they are read
+    except ValueError as exc:
+        raise AuthFault(f"{url[:_SHOWN_CHARS]!r} is not an address: {exc}") from None
+    return parts
 
 
 def canonical_resource(url: str) -> str:
@@ -19,15 +38,21 @@ def canonical_resource(url: str) -> str:
 
     https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#canonical-server-uri. A query is left
     out too: RFC 8707 §2 advises against one, and a query of a server's URL often holds a key.
+
+    Raises:
+        AuthFault: The URL is malformed.
     """
-    parts = urlsplit(url)
+    parts = split_address(url)
     path = "" if parts.path == "/" else parts.path
-    return urlunsplit((parts.scheme.lower(), _get_authority(url), path, "", ""))
+    return urlunsplit((parts.scheme.lower(), _get_authority(parts), path, "", ""))
 
 
 def is_resource_of(resource: str, url: str) -> bool:
     """Return whether a protected resource covers a URL: the same origin, and the same path or one above it."""
-    resource, url = canonical_resource(resource), canonical_resource(url)
+    try:
+        resource, url = canonical_resource(resource), canonical_resource(url)
+    except AuthFault:
+        return False
     return url == resource or url.startswith(f"{resource.rstrip('/')}/")
 
 
@@ -47,13 +72,21 @@ def build_issuer_metadata_urls(issuer: str) -> tuple[str, ...]:
 
 
 def get_origin_of(url: str) -> str:
-    """Return scheme and authority, without a default port."""
-    return f"{urlsplit(url).scheme.lower()}://{_get_authority(url)}"
+    """Return scheme and authority, without a default port.
+
+    Raises:
+        AuthFault: The URL is malformed.
+    """
+    parts = split_address(url)
+    return f"{parts.scheme.lower()}://{_get_authority(parts)}"
 
 
 def is_loopback(url: str) -> bool:
     """Return whether a URL leads to this machine, by its form alone (RFC 6761 §6.3)."""
-    return _LOOPBACK.fullmatch(_get_host(url)) is not None
+    try:
+        return _LOOPBACK.fullmatch(split_address(url).hostname or "") is not None
+    except AuthFault:
+        return False
 
 
 def check_endpoint(url: str, role: str, owner: str) -> str:
@@ -65,10 +98,10 @@ def check_endpoint(url: str, role: str, owner: str) -> str:
         AuthFault: It is another URL.
     """
     try:
-        parts = urlsplit(url)
-        is_usable = bool(_get_host(url)) and parts.username is None and parts.port != 0
+        parts = split_address(url)
+        is_usable = bool(parts.hostname) and parts.username is None and parts.port != 0
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(url))
-    except ValueError:
+    except AuthFault:
         is_usable = is_safe = False
     if not (is_usable and is_safe and url.isprintable() and " " not in url):
         raise AuthFault(f"{owner}: its {role} is no https address, so that signing in would not be safe")
@@ -77,15 +110,11 @@ def check_endpoint(url: str, role: str, owner: str) -> str:
 
 def _insert_suffix(url: str, suffix: str) -> str:
     """Insert a well-known suffix between the host and the path (RFC 8414 §3.1)."""
-    return f"{get_origin_of(url)}{suffix}{urlsplit(url).path.rstrip('/')}"
+    return f"{get_origin_of(url)}{suffix}{split_address(url).path.rstrip('/')}"
 
 
-def _get_host(url: str) -> str:
-    return urlsplit(url).hostname or ""
-
-
-def _get_authority(url: str) -> str:
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in _get_host(url) else _get_host(url)
+def _get_authority(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
     is_default = parts.port is None or parts.port == _PORTS.get(parts.scheme.lower())
     return host if is_default else f"{host}:{parts.port}"

@@ -11,7 +11,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING, Final, cast
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import is_json_object, parse_strict_json
 from indusagi.interop.auth.contract import AuthFault
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def read_claims(token: str) -> JsonObject:
     if len(parts) != 3 or len(token) > 64 * 1024:
         return {}
     try:
-        document: object = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (ValueError, RecursionError):
+        document = parse_strict_json(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except ValueError:
         return {}
     return document if is_json_object(document) else {}

@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonObject, is_json_object, parse_strict_json
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, DeviceCode, StoredCredentials
 
@@ -59,8 +59,8 @@ class HttpReply:
     def parse_object(self) -> JsonObject:
         """Return the JSON object of the body; empty if it is none."""
         try:
-            document: object = json.loads(self.body)
-        except (ValueError, RecursionError):
+            document = parse_strict_json(self.body)
+        except ValueError:
             return {}
         return document if is_json_object(document) else {}
 
