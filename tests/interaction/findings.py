@@ -85,4 +85,8 @@ THIRD_REVIEW: dict[str, str] = {
     "u1": "Commands and prompts don't wait for a server they don't need; a first prompt waits three seconds at most.",
     "f2": "A server has one owner: no race of restart, add, remove and shutdown leaves a process.",
     "f4": "Work that is stopped before its first step still has an outcome for everyone who waits.",
+    "a1": "A gateway starts without its issuer, outlives its outages, and finds what has moved there.",
+    "f1": "Nothing that a client, a server or an issuer sends ends a host or leaves a traceback.",
+    "f14": "A malformed address in a challenge or in metadata is one fault with its reason.",
+    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
 }

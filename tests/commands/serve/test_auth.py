@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from tests.commands.helpers import configured, row, user_file
 from tests.commands.serving import serving
+from tests.support.forked import CONSTANTS
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.resources import STAMP, challenges, protected
 from tests.support.scripts import run
@@ -62,6 +63,31 @@ async def test_principals_scopes_rules_and_the_ledger_of_a_gateway(tmp_path: Pat
         assert token not in ledger
     shown = run("ledger", cwd=tmp_path).stdout
     assert "client-1: indus:call:one" in " ".join(shown.split())
+
+
+async def test_finding_a1_a_gateway_starts_without_its_issuer_and_finds_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "indusagi.interop.protocol_bridge.host.auth.verifier:_RETRY_S", 0.1)
+    async with running_issuer() as issuer, httpx2.AsyncClient(timeout=60) as client:
+        issuer.is_broken = True
+        flags = ("--http", "127.0.0.1:0", "--auth", issuer.url, "--profile", "none", "--no-mcp")
+        with serving(*flags, cwd=tmp_path) as gateway:
+            await until(lambda: "it is tried again" in gateway.said())
+            found = re.search(r"serving at (\S+)", gateway.said())
+            assert found is not None
+            token = issuer.mint(found[1])
+            assert (await request(client, found[1], token, "tools/list")).status_code == 503
+            issuer.is_broken = False
+
+            # A token makes the gateway ask again, a moment after its last attempt.
+            statuses = [503]
+            with anyio.fail_after(120):
+                while statuses[-1] == 503:
+                    statuses.append((await request(client, found[1], token, "tools/list")).status_code)
+            assert statuses[-1] == 200
+        assert gateway.process.returncode == 0
+        assert "Traceback" not in gateway.said()
 
 
 async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient) -> list[str]:

@@ -5,6 +5,7 @@ The host answers `initialize` before anything else is opened; `tools/list` waits
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
+from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
 from induscode.boot.config_watch import ConsentedRows, list_config_files
 from induscode.boot.plans import plan_servers
 from induscode.boot.session import open_session
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
@@ -196,7 +199,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     def box() -> ToolBox:
         return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
 
-    searched = SearchedBoxes(options.search, lambda note: print_status(str(note)))
+    searched = SearchedBoxes(options.search, _print_note)
     clients = ClientRecorder()
     views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
     opened = anyio.Event()
@@ -205,7 +208,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     offered = content if plan.rows or context.watch is not None else None
     handles = _open_handles(options, context)
     task_map = _open_task_map() if handles is None else None
-    tasks = GatewayTasks(content, task_map, lambda note: print_status(str(note)), handles)
+    tasks = GatewayTasks(content, task_map, _print_note, handles)
     choose_view = None
     if views:
         tokens = read_view_tokens(views, os.environ)
@@ -287,13 +290,17 @@ def _open_task_map() -> TaskMap | None:
         return None  # the note about the ledger says so
 
 
+def _print_note(note: Note) -> None:
+    print_status(str(note))
+
+
 def _report_auth(
     settings: HttpSettings | None, on_identity: Callable[[ClientIdentity], None] | None = None
 ) -> HttpSettings | None:
     """Have the host report clients, and print why the issuer of their tokens cannot be used."""
     if settings is None or settings.auth is None:
         return settings
-    return replace(settings, auth=replace(settings.auth, on_identity=on_identity, on_note=print_status))
+    return replace(settings, auth=replace(settings.auth, on_identity=on_identity, on_note=_print_note))
 
 
 async def _open_gateway(
@@ -421,6 +428,7 @@ async def _serve(
     site: PageSite | None = None,
 ) -> int:
     """Serve over stdio or HTTP until it ends; `up` is set as soon as it serves."""
+    asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     try:
         if not _has_clients(options):
             up.set()

@@ -11,12 +11,14 @@ import anyio
 import httpx2
 import pytest
 from joserfc.jwk import OKPKey
+from tests.support.host_tools import Bench
 from tests.support.issuer import ec_key, prove, rsa_key, running_issuer, thumbprint
 from tests.support.resources import Resource, challenges, protected
+from tests.support.transports import LoopTime
 from tests.support.waiting import until
 
 from indusagi.core.time import SYSTEM_CLOCK, ManualClock
-from indusagi.interop import HttpSettings
+from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
 from indusagi.interop.protocol_bridge.host.auth.settings import IntrospectionClient, ResourceSettings
@@ -25,6 +27,7 @@ from indusagi.interop.protocol_bridge.relay import create_relay_host
 
 CLIENT = ec_key("client")
 ASKING = IntrospectionClient(client_id="indus host", client_secret="s:ecret")
+METADATA_PATH = "/.well-known/oauth-authorization-server"
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
@@ -365,6 +368,82 @@ async def test_a_token_is_neither_valid_nor_invalid_until_the_keys_were_fetched(
             assert "500" in str(resource.notes[0])
             issuer.is_broken = False
             assert (await resource.send(token=resource.mint())).status_code == 200
+
+
+async def test_finding_a1_an_outage_of_the_issuer_ends_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with protected() as resource:
+        time, known = LoopTime(monkeypatch), resource.mint()
+        assert (await resource.send(token=known)).status_code == 200
+        resource.issuer.is_broken = True
+        await time.passes(601)  # the keys are fetched again, in vain
+        await until(lambda: bool(resource.notes))
+        assert (await resource.send(token=known)).status_code == 200
+        assert (await resource.send(token=resource.mint(sub="bob"))).status_code == 200, "the keys are in use on"
+        before = resource.issuer.asked[METADATA_PATH]
+        await time.passes(3_601)
+        await until(lambda: resource.issuer.asked[METADATA_PATH] > before)
+        assert (await resource.send(token=resource.mint(sub="carol"))).status_code == 503
+        resource.issuer.is_broken = False
+        await time.passes(6)
+        assert (await resource.send(token=resource.mint(sub="carol"))).status_code == 200
+        assert (await resource.send(token=known)).status_code == 200
+
+
+async def test_finding_a1_metadata_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with protected() as resource, running_issuer() as moved:
+        time = LoopTime(monkeypatch)
+        new = ec_key("new")
+        moved.published = [new.as_dict(private=False)]
+        resource.issuer.published = []
+        resource.issuer.metadata["jwks_uri"] = f"{resource.issuer.url}/moved"
+        answer = resource.issuer.answer
+
+        def answer_moved(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+            return (200, {"keys": moved.published}) if path == "/moved" else answer(method, path, headers, body)
+
+        monkeypatch.setattr(resource.issuer, "answer", answer_moved)
+        await time.passes(601)
+        await until(lambda: resource.issuer.asked[METADATA_PATH] > 0)
+        assert (await resource.send(token=resource.mint(key=new))).status_code == 200
+
+
+async def test_finding_a1_a_moved_introspection_endpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = IntrospectionClient(client_id="us", client_secret="s")
+    async with protected(introspection=client) as resource:
+        resource.issuer.active["opaque"] = {"active": True, **resource.issuer.claims(resource.url)}
+        resource.issuer.metadata["introspection_endpoint"] = f"{resource.issuer.url}/asked"
+        answer = resource.issuer.answer
+
+        def answer_moved(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any]:
+            if path == "/introspect":
+                return 404, {}
+            return answer(method, "/introspect" if path == "/asked" else path, headers, body)
+
+        monkeypatch.setattr(resource.issuer, "answer", answer_moved)
+        assert (await resource.send(token="opaque")).status_code == 503
+        assert (await resource.send(token="opaque")).status_code == 200
+
+
+@pytest.mark.parametrize("failing", ["on_note", "on_identity"])
+async def test_finding_f1_a_callback_of_the_program_that_fails_ends_no_host(
+    failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("the program's own defect")
+
+    async with running_issuer() as issuer:
+        issuer.is_broken = failing == "on_note"
+        callbacks: dict[str, Any] = {failing: fail}
+        auth = ResourceSettings(issuer=issuer.url, refetch_s=0.0, **callbacks)
+        async with create_provider_host(Bench().box).serve_http(HttpSettings(auth=auth)) as serving:
+            await until(lambda: issuer.asked.total() > 0)
+            issuer.is_broken = False
+            async with httpx2.AsyncClient(timeout=60) as client:
+                resource = Resource(serving.url, issuer, Bench(), client)
+                await resource.send(token=resource.mint())
+                assert (await resource.send(token=resource.mint())).status_code == 200
+    assert "the program's own defect" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
@@ -17,6 +16,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     PARSE_ERROR,
@@ -25,7 +25,13 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, RequestId, TransportEnd, decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import (
+    EncodedObject,
+    EncodeError,
+    RequestId,
+    TransportEnd,
+    decode_frame,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -39,8 +45,6 @@ _REASON_CHARS = 200
 _RANDOM_BYTES = 12
 _BATCH_PARTS = 100
 """The limit of a batch: all of its parts are handled in one turn of the event loop."""
-
-_log = logging.getLogger(__name__)
 
 
 class PendingResult(Protocol):
@@ -257,7 +261,10 @@ class HostRequest:
         if self.is_answered:
             return
         if frame is not None and (self.is_released or not self.cancel.cancelled):
-            self.channel.send(frame)
+            try:
+                self.channel.send(frame)
+            except EncodeError as exc:
+                self.channel.send(_error_frame(self.id, INTERNAL_ERROR, f"the response cannot be sent: {exc}"))
         self.is_answered = True
         if self.on_answered is not None:
             self.on_answered()
@@ -344,7 +351,10 @@ class RequestDispatcher:
             return
         frames = [part for part in parts if isinstance(part, dict)]
         for frame in frames:
-            self._receive_frame(frame, channel)
+            try:
+                self._receive_frame(frame, channel)
+            except Exception as exc:  # noqa: BLE001 — boundary: the next message is read all the same
+                log_failure("a message of a client", exc)
         if len(frames) < len(parts):
             channel.send(_error_frame(None, INVALID_REQUEST, _INVALID_MESSAGE))
 
@@ -531,7 +541,7 @@ def _failure_frame(request: HostRequest, exc: Exception) -> JsonObject:
     if isinstance(exc, RpcError):
         return _error_frame(request.id, exc.code, exc.message, exc.data)
     # The details stay in the log: they may name paths and values of this machine.
-    _log.error("the host failed in %s", request.method, exc_info=exc)
+    log_failure("a request", exc)
     return _error_frame(request.id, INTERNAL_ERROR, "internal error")
 
 

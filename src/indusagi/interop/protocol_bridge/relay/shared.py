@@ -13,7 +13,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
-from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RateLimitedLog, RequestForwarder
+from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog
+from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 
@@ -37,7 +38,7 @@ class SharedUpstream:
     """Forwards requests of many clients over one connection."""
 
     def __init__(self, pool: UpstreamPool, backoff: ReconnectBackoff, schemas: ToolSchemas) -> None:
-        self._warnings = RateLimitedLog(pool.config.id)
+        self._warnings = RateLimitedLog(f"server {pool.config.id!r}")
         self._schemas = schemas
         self._forwarder = RequestForwarder(pool, backoff, self._receive)
         self._ids = itertools.count(1)
@@ -68,7 +69,7 @@ class SharedUpstream:
             if isinstance(method, str) and not isinstance(request_id, (int, str)):
                 self._receive_notification(frame, method)
             elif isinstance(method, str):
-                self._warnings.warn(f"sends a request without naming a client, which is refused: {method}")
+                self._warnings.write(f"sends a request without naming a client, which is refused: {method}")
                 message = f"{method} cannot be passed on: several clients share this connection"
                 error: JsonObject = {"code": METHOD_NOT_FOUND, "message": message}
                 self._forwarder.send({"jsonrpc": "2.0", "id": request_id, "error": error})
@@ -80,14 +81,14 @@ class SharedUpstream:
                     frame = {**frame, "result": _restore_subscription(result, relayed)}
                 relayed.resolve(frame)
         except ValueError:
-            self._warnings.warn(f"sends a message that is dropped: {_TOO_LARGE}")
+            self._warnings.write(f"sends a message that is dropped: {_TOO_LARGE}")
 
     def _receive_notification(self, frame: JsonObject, method: str) -> None:
         value = frame.get("params")
         params = value if isinstance(value, dict) else {}
         relayed = self._find_addressee(method, params)
         if relayed is None:
-            self._warnings.warn(f"sends a notification for no request, which is dropped: {method}")
+            self._warnings.write(f"sends a notification for no request, which is dropped: {method}")
             return
         request = relayed.request
         if method in {PROGRESS, _MESSAGE} and not request.channel.writable.is_set():

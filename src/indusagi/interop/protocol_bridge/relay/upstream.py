@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.tasks import BackgroundTask
-from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import open_transport
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog, log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, find_response_id
@@ -45,31 +45,9 @@ _CLOSE_S = 1.0
 _RETRY_S = 1.0
 _UNREAD_BYTES = 4 * 1024 * 1024
 """The limit of what waits for a server that does not read."""
-_WARNING_KINDS = 20
-_WARNING_CHARS = 120
 _SCHEMAS = 1_000
 _HEADER_MARK = "x-mcp-header"
 _ID_DIGITS = 15
-
-
-class RateLimitedLog:
-    """Warnings about one server: each kind is logged the first, 10th, 100th time and so on."""
-
-    def __init__(self, server: str) -> None:
-        self._server = server
-        self._counts: Counter[str] = Counter()
-
-    def warn(self, message: str) -> None:
-        """Log a warning, unless one of its kind was logged recently."""
-        # Most hold text of the server, which can invent ever new kinds.
-        kind = " ".join(clean_text(cut_text(message, _WARNING_CHARS))[0].split())
-        if kind not in self._counts and len(self._counts) >= _WARNING_KINDS:
-            kind = "sends other invalid messages"
-        self._counts[kind] += 1
-        count = self._counts[kind]
-        if f"{count}".rstrip("0") == "1":
-            times = "" if count == 1 else f" ({count:,} times)"
-            _log.warning("server %r %s%s", self._server, kind, times)
 
 
 class UpstreamConnection:
@@ -90,7 +68,7 @@ class UpstreamConnection:
         self._handshake = [*handshake]
         self._waiting: list[JsonObject] = []
         self._unread_bytes = 0
-        self._warnings = RateLimitedLog(config.id)
+        self._warnings = RateLimitedLog(f"server {config.id!r}")
         self._transport: Transport | None = None
         self._is_ready = False
         self._ended = asyncio.Event()
@@ -157,7 +135,7 @@ class UpstreamConnection:
         if self._is_ready and self._transport is not None and self._transport.writable.is_set():
             self._unread_bytes = 0
         elif self._unread_bytes > _UNREAD_BYTES:
-            self._warnings.warn("reads nothing: messages to it are dropped")
+            self._warnings.write("reads nothing: messages to it are dropped")
             return False
         else:
             self._unread_bytes += estimate_size(frame)
@@ -177,15 +155,18 @@ class UpstreamConnection:
             if self._ended.is_set():
                 return
             if isinstance(frame, dict):
-                self._receive_frame(frame)
+                try:
+                    self._receive_frame(frame)
+                except Exception as exc:  # noqa: BLE001 — boundary: the next message is read all the same
+                    log_failure("a message of a server", exc)
             elif frame is not None:
-                self._warnings.warn("sent a value that is not a message")
+                self._warnings.write("sent a value that is not a message")
 
     def _parse(self, line: bytes) -> JsonValue:
         try:
             return decode_frame_verbatim(line)
         except (ValueError, RecursionError) as exc:
-            self._warnings.warn("sent invalid JSON")
+            self._warnings.write("sent invalid JSON")
             request_id = find_response_id(line)
             if request_id is None:
                 return None

@@ -7,13 +7,12 @@ client, without redirects: a document cannot lead into the private network of th
 from __future__ import annotations
 
 import base64
-import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.core.faults import describe_error
-from indusagi.core.json import is_json_object
+from indusagi.core.json import is_json_object, parse_strict_json
 from indusagi.interop.protocol_bridge.host.auth.settings import IssuerError
 from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
 
@@ -79,13 +78,11 @@ class IssuerClient:
         self._metadata: JsonObject | None = None
 
     async def fetch_metadata(self) -> JsonObject:
-        """Return the metadata of the issuer, fetched once: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
+        """Fetch the metadata of the issuer: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
 
         Raises:
-            IssuerError: There is none, or it is that of another issuer.
+            IssuerError: There is none, or it describes another issuer.
         """
-        if self._metadata is not None:
-            return self._metadata
         parts = urlsplit(self.issuer)
         origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
         addresses = [
@@ -106,11 +103,12 @@ class IssuerClient:
         raise IssuerError(f"there is no metadata document at {addresses[0]} or the places of OpenID Connect")
 
     async def fetch_keys(self) -> KeySet:
-        """Fetch the keys of the issuer.
+        """Fetch the keys of the issuer, from where its metadata has them now.
 
         Raises:
             IssuerError: They cannot be fetched, or none of them can be used.
         """
+        await self.fetch_metadata()
         keys = KeySet(await self._request(await self._find_endpoint("jwks_uri")) or {})
         if not keys.rows:
             raise IssuerError(f"it has no public key for any of {', '.join(ALGORITHMS)}")
@@ -130,13 +128,24 @@ class IssuerClient:
             "Content-Type": "application/x-www-form-urlencoded",
         }
         body = urlencode({"token": token, "token_type_hint": "access_token"}).encode()
-        return await self._request(endpoint, headers=headers, body=body) or {}
+        try:
+            return await self._request(endpoint, headers=headers, body=body) or {}
+        except IssuerError:
+            self._metadata = None  # the endpoint may have moved
+            raise
 
     async def _find_endpoint(self, name: str) -> str:
-        value = (await self.fetch_metadata()).get(name)
+        value = (self._metadata or await self.fetch_metadata()).get(name)
         if not isinstance(value, str):
             raise IssuerError(f"its metadata has no {name}")
-        if urlsplit(value).scheme != "https" and urlsplit(value).netloc != urlsplit(self.issuer).netloc:
+        try:
+            parts = urlsplit(value)
+            is_address = bool(parts.hostname) and parts.port != 0 and value.isprintable()
+        except ValueError:
+            parts, is_address = urlsplit(""), False
+        if not is_address or parts.scheme not in {"http", "https"}:
+            raise IssuerError(f"its {name} is not an address: {value[:200]!r}")
+        if parts.scheme != "https" and parts.netloc != urlsplit(self.issuer).netloc:
             raise IssuerError(f"its {name} is not encrypted")
         return value
 
@@ -150,7 +159,7 @@ class IssuerClient:
         request = WebRequest(url, method, headers=accepted, body=body, follow="origin")
         try:
             response = await self._web.send(request, cap=lambda _: _DOCUMENT_BYTES)
-        except FetchError as exc:
+        except (FetchError, ValueError) as exc:
             raise IssuerError(describe_error(exc)) from exc
         if isinstance(response, CrossSiteRedirect):
             raise IssuerError(f"{url} leads to another address, which is not followed")
@@ -159,9 +168,9 @@ class IssuerClient:
         if response.status != _HTTP_OK or response.cut is not None:
             raise IssuerError(f"{url} answered with status {response.status}")
         try:
-            document: object = json.loads(response.body)
-        except (ValueError, RecursionError):
-            document = None
+            document = parse_strict_json(response.body)
+        except ValueError as exc:
+            raise IssuerError(f"{url} is not valid JSON: {exc}") from None
         if not is_json_object(document):
-            raise IssuerError(f"{url} is no JSON object")
+            raise IssuerError(f"{url} is not a JSON object")
         return document

@@ -123,7 +123,7 @@ class ProofChecker:
         claims = self._verify(proofs, thumbprint)
         digest = _encode(hashlib.sha256(token.encode("ascii")).digest())
         proof_id, issued_at = claims.get("jti"), claims.get("iat")
-        is_time = isinstance(issued_at, (int, float)) and not isinstance(issued_at, bool)
+        is_time = isinstance(issued_at, (int, float)) and not isinstance(issued_at, bool) and abs(issued_at) < 1e12
         is_id = isinstance(proof_id, str) and 0 < len(proof_id) <= _LONGEST_ID
         for is_wrong, what in (
             (claims.get("htm") != method, "is for another method (htm)"),

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from indusagi.core.faults import Note
+from indusagi.core.faults import Note, describe_error
 from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop.protocol_bridge.host.auth.issuer import IssuerClient
 from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofChecker
 from indusagi.interop.protocol_bridge.host.auth.settings import IssuerError, TokenRefusal
 from indusagi.interop.protocol_bridge.host.auth.signatures import InvalidSignature, parse_signed, verify_signed
 from indusagi.interop.protocol_bridge.host.auth.tokens import check_claims, check_type
+from indusagi.interop.protocol_bridge.host.boundary import log_failure
 
 if TYPE_CHECKING:
     from indusagi.core.time import Clock
@@ -66,8 +67,10 @@ class IssuerKeys:
             self._tried_at = loop.time()
             try:
                 fetched = await self._client.fetch_keys()
-            except IssuerError as exc:
-                self.failure = str(exc)
+            except Exception as exc:  # noqa: BLE001 — boundary: whatever the issuer sends, the keys before are used on
+                if not isinstance(exc, IssuerError):
+                    log_failure(f"fetching the keys of {self._settings.issuer}", exc)
+                self.failure = describe_error(exc)
                 if loop.time() - self._fetched_at > self._settings.stale_s:
                     self.keys = None  # the issuer may have withdrawn them
                 return

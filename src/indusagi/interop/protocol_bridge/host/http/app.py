@@ -9,7 +9,6 @@ https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#sessio
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import anyio
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
+from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
 from indusagi.interop.protocol_bridge.host.http.access import check_request, check_user_token
 from indusagi.interop.protocol_bridge.host.http.headers import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     )
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
-
-_log = logging.getLogger(__name__)
 
 _SESSION = "mcp-session-id"
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -141,9 +140,12 @@ class HttpSessions:
             await self._end(session, reason)
 
     async def _end(self, session: HttpSession, reason: str) -> None:
-        if session.stream is not None:
-            session.stream.end()
-        await session.client.close(reason)
+        try:
+            if session.stream is not None:
+                session.stream.end()
+            await session.client.close(reason)
+        except Exception as exc:  # noqa: BLE001 — boundary: other sessions are ended too
+            log_failure("the end of a session", exc)
 
     async def watch(self) -> None:
         """End sessions that are idle for longer than `idle_s`; runs until cancelled."""
@@ -236,7 +238,7 @@ class HostApp:
         settings: HttpSettings,
         policy: AccessPolicy,
         dropped: Mapping[str, int],
-        start_task: Callable[[Callable[[], Coroutine[object, object, None]]], object],
+        tasks: HostTasks,
         access: ResourceAccess | None = None,
         find_target: FindTarget = lambda method, params: (method, None),
     ) -> None:
@@ -248,7 +250,7 @@ class HostApp:
         self._policy = policy
         self._dropped = dropped
         """Refused and dropped connections by reason."""
-        self._start_task = start_task
+        self._tasks = tasks
         self._access = access
         """Checks access tokens; None: the one-user token."""
         self._find_target = find_target
@@ -274,7 +276,7 @@ class HostApp:
             return site.accept(request)
         if self._access is None:
             check_user_token(request, self._policy)
-        return self._access is None or self._access.accept(request, self._start_task)
+        return self._access is None or self._access.accept(request, self._tasks)
 
     def handle(self, request: HttpRequest) -> None:
         """Answer a request.
@@ -515,12 +517,12 @@ class HostApp:
             except HttpRefusal as refusal:
                 if request is not None:
                     request.respond(refusal.status, refusal.body, refusal.headers)
-            except Exception as exc:  # noqa: BLE001 — boundary: other clients are served on, and this one is answered
-                _log.error("the host failed in a background task", exc_info=exc)
+            except Exception:
                 if request is not None:
                     request.respond(500)
+                raise  # it is logged
 
-        self._start_task(run)
+        self._tasks.start("a request" if request is not None else "the end of a session", run)
 
     async def stop(self, reason: str) -> None:
         """Refuse new requests, let running ones finish within `stop_s`, and cancel the rest."""

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import http
-import logging
 import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from time import asctime, gmtime
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, ParamSpec, Protocol, cast
 
 import h11
 
+from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.request import Headers
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 
-_log = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 HEAD_BYTES = 32 * 1024
 """The limit of a request line and its headers together."""
@@ -63,6 +63,19 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _HTTP_VERSION = re.compile(rb"[ \t]HTTP/(\d+)\.(\d+)[ \t]*\Z")
 _LENGTH_DIGITS = 18
 """A longer number exceeds every limit and need not be parsed."""
+
+
+def _guarded(method: Callable[P, None]) -> Callable[P, None]:
+    """Run a callback of the event loop; where it fails, its connection is answered and closed."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as exc:  # noqa: BLE001 — boundary: other clients are served on
+            cast("HttpConnection", args[0]).fail(exc)
+
+    return run
 
 
 class Application(Protocol):
@@ -248,6 +261,7 @@ class HttpConnection(asyncio.Protocol):
         self._tracker.add(self)
         self.set_deadline(self._settings.head_s, self._end_late)
 
+    @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request that is being answered."""
         self._is_closing = self._is_lost = True
@@ -258,15 +272,19 @@ class HttpConnection(asyncio.Protocol):
         self._tracker.remove(self)
         self.writable.set()
         if self._request is not None:
-            self._request.disconnect()
-            self._request.finish()
+            try:
+                self._request.disconnect()
+            finally:
+                self._request.finish()
 
+    @_guarded
     def eof_received(self) -> None:
         """Refuse a request that breaks off; the transport then closes itself."""
         state = self._parser.their_state
         if not self._is_closing and (state is h11.SEND_BODY or (state is h11.IDLE and self._parser.trailing_data[0])):
             self.refuse("broken", 400, "the request was broken off")
 
+    @_guarded
     def data_received(self, data: bytes) -> None:
         """Parse more bytes; those of a refused client are ignored."""
         if self._is_closing:
@@ -281,6 +299,7 @@ class HttpConnection(asyncio.Protocol):
         self._unread = math.inf
         self._check_progress()
 
+    @_guarded
     def resume_writing(self) -> None:
         """Go on: the client has taken everything."""
         self._stop_progress_checks()
@@ -324,6 +343,7 @@ class HttpConnection(asyncio.Protocol):
         """Call nothing."""
         self._due = math.inf
 
+    @_guarded
     def _ring(self) -> None:
         self._timer = None
         if self._due == math.inf:
@@ -406,6 +426,7 @@ class HttpConnection(asyncio.Protocol):
             self.clear_deadline()
             self.transport.pause_reading()
 
+    @_guarded
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
         """Go on with a request that was neither accepted nor refused at once."""
         if self._is_closing or not self._is_held or self._request is not request:
@@ -457,9 +478,6 @@ class HttpConnection(asyncio.Protocol):
             self._app.handle(request)
         except HttpRefusal as refusal:
             self._refuse_request(request, refusal)
-        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
-            _log.error("the host failed in %s %s", request.method, request.path, exc_info=exc)
-            self._refuse_request(request, HttpRefusal(500, "internal error"))
 
     def _refuse_request(self, request: HttpRequest, refusal: HttpRefusal) -> None:
         self.clear_deadline()
@@ -542,6 +560,16 @@ class HttpConnection(asyncio.Protocol):
         events = (h11.Data(data=refusal.body), h11.EndOfMessage())
         self.transport.write(head + b"".join(self._parser.send(event) or b"" for event in events))
         self.close()
+
+    def fail(self, exc: Exception) -> None:
+        """Answer with status 500 and close: the host itself failed."""
+        log_failure("a request", exc)
+        if self._is_lost:
+            return
+        try:
+            self.refuse("failed", 500, "internal error")
+        except Exception:  # noqa: BLE001 — boundary: the connection is in no state to answer
+            self.abort()
 
     def close(self) -> None:
         """Close after what is written; a client that may be sending is read, and ignored, for a while longer."""

@@ -204,7 +204,8 @@ class HttpResponse:
         self._ping_s = ping_s
         self._statuses = statuses
         """HTTP statuses by JSON-RPC error code; 200 for all others."""
-        self._response: JsonObject | None = None
+        self._response: tuple[int, bytes] | None = None
+        """The status and the body of a response in one piece."""
         self._streams = False
         if not json_only:
             self._connection.set_deadline(ping_s, self._keep_alive)
@@ -220,14 +221,21 @@ class HttpResponse:
         return not self.is_ended and not self._json_only
 
     def send(self, frame: JsonObject) -> None:
-        """Send a frame; a first response waits for `end`."""
+        """Send a frame; a first response waits for `end`.
+
+        Raises:
+            EncodeError: It holds a number that JSON cannot represent.
+        """
         if self.is_ended or (self._json_only and "method" in frame):
             return
+        data = encode_frame(frame)
         if not self._streams and "method" not in frame:
-            self._response = frame
+            error = frame.get("error")
+            code = error.get("code") if isinstance(error, dict) else None
+            self._response = self._statuses.get(code, 200) if isinstance(code, int) else 200, data
             return
         self.start_stream()
-        self._connection.write_stream(b"event: message\r\ndata: %b\r\n\r\n" % encode_frame(frame))
+        self._connection.write_stream(b"event: message\r\ndata: %b\r\n\r\n" % data)
         self._connection.set_deadline(self._ping_s, self._keep_alive)
 
     def start_stream(self) -> None:
@@ -257,13 +265,11 @@ class HttpResponse:
         if self._streams:
             self._connection.end_stream()
             return
-        cancelled: JsonObject = {"code": _REQUEST_CANCELLED, "message": "the request was cancelled"}
-        frame: JsonObject = self._response or {"jsonrpc": "2.0", "id": self.request_id, "error": cancelled}
-        error = frame.get("error")
-        code = error.get("code") if isinstance(error, dict) else None
-        status = self._statuses.get(code, 200) if isinstance(code, int) else 200
-        self._response = None
-        self._connection.send_response(status, encode_frame(frame), self._headers)
+        if self._response is None:
+            cancelled: JsonObject = {"code": _REQUEST_CANCELLED, "message": "the request was cancelled"}
+            self._response = 200, encode_frame({"jsonrpc": "2.0", "id": self.request_id, "error": cancelled})
+        (status, body), self._response = self._response, None
+        self._connection.send_response(status, body, self._headers)
 
 
 class NoResponse:

@@ -20,11 +20,10 @@ from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCO
 from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource
     from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
+    from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.settings import FindTarget
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
@@ -44,9 +43,7 @@ class ResourceAccess:
         self._issuer = settings.issuer
         self._rates = RateLimit(settings.rate)
 
-    def accept(
-        self, request: HttpRequest, start_task: Callable[[Callable[[], Coroutine[object, object, None]]], object]
-    ) -> bool:
+    def accept(self, request: HttpRequest, tasks: HostTasks) -> bool:
         """Check the token of a request, and set the identity of its client; False if that is decided later.
 
         Raises:
@@ -63,7 +60,7 @@ class ResourceAccess:
         except (TokenRefusal, ProofLimitError) as exc:
             raise self._refuse(exc) from None
         if identity is None:
-            start_task(lambda: self._decide(request, presented))
+            tasks.start("the check of a token", lambda: self._decide(request, presented))
             return False
         request.token = presented.token
         self._admit(request, identity)

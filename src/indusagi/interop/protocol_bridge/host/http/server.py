@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from indusagi.interop.protocol_bridge.host.boundary import HostTasks
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
 from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy, build_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
@@ -30,6 +31,8 @@ _OTHER_FILES = 512
 """Descriptors that servers, files and the program itself need besides connections."""
 _FEWEST = 16
 """Connections that are allowed whatever the system says about descriptors."""
+_RETRY_S = 30.0
+"""After how long background work that failed starts again."""
 _CLOSE_S = 1.0
 """How long clients may take to read their last responses at the end."""
 _SEND_BUFFER_BYTES = 256 * 1024
@@ -61,35 +64,24 @@ async def serve_app(
         if auth is not None:
             access = _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
-        # asyncio's own group: its tasks are started by callbacks of the connections, which run outside of any task.
-        async with asyncio.TaskGroup() as tasks:
-            running: set[asyncio.Task[None]] = set()
-
-            def start_task(work: Callable[[], Coroutine[object, object, None]]) -> None:
-                task = tasks.create_task(work())
-                running.add(task)
-                task.add_done_callback(running.discard)
-
-            app = HostApp(
-                new_session, find_schema, read, settings, policy, tracker.dropped, start_task, access, find_target
-            )
-            if settings.router is not None:
-                settings.router.attach(app.handle, build_url(settings, port))
-            server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
-            # asyncio uses one number for the backlog and for the connections it accepts at once.
-            listener.listen(_BACKLOG)
-            start_task(app.sessions.watch)
-            if access is not None:
-                start_task(access.verifier.watch)
-            try:
-                yield port, limit
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await app.stop("the host was stopped")
-                    server.close()
-                    await tracker.close(_CLOSE_S)
-                for task in running:
-                    task.cancel()
+        tasks = HostTasks()
+        app = HostApp(new_session, find_schema, read, settings, policy, tracker.dropped, tasks, access, find_target)
+        if settings.router is not None:
+            settings.router.attach(app.handle, build_url(settings, port))
+        server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
+        # asyncio uses one number for the backlog and for the connections it accepts at once.
+        listener.listen(_BACKLOG)
+        tasks.start("the end of idle sessions", app.sessions.watch, retry_s=_RETRY_S)
+        if access is not None:
+            tasks.start("the refresh of the issuer's keys", access.verifier.watch, retry_s=_RETRY_S)
+        try:
+            yield port, limit
+        finally:
+            with anyio.CancelScope(shield=True):
+                await app.stop("the host was stopped")
+                server.close()
+                await tracker.close(_CLOSE_S)
+                await tasks.close()
 
 
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
