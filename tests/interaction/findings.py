@@ -88,5 +88,4 @@ THIRD_REVIEW: dict[str, str] = {
     "a1": "A gateway starts without its issuer, outlives its outages, and finds what has moved there.",
     "f1": "Nothing that a client, a server or an issuer sends ends a host or leaves a traceback.",
     "f14": "A malformed address in a challenge or in metadata is one fault with its reason.",
-    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
 }

@@ -27,7 +27,7 @@ def split_address(url: str) -> SplitResult:
     """
     try:
         parts = urlsplit(url)
-        parts.hostname, parts.port  # noqa: B018 — they are parsed when they are read
+        _ = parts.hostname, parts.port  # parsed when they are read
     except ValueError as exc:
         raise AuthFault(f"{url[:_SHOWN_CHARS]!r} is not an address: {exc}") from None
     return parts
