@@ -81,6 +81,8 @@ THIRD_REVIEW: dict[str, str] = {
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
     "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",
     "r1": "A script's calls, their arguments and the answers it hasn't read take a bounded number of bytes.",
+    "a3": "The remedy of a failed server names the real cause, and no path that belongs to another package.",
+    "a13": "A server written for version 1 of the Python SDK is recognised, and told what it needs: mcp<2.",
     "r7": "`mcp list` prints each row as its server answers, and waits ten seconds at most.",
     "u1": "Commands and prompts don't wait for a server they don't need; a first prompt waits three seconds at most.",
     "f2": "A server has one owner: no race of restart, add, remove and shutdown leaves a process.",

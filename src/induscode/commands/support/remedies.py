@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
+import re
 import shlex
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.config_file import read_config_file
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.launch.options import list_server_words
 
@@ -44,6 +49,63 @@ _NOISE = (
 # The time limit of a listing is not a key of a row: more time for the start would change nothing.
 _NOT_LISTED = "it came up and does not list its tools: see whether it waits for something, such as a login or a network"
 _SHOWN_NAMES = 12
+_NAMED_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"permission denied.*docker\.sock|docker\.sock.*(permission denied|EACCES)", re.I),
+        "you may not use Docker: add yourself to the group docker, or start the rootless one",
+    ),
+    (
+        re.compile(
+            r"cannot connect to the docker daemon|docker\.sock|error while fetching server api version"
+            r"|docker desktop is (not running|unable)|docker_engine|is the docker daemon running",
+            re.IGNORECASE,
+        ),
+        "Docker isn't running: start it, and check it with: docker info",
+    ),
+    (
+        re.compile(r"cannot connect to podman|podman\.sock", re.I),
+        "Podman isn't running: start it, and check it with: podman info",
+    ),
+    (
+        re.compile(r"env: .?node.?: no such file|\bnode: (command )?not found", re.I),
+        "Node.js is missing: install it, and check it with: node --version",
+    ),
+    (
+        re.compile(r"EBADENGINE|unsupported engine|engine \"node\" is incompatible|requires node(\.js)? ", re.I),
+        "it needs another version of Node.js: compare its documentation with: node --version",
+    ),
+    (
+        re.compile(r"(could not|failed to|waiting to|timeout.*) acquire.*lock|blocking waiting for file lock", re.I),
+        "another install holds the lock of the cache: try again when it has ended",
+    ),
+    (
+        re.compile(r"npm (error|err!) (code E404|404)|not found in the package registry", re.I),
+        "there's no package of this name and version: correct it: {get}",
+    ),
+    (
+        re.compile(r"\b(EAI_AGAIN|ENOTFOUND|getaddrinfo)\b|dns error|name resolution", re.I),
+        "a name could not be resolved: check the network, and the proxy if you need one",
+    ),
+)
+"""What a process wrote, and what to do about it. The first match counts."""
+_VARIABLE = r"\b(?!ERR_)([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b"
+_MISSING_VARIABLE = re.compile(
+    rf"(?:variables?|missing|required|set|provide|KeyError)\b[^\n]{{0,40}}?[:\s'\"`]+{_VARIABLE}"
+    rf"|{_VARIABLE}[^\n]{{0,40}}?\b(?:required|missing|not set|not defined|must be|undefined|unset)\b"
+)
+_PROGRAMS = {
+    "npx": "Node.js, which has npx",
+    "npm": "Node.js, which has npm",
+    "node": "Node.js",
+    "uvx": "uv, which has uvx",
+    "uv": "uv",
+    "docker": "Docker",
+    "podman": "Podman",
+    "bunx": "Bun, which has bunx",
+    "deno": "Deno",
+}
+_LOCK_FRESH_S = 10.0
+"""npx touches its lock every second: an older one was left behind."""
 
 
 @record
@@ -86,9 +148,9 @@ def advise(
                 f"set in this shell and not passed on to it: {shown}; if it needs one, name it in "
                 'its row: "env_vars": ["NAME"]'
             )
-        damage = _find_damage(config, fault, environ)
-        if damage is not None:
-            return Advice(damage, notes)
+        named = _name_cause(config, fault, output, environ)
+        if named is not None:
+            return Advice(named.format_map(words), notes)
     if fault.detail.rpc_code is not None and fault.detail.http_status is None:
         return Advice(_OWN_ERROR.format_map(words), notes)
     if fault.detail.stdout and fault.detail.reason in {None, "exited", "closed", "malformed"}:
@@ -99,27 +161,91 @@ def advise(
     return Advice(remedy.format_map(words), notes)
 
 
-def _find_damage(config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> str | None:
-    """Recognise the damaged cache of a package manager, and return the command that repairs it."""
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
+def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:
+    """Recognise why a process failed, and return what to do; braces of a text are doubled."""
+    from indusagi.interop.protocol_bridge.client.start.causes import find_cause, needs_sdk_1  # noqa: PLC0415 — on a fault
     from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
-    output = (*fault.detail.stderr, *fault.detail.stdout)
-    known = None if manager is None else manager.name
-    # The package is the first word after the subcommand that is not an option.
-    words = [word for word in config.args if word not in {"run", "tool", "exec", "x", "dlx"}]
-    package = next((word for word in words if not word.startswith("-") and "=" not in word), "")
-    damage = find_cache_damage(output, known, package.rpartition("@")[0] or package)
-    if damage is not None:
+    known = "" if manager is None else manager.name
+    if fault.detail.reason == "not_found":
+        program = os.path.basename(config.command)
+        return f"install {_PROGRAMS[program]}, or correct the command: {{get}}" if program in _PROGRAMS else None
+    lines = (*fault.detail.stderr, *fault.detail.stdout)
+    if needs_sdk_1(lines):
+        return _pin_sdk(known)
+    for text in (find_cause(lines), output):
+        for pattern, remedy in _NAMED_CAUSES:
+            if pattern.search(text):
+                return remedy
+    if (damage := _find_damage(config, fault, known, environ)) is not None:
+        return damage.replace("{", "{{").replace("}", "}}")
+    variable = _MISSING_VARIABLE.search("\n".join(lines))
+    if variable is None:
+        return None
+    name = variable[1] or variable[2]
+    return (
+        f'it needs the variable {name}: add it to its row, as in "env": {{{{"{name}": "${{{{{name}}}}}"}}}} ({{get}})'
+    )
+
+
+def _pin_sdk(manager: str) -> str:
+    """Advise on a server that was written for version 1 of the SDK."""
+    cause = "it was written for version 1 of the Python SDK and got a newer one"
+    if manager in {"uvx", "uv"}:
+        command = "uvx" if manager == "uvx" else "uv run"
+        return f"{cause}: add --with 'mcp<2' to its row: {command} --with 'mcp<2' … ({{get}})"
+    return f"{cause}: install 'mcp<2' where it runs"
+
+
+def _find_damage(
+    config: StdioServerConfig, fault: ProtocolFault, manager: str, environ: Mapping[str, str]
+) -> str | None:
+    """Recognise the damaged cache of a package manager, and return the command that repairs it."""
+    from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
+
+    package = _find_package(config.args)
+    name = package.rpartition("@")[0] or package
+    damage = find_cache_damage((*fault.detail.stderr, *fault.detail.stdout), manager or None, name)
+    if damage is not None and damage.command:
         return f"{damage.cause}; mend it: {damage.command}"
-    if known in {"npx", "npm"} and fault.kind in {"timeout", "spawn_failed"}:
-        # The cache of npm: https://docs.npmjs.com/cli/using-npm/config#cache
-        variables = {**environ, **config.env}
-        cache = variables.get("npm_config_cache") or variables.get("NPM_CONFIG_CACHE")
-        folder = cache or os.path.join(variables.get("HOME", os.path.expanduser("~")), ".npm")
-        locks = sorted(glob.glob(os.path.join(glob.escape(folder), "_npx", "*", "concurrency.lock")))
-        if locks:
-            folders = " ".join(shlex.quote(os.path.dirname(path)) for path in locks)
-            return f"npx left a lock behind when it was killed; mend it: rm -rf {folders}"
-    return None
+    if manager not in {"", "npx", "npm"} or not package:
+        return None
+    # The cache of npm: https://docs.npmjs.com/cli/using-npm/config#cache
+    variables = {**environ, **config.env}
+    cache = variables.get("npm_config_cache") or variables.get("NPM_CONFIG_CACHE")
+    cache = cache or os.path.join(variables.get("HOME", os.path.expanduser("~")), ".npm")
+    folders = glob.glob(os.path.join(glob.escape(cache), "_npx", "*"))
+    own = [folder for folder in sorted(folders) if _is_of_package(folder, package)]
+    if damage is not None and damage.folder and damage.folder not in own:
+        return None  # it belongs to another package
+    locks = [lock for folder in own if os.path.exists(lock := os.path.join(folder, "concurrency.lock"))]
+    if locks and (damage is not None or fault.kind in {"timeout", "spawn_failed"}):
+        if now_ms() / 1000 - max(map(os.path.getmtime, locks)) < _LOCK_FRESH_S:
+            return "npx is installing it just now: try again when it has ended"
+        cause = "npx left a lock behind when it was killed"
+        return f"{cause}; mend it: rm -rf {shlex.join(map(os.path.dirname, locks))}"
+    return f"{damage.cause}; mend it: rm -rf {shlex.join(own)}" if damage is not None and own else None
+
+
+def _find_package(args: Sequence[str]) -> str:
+    """Return the package that a package manager runs: after `-p`, or the first word that is neither option nor verb."""
+    for index, word in enumerate(args):
+        if word in {"-p", "--package"}:
+            return args[index + 1] if index + 1 < len(args) else ""
+        if word.startswith("--package="):
+            return word.partition("=")[2]
+        if not word.startswith("-") and "=" not in word and word not in {"run", "tool", "exec", "x", "dlx"}:
+            return word
+    return ""
+
+
+def _is_of_package(folder: str, package: str) -> bool:
+    """Return whether a folder of npx holds this package: by its `package.json`, or by its name if that's missing."""
+    document = read_config_file(os.path.join(folder, "package.json")).document
+    packages = document.get("dependencies") if is_json_object(document) else None
+    if is_json_object(packages):
+        name = package.rpartition("@")[0] or package
+        return name in packages
+    # npm names the folder after what it installs: the first 16 digits of its SHA-512.
+    return os.path.basename(folder) == hashlib.sha512(package.encode("utf-8", "replace")).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 Runtimes print the cause first, last or in the middle, with much around it. `find_cause` knows how the common ones
 report an error and falls back to the last lines. `find_cache_damage` knows the errors of package managers whose cache
-is damaged, and the command that repairs it.
+is damaged, and the command that repairs it without touching other packages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARACTERS = 300
 _FALLBACK_LINES = 3
+_FOR_SDK_1 = re.compile(
+    r"pin 'mcp<2'|No module named 'mcp\.[\w.]+'|cannot import name '\w+' from 'mcp(\.[\w.]+)?'"
+    r"|module 'mcp(\.\w+)*' has no attribute|'(Server|FastMCP|MCPServer)' object has no attribute"
+    r"|\b(Server|FastMCP|MCPServer)\.\w+\(\) (got an unexpected keyword|missing \d+ required|takes )"
+)
+"""Errors of a server in Python that was written for version 1 of the SDK and got version 2 or later."""
 
 _NOISE = re.compile(
     "|".join(
@@ -108,7 +114,13 @@ def find_cause(lines: Sequence[str]) -> str:
         shown = ([text for _, text in signals] or texts)[-_FALLBACK_LINES:]
     else:
         shown = [texts[head], *_find_rest(texts, head)]
-    return cut_text(" / ".join(line.strip() for line in shown), _SHOWN_CHARACTERS)
+    cause = cut_text(" / ".join(line.strip() for line in shown), _SHOWN_CHARACTERS)
+    return f"{cause} (it needs mcp<2)" if needs_sdk_1(shown) else cause
+
+
+def needs_sdk_1(lines: Sequence[str]) -> bool:
+    """Return whether a server failed because it was written for version 1 of the Python SDK (`mcp<2`)."""
+    return any(map(_FOR_SDK_1.search, lines))
 
 
 def _find_rest(lines: Sequence[str], index: int) -> list[str]:
@@ -139,10 +151,13 @@ class CacheDamage:
     """The damage of a package manager's cache, and the command that repairs it."""
 
     cause: str
-    command: str
+    command: str = ""
+    """Empty for npx: only the folder of the package itself may be deleted."""
+    folder: str = ""
+    """The damaged folder of npx, if the output names one. Whose it is, the caller must find out."""
 
 
-_NPX_FOLDER = re.compile(r"((?:[A-Za-z]:)?[^\s'\"():]*[\\/]_npx[\\/][0-9a-f]{8,})")
+_NPX_FOLDER = re.compile(r"(?<![\w:.])((?:[A-Za-z]:)?[\\/](?![\\/])[^\s'\"():]*[\\/]_npx[\\/][0-9a-f]{8,})")
 _NPX_BROKEN = re.compile(
     r"ENOTEMPTY|concurrency\.lock|ECOMPROMISED|lock compromised|(ERR_)?MODULE_NOT_FOUND"
     r"|cannot find (module|package)|ENOENT|EEXIST|EISDIR|ENOTDIR"
@@ -151,7 +166,8 @@ _NPX_BROKEN = re.compile(
     r"|permission denied",
     re.IGNORECASE,
 )
-_NPX_ALL = 'rm -rf "$(npm config get cache)/_npx"'
+_NPM_PATH = re.compile(r"npm (error|err!) path .*", re.IGNORECASE)
+"""The path that the code of an error of npm is about."""
 _NPX_ANYWHERE = re.compile(r"ECOMPROMISED|lock compromised|concurrency\.lock", re.IGNORECASE)
 _NPX_NO_PROGRAM = re.compile(r"sh: (line )?(\d+: )?[\w@./-]+: (command )?not found")
 _NPM_BROKEN = re.compile(
@@ -164,7 +180,7 @@ _UV_BROKEN = re.compile(
     r"fail(ed|ure)\b.*(cache|archive-v\d|\.lock|lockfile|lock file|unzip|extract|unpack"
     r"|deserialize|\.rkyv|\.msgpack)"
     r"|(cache|archive-v\d|builds-v\d|wheels-v\d).*(corrupt|invalid|missing|truncated)"
-    r"|could not acquire lock|invalid zip|bad crc|corrupt|unexpected end of file|badzipfile"
+    r"|invalid zip|bad crc|corrupt|unexpected end of file|badzipfile"
     r"|modulenotfounderror.*archive-v\d|broken\b.*(environment|venv)|missing .*dist-info",
     re.IGNORECASE,
 )
@@ -179,29 +195,30 @@ _OTHERS = {
     "pnpx": "pnpm store prune",
     "yarn": "yarn cache clean",
     "deno": "deno cache --reload {}",
-    "docker": "docker system prune",
-    "podman": "podman system prune",
 }
 
 
 def find_cache_damage(lines: Sequence[str], manager: str | None, package: str = "") -> CacheDamage | None:
     """Recognise the damaged cache of a package manager by its output."""
-    text = "\n".join(clean_text(line)[0] for line in lines)
+    texts = [clean_text(line)[0] for line in lines]
+    text = "\n".join(texts)
     if manager in {"npx", "npm", None}:
-        folder, broken = _NPX_FOLDER.search(text), _NPX_BROKEN.search(text)
-        if folder is not None and broken is not None:
-            cause = f"the folder of npx for it is damaged ({broken[0]} in {folder[1]})"
-            return CacheDamage(cause, f"rm -rf {shlex.quote(folder[1])}")
+        for line in texts:
+            folder = _NPX_FOLDER.search(line.replace("file://", " "))
+            # A stack trace names the folder too, whatever the error: the error must be about a path in it.
+            broken = _NPX_BROKEN.search(text if _NPM_PATH.fullmatch(line.strip()) else line)
+            if folder is not None and broken is not None:
+                cause = f"the folder of npx for it is damaged ({broken[0]} in {folder[1]})"
+                return CacheDamage(cause, folder=folder[1])
         if manager is None:
             return None
         if (broken := _NPX_ANYWHERE.search(text) or _NPX_NO_PROGRAM.search(text)) is not None:
-            return CacheDamage(f"a folder of npx is damaged ({_get_line(text, broken)})", _NPX_ALL)
+            return CacheDamage(f"the folder of npx for it is damaged ({_get_line(text, broken)})")
         if (broken := _NPM_BROKEN.search(text)) is not None:
-            cause = f"the cache of npm is damaged ({_get_line(text, broken)})"
-            return CacheDamage(cause, f"npm cache clean --force && {_NPX_ALL}")
+            return CacheDamage(f"the cache of npm is damaged ({_get_line(text, broken)})", "npm cache verify")
     if manager in {"uvx", "uv"} and (broken := _UV_BROKEN.search(text)) is not None:
         cause = f"the cache of uv looks damaged ({_get_line(text, broken)})"
-        return CacheDamage(cause, f"uv cache clean {shlex.quote(package)}" if package else "uv cache clean")
+        return CacheDamage(cause, f"uv cache clean {shlex.quote(package)}" if package else "uv cache prune")
     if manager in _OTHERS and (broken := _ARCHIVE_BROKEN.search(text)) is not None:
         cause = f"the cache of {manager} looks damaged ({_get_line(text, broken)})"
         return CacheDamage(cause, _OTHERS[manager].format(shlex.quote(package)).strip())
