@@ -76,6 +76,8 @@ FINDINGS = {
 
 THIRD_REVIEW: dict[str, str] = {
     "p1": "Consent covers every field of a row, its auth and header command included.",
+    "p2": "Without a token the page knows its cookie alone.",
+    "p3": "A read-only page acts for nobody, whatever the credential.",
     "p4": "A yes on the page counts for what the page showed.",
     "p12": "A row that was held back starts after a yes on the page.",
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",

@@ -27,12 +27,11 @@ def request(cookie: str) -> HttpRequest:
 def test_a_cookie_finds_its_user_until_it_is_idle_for_too_long() -> None:
     clock = Clock()
     access = PageAccess(clock=clock)
-    cookie = access.open(can_act=True).partition(";")[0]
-    user = access.find(request(f"other=1; {cookie}"))
-    assert user is not None
-    assert user.can_act
+    cookie = access.open().partition(";")[0]
+    form_key = access.find(request(f"other=1; {cookie}"))
+    assert form_key
     clock.now = 11 * 3600.0
-    assert access.find(request(cookie)) == user
+    assert access.find(request(cookie)) == form_key
     clock.now += 13 * 3600.0
     assert access.find(request(cookie)) is None
 
@@ -40,31 +39,24 @@ def test_a_cookie_finds_its_user_until_it_is_idle_for_too_long() -> None:
 @pytest.mark.parametrize("cookie", ["", f"{COOKIE}=", f"{COOKIE}=guess", "\x00", "a=b;;;=", f"{COOKIE}"])
 def test_another_cookie_finds_no_user(cookie: str) -> None:
     access = PageAccess()
-    access.open(can_act=True)
+    access.open()
     assert access.find(request(cookie)) is None
-
-
-def test_a_page_for_looking_gives_no_right_to_act() -> None:
-    access = PageAccess(can_act=False)
-    user = access.find(request(access.open(can_act=True).partition(";")[0]))
-    assert user is not None
-    assert not user.can_act
 
 
 def test_signing_out_ends_the_sign_in() -> None:
     access = PageAccess()
-    cookie = access.open(can_act=True).partition(";")[0]
+    cookie = access.open().partition(";")[0]
     access.close(request(cookie))
     assert access.find(request(cookie)) is None
 
 
 def test_the_oldest_sign_in_makes_place() -> None:
     access = PageAccess()
-    first = access.open(can_act=True).partition(";")[0]
-    second = access.open(can_act=True).partition(";")[0]
+    first = access.open().partition(";")[0]
+    second = access.open().partition(";")[0]
     access.find(request(first))
     for _ in range(63):
-        access.open(can_act=True)
+        access.open()
     assert access.find(request(first)) is not None
     assert access.find(request(second)) is None
 
@@ -79,5 +71,5 @@ def test_an_absent_token_is_not_the_empty_text() -> None:
 
 
 def test_cookies_are_kept_from_scripts_and_other_sites() -> None:
-    cookie = PageAccess().open(can_act=True)
+    cookie = PageAccess().open()
     assert {"HttpOnly", "SameSite=Strict", "Path=/ui"} <= set(cookie.split("; "))

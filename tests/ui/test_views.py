@@ -22,6 +22,7 @@ from tests.support.deck import capability
 from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor, ToolOutcome, ToolResult
 from induscode.calls.database import CallDatabase
 from induscode.consent import Consent
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 PAGES = Path(__file__).parent / "pages"
 NOW_MS = 1_800_000_000_000
-PERSON, GUEST = PageUser(can_act=True, form_key="k1"), PageUser(can_act=False, form_key="k2")
+PERSON = PageUser(rights=find_rights(BROWSER, "full"), form_key="k1")
+GUEST = PageUser(rights=find_rights(BROWSER, "read-only"), form_key="k2")
 
 
 def item(kind: ItemKind, name: str, **raw: Any) -> BridgeCapability:
@@ -507,7 +509,7 @@ def test_the_frame_has_the_navigation_the_rights_and_what_waits() -> None:
         build_page(view, PERSON, "/work/here", 0),
         build_page(replace(view, section="drift"), GUEST, "/work/here", 2, has_cluster=True),
         build_page(view, token, "/work/here", 0),
-        build_refusal("this page is for looking only"),
+        build_refusal("this page is read-only"),
         build_sign_in(""),
         build_sign_in("Signed out."),
     )

@@ -238,6 +238,8 @@ class ForwardedConnection:
             principal=str(frame.get("principal", "")),
             client_id=str(frame.get("client_id", "")),
             scopes=frozenset(map(str, scopes)) if isinstance(scopes, list) else None,
+            # Only requests to sessions are forwarded: they open neither the page nor `/health`.
+            credential="principal" if isinstance(scopes, list) else "view",
         )
         return request
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
+    from indusagi.interop.protocol_bridge.host.identity import Rights
 
 COOKIE: Final = "indus_page"
 _IDLE_S: Final = 12 * 3600.0
@@ -25,12 +26,11 @@ _MOST: Final = 64
 """Sign-ins that are kept; the one that was used longest ago makes place for a new one."""
 
 
-@record
+@record(kw_only=True)
 class PageUser:
     """A signed-in browser, or a client with a token."""
 
-    can_act: bool
-    """Whether it may change something, and not only look."""
+    rights: Rights
     form_key: str
     """Must come with every change."""
     principal: str = ""
@@ -41,21 +41,19 @@ class PageAccess:
     """The sign-ins of one process.
 
     Args:
-        can_act: Whether the owner of the key may change something; False: the page is for looking only.
         clock: Seconds that never go back.
     """
 
-    def __init__(self, *, can_act: bool = True, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self.key = secrets.token_urlsafe(32)
         """The key of the address that is printed."""
         self.cookie = COOKIE
         """The name of the cookie. A browser sends a cookie to every port of a host: the port belongs into the name."""
         self.token = ""
         """The token of the gateway's owner, which signs in as well; empty if there is none."""
-        self._can_act = can_act
         self._clock = clock
-        self._users: dict[bytes, tuple[PageUser, float]] = {}
-        """Users by the digest of their cookie, with the time of their last request; the latest is last."""
+        self._sign_ins: dict[bytes, tuple[str, float]] = {}
+        """Form keys by the digest of their cookie, with the time of the last request; the latest is last."""
 
     def is_key(self, key: str) -> bool:
         """Compare with the key, in a time that tells nothing."""
@@ -66,29 +64,28 @@ class PageAccess:
         is_token = hmac.compare_digest(text.encode("utf-8", "replace"), self.token.encode())
         return self.is_key(text) or (is_token and bool(self.token))
 
-    def open(self, *, can_act: bool) -> str:
+    def open(self) -> str:
         """Sign a browser in, and return its cookie as the value of a `Set-Cookie` header."""
         secret = secrets.token_urlsafe(32)
-        while len(self._users) >= _MOST:
-            del self._users[next(iter(self._users))]
-        user = PageUser(can_act and self._can_act, secrets.token_urlsafe(16))
-        self._users[_digest(secret)] = user, self._clock()
+        while len(self._sign_ins) >= _MOST:
+            del self._sign_ins[next(iter(self._sign_ins))]
+        self._sign_ins[_digest(secret)] = secrets.token_urlsafe(16), self._clock()
         # https://www.rfc-editor.org/rfc/rfc6265#section-4.1.2; no `Secure`: the page is served over loopback HTTP.
         return f"{self.cookie}={secret}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={int(_IDLE_S)}"
 
-    def find(self, request: HttpRequest) -> PageUser | None:
-        """Find the user of a request by its cookie."""
+    def find(self, request: HttpRequest) -> str | None:
+        """Find the sign-in of a request by its cookie, and return its form key."""
         key = self._digest_cookie(request)
-        user, used_at = self._users.pop(key, (None, 0.0))
+        form_key, used_at = self._sign_ins.pop(key, (None, 0.0))
         now = self._clock()
-        if user is None or now - used_at > _IDLE_S:
+        if form_key is None or now - used_at > _IDLE_S:
             return None
-        self._users[key] = user, now
-        return user
+        self._sign_ins[key] = form_key, now
+        return form_key
 
     def close(self, request: HttpRequest) -> None:
         """Sign a browser out."""
-        self._users.pop(self._digest_cookie(request), None)
+        self._sign_ins.pop(self._digest_cookie(request), None)
 
     def _digest_cookie(self, request: HttpRequest) -> bytes:
         """Digest the cookie of a request; that of the empty text belongs to nobody."""

@@ -57,7 +57,7 @@ def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cl
         action=address("/sign-out"),
     )
     brand = tag("a", "indus", href=PREFIX, cls="brand")
-    rights = None if user.can_act else tag("span", "read-only", cls="badge note")
+    rights = None if user.rights.can_act else tag("span", "read-only", cls="badge note")
     return _build_document(
         view.title,
         tag("a", "Skip to the content", href="#main", cls="skip"),

@@ -18,7 +18,7 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
-from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, LIST_SCOPE
+from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
 from induscode.ui.access import PageAccess, PageUser
 from induscode.ui.changes import watch_changes
@@ -28,9 +28,10 @@ from induscode.ui.layout import build_page, build_refusal, build_sign_in
 from induscode.ui.parts import PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
+    from indusagi.interop.protocol_bridge.host.identity import PageMode
     from induscode.ui.contract import PageSource
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
@@ -53,8 +54,10 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/session": ("sessions", "show_session"),
 }
 """The module and the function of each view; a module is loaded by the first request that needs it."""
-_CHANGING: Final = frozenset({"/server", "/tool", "/resources", "/prompt", "/drift"})
-"""Views that take a form."""
+_ACTING: Final = frozenset({"/server", "/drift"})
+"""Views whose forms change something."""
+_CALLING: Final = frozenset({"/tool", "/resources", "/prompt"})
+"""Views whose forms send a request to a tool or a server."""
 _STATIC: Final = {
     "/style.css": b"text/css; charset=utf-8",
     "/page.js": b"text/javascript; charset=utf-8",
@@ -76,6 +79,7 @@ _SECURITY: Headers = (
 _HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), *_SECURITY)
 _CLIENT: Final = "page"
 """The client of what a person does here, in permission rules and records of calls."""
+_READ_ONLY: Final = "this page is read-only"
 _SIGN_IN_BYTES: Final = 16 * 1024
 _SMALLEST_GZIP: Final = 4_096
 _VIEW_S: Final = 120.0
@@ -87,16 +91,16 @@ class PageSite:
 
     Args:
         access: The sign-ins.
-        foreign_tokens: Bearer tokens that belong to views of the gateway: they do not open the page.
+        mode: What the page is for.
     """
 
     prefix = PREFIX
 
-    def __init__(self, access: PageAccess, foreign_tokens: Collection[bytes] = ()) -> None:
+    def __init__(self, access: PageAccess, mode: PageMode = "full") -> None:
         self.access = access
+        self.mode: PageMode = mode
         self.open_source: Callable[[], Awaitable[PageSource]] | None = None
         """Gives the gateway, always the same one; None until it is open."""
-        self._foreign_tokens = foreign_tokens
 
     def accept(self, request: HttpRequest) -> bool:
         """Accept signed-in browsers, static files and sign-ins; answer everything else with the sign-in page."""
@@ -121,7 +125,7 @@ class PageSite:
 
         A redirect would do the same, but after a link from another site the browser would not send the cookie with it.
         """
-        cookie = self.access.open(can_act=True)
+        cookie = self.access.open()
         target = f"{PREFIX}{path if path in _VIEWS else ''}"
         body = render(
             tag("meta", charset="utf-8"),
@@ -155,12 +159,12 @@ class PageSite:
             _check_form(user, form)
             self.access.close(request)
             return SiteResponse(build_sign_in("Signed out.").encode(), 200, _HTML)
-        if request.method == "POST" and path in _CHANGING:
+        if request.method == "POST" and path in _ACTING | _CALLING:
             _check_form(user, form)
-            if not user.can_act:
-                raise HttpRefusal(403, "this page is for looking only")
+            if not (user.rights.can_act if path in _ACTING else user.rights.can_try):
+                raise HttpRefusal(403, "your token doesn't allow that" if self.mode == "full" else _READ_ONLY)
         elif request.method not in {"GET", "HEAD"}:
-            raise refuse_method("GET, POST" if path in _CHANGING else "GET")
+            raise refuse_method("GET, POST" if path in _ACTING | _CALLING else "GET")
         show = await to_thread.run_sync(_load_view, path)
         source = await self.open_source()
         return await self._show(source, user, request, show, form if request.method == "POST" else {})
@@ -171,23 +175,25 @@ class PageSite:
         Raises:
             HttpRefusal: The token does not open the page.
         """
-        if "authorization" not in request.headers:
-            user = self.access.find(request)
-            if user is None:  # it has expired since the request was accepted
-                raise HttpRefusal(401, "sign in again")
-            return user
         identity = request.identity
-        if identity.owner in self._foreign_tokens or identity.find_missing_scope(LIST_SCOPE) is not None:
+        # A bearer token isn't sent by a browser on its own: no other site can make it send a form.
+        form_key = ""
+        if identity.credential in {"nobody", "open"}:
+            found = self.access.find(request)
+            if found is None:  # it has expired since the request was accepted
+                raise HttpRefusal(401, "sign in again")
+            identity, form_key = BROWSER, found
+        rights = find_rights(identity, self.mode)
+        if not rights.can_look:
             raise HttpRefusal(403, "this token does not open the page")
-        # A bearer token is not sent by a browser on its own: no other site can make it send a form.
-        return PageUser(identity.find_missing_scope(ADMIN_SCOPE) is None, "", identity.principal)
+        return PageUser(rights=rights, form_key=form_key, principal=identity.principal)
 
     def _respond_sign_in(self, request: HttpRequest, form: Mapping[str, str]) -> SiteResponse:
         if request.method != "POST":
             raise refuse_method("POST")
         if not self.access.is_secret(form.get("key", "").strip()):
             return SiteResponse(build_sign_in("This is not the key of this gateway.").encode(), 401, _HTML)
-        cookie = (b"set-cookie", self.access.open(can_act=True).encode())
+        cookie = (b"set-cookie", self.access.open().encode())
         return SiteResponse(b"", 303, [(b"location", PREFIX.encode()), cookie, *_SECURITY])
 
     async def _show(

@@ -306,7 +306,7 @@ def test_a_page_for_looking_changes_nothing(tmp_path: Path) -> None:
         assert "You may look" in browser.get("/tool?name=read")
         refused = browser.client.post("/ui/tool", data={"form_key": form_key(browser), "name": "read"})
         assert refused.status_code == 403
-        assert "for looking only" in Browser.check(refused)
+        assert "This page is read-only" in Browser.check(refused)
         assert "Stop" not in browser.get("")
 
 

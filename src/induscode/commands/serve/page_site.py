@@ -16,7 +16,6 @@ from induscode.commands.support.output import can_ask_user
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from contextlib import AsyncExitStack
 
     from induscode.commands.serve.gateway import Gateway
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from induscode.ui.site import PageSite
 
 
-def build_site(mode: PageMode, view_tokens: Collection[bytes]) -> PageSite | None:
+def build_site(mode: PageMode) -> PageSite | None:
     """Build the site of the page; None if it is off."""
     if mode == "off":
         return None
     from induscode.ui.access import PageAccess  # noqa: PLC0415 — over HTTP only
     from induscode.ui.site import PageSite  # noqa: PLC0415 — over HTTP only
 
-    return PageSite(PageAccess(can_act=mode == "full"), frozenset(view_tokens))
+    return PageSite(PageAccess(), mode)
 
 
 def open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) -> None:

@@ -230,7 +230,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
         check_view_tokens(tokens, views)
         metrics = CallMetrics()
         settings = replace(settings, metrics=metrics.render, more_tokens=[token.decode() for token in tokens])
-    site = build_site(options.page, tokens)
+    site = build_site(options.page)
     settings = None if settings is None else replace(settings, site=site)
     following = anyio.CancelScope()
     what = f"as {context.info.name!r}"

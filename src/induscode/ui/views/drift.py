@@ -45,7 +45,7 @@ def _build_unseen(tool: DisabledTool) -> Html:
 def _build_drift(page: PageRequest, drift: Drift) -> Html:
     ref = drift.ref
     forms = None
-    if page.user.can_act and drift.disables:
+    if page.user.rights.can_act and drift.disables:
         pin = definition_pin(drift.after or {})
         hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "pin": pin}
         forms = tag(

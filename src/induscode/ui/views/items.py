@@ -118,7 +118,7 @@ async def show_tool(page: PageRequest) -> PageView:
         "Pin": tag("code", str(pin)) if pin else None,
     })  # fmt: skip
     form = show_nothing("You may look, and not call.")
-    if page.user.can_act:
+    if page.user.rights.can_try:
         fields = build_fields(parameters, page.form)
         form = build_form(page.user, _answer_at("/tool", name=name), fields, button="Run", look="main")
     content = tag(
@@ -207,7 +207,7 @@ async def show_resources(page: PageRequest) -> PageView:
             "" if item.ref.kind == "resource" else "template",
             shorten(item.description),
             show_digest(item.pin),
-            _build_read_form(page, item) if page.user.can_act else "",
+            _build_read_form(page, item) if page.user.rights.can_try else "",
         )
         for item in found[:_MOST]
     ]
@@ -307,7 +307,7 @@ async def show_prompt(page: PageRequest) -> PageView:
         except (CoreError, ValueError) as exc:
             result = _show_problem(exc)
     form = show_nothing("You may look, and not call.")
-    if page.user.can_act:
+    if page.user.rights.can_try:
         fields, target = build_fields(schema, page.form), _answer_at("/prompt", server=server, name=name)
         form = build_form(page.user, target, fields, button="Get it", look="main")
     facts = show_facts({"Server": link(server, "/server", name=server), "Pin": tag("code", item.pin)})

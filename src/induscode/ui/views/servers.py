@@ -97,7 +97,7 @@ def _draw_latency(server: ServerSummary, series: CallSeries | None) -> Html:
 
 
 def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
-    if not page.user.can_act or not server.actions:
+    if not page.user.rights.can_act or not server.actions:
         return None
     target = address("/server", name=server.name)
     forms = [
@@ -167,7 +167,7 @@ async def show_server(page: PageRequest) -> PageView:
 
 
 def _ask_consent(page: PageRequest, server: ServerSummary, digest: str, config: Html) -> Html | None:
-    if "trust" not in server.actions or not page.user.can_act:
+    if "trust" not in server.actions or not page.user.rights.can_act:
         return None
     target = address("/server", name=server.name)
     return tag(

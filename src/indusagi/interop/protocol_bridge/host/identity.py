@@ -1,4 +1,4 @@
-"""The identity of a client of a host: who it is, and what it may do.
+"""The identity of a client of a host, and its rights.
 
 Over stdio and with the one-user token a client may do everything and has no name. With access tokens of an
 authorization server (`indus serve --auth`) it has the name of its subject, the principal, and scopes.
@@ -7,8 +7,14 @@ authorization server (`indus serve --auth`) it has the name of its subject, the 
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Literal, TypeAlias
 
 from indusagi.core.records import record
+
+Credential: TypeAlias = Literal["nobody", "open", "user", "view", "principal", "browser"]
+"""How a client shows who it is: it doesn't; it needn't (`--no-token`); by the token of the user, the token of a view,
+an access token, or the cookie of the page."""
+PageMode: TypeAlias = Literal["full", "read-only", "off"]
 
 LIST_SCOPE = "indus:list"
 """Lists tools, resources and prompts, and subscribes to changes of the lists."""
@@ -31,6 +37,7 @@ class ClientIdentity:
     """The OAuth client that the token was issued to, if it names one."""
     scopes: frozenset[str] | None = None
     """Of its access token; None: everything is allowed."""
+    credential: Credential = "user"
 
     @property
     def has_any_scope(self) -> bool:
@@ -51,3 +58,46 @@ class ClientIdentity:
 
 ANONYMOUS = ClientIdentity()
 """A client without a name that may do everything: the one user's."""
+NOBODY = ClientIdentity(scopes=frozenset(), credential="nobody")
+BROWSER = ClientIdentity(credential="browser")
+
+
+@record(kw_only=True)
+class Rights:
+    """What a client may do."""
+
+    can_list: bool = False
+    can_call: bool = False
+    """Every tool. Calls to the tools of single servers are decided by `find_missing_scope`."""
+    can_operate: bool = False
+    """Read `/health` and `/metrics`."""
+    can_look: bool = False
+    """Read the page."""
+    can_act: bool = False
+    """Start, stop, trust and approve on the page."""
+    can_try: bool = False
+    """Call tools, read resources and get prompts on the page."""
+
+
+def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
+    """Return the rights of a client: the only place that decides what a credential opens.
+
+    The page never relies on the absence of a token: where none is asked for, it knows its cookie alone.
+    """
+    credential, is_full = identity.credential, page == "full"
+    if credential == "nobody":
+        return Rights()
+    if credential == "browser":
+        return Rights(can_look=page != "off", can_act=is_full, can_try=is_full)
+    if credential in {"open", "view"}:
+        return Rights(can_list=True, can_call=True, can_operate=credential == "open")
+    lists, calls, operates = (identity.find_missing_scope(scope) is None for scope in SCOPES)
+    can_look = lists and page != "off"
+    return Rights(
+        can_list=lists,
+        can_call=calls,
+        can_operate=operates,
+        can_look=can_look,
+        can_act=can_look and is_full and operates,
+        can_try=can_look and is_full and operates and calls,
+    )

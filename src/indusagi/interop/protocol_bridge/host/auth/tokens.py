@@ -80,7 +80,9 @@ def check_claims(
     if not subject:
         raise TokenRefusal("invalid_token", "it has no subject (sub)")
     owner = hashlib.sha256(compact_json([settings.issuer, subject, client_id]).encode()).digest()
-    identity = ClientIdentity(owner=owner, principal=subject, client_id=client_id, scopes=_read_scopes(claims))
+    identity = ClientIdentity(
+        owner=owner, principal=subject, client_id=client_id, scopes=_read_scopes(claims), credential="principal"
+    )
     return AccessToken(identity, expires_at, _read_thumbprint(claims))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
-from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, find_rights
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
@@ -56,6 +56,7 @@ def check_user_token(request: HttpRequest, policy: AccessPolicy) -> None:
         if is_bearer and presented:
             message = "the token is not valid: this host has another one"
         raise HttpRefusal(401, message, headers=headers)
-    if owner in policy.limited and request.path in {HEALTH, METRICS}:
+    credential = "open" if not policy.tokens else "view" if owner in policy.limited else "user"
+    request.identity = ClientIdentity(owner=owner, credential=credential)
+    if request.path in {HEALTH, METRICS} and not find_rights(request.identity).can_operate:
         raise HttpRefusal(403, f"{request.path} needs the token of the user")
-    request.identity = ClientIdentity(owner=owner)

@@ -271,9 +271,10 @@ class HostApp:
         check_request(request, self._policy)
         if self._is_stopping:
             raise HttpRefusal(503, "the host is stopping", close=True)
-        site = self._settings.site
-        if site is not None and self._policy.is_site(request.path) and "authorization" not in request.headers:
-            return site.accept(request)
+        site, asks_for_token = self._settings.site, self._access is not None or bool(self._policy.tokens)
+        if site is not None and self._policy.is_site(request.path):
+            if "authorization" not in request.headers or not asks_for_token:
+                return site.accept(request)
         if self._access is None:
             check_user_token(request, self._policy)
         return self._access is None or self._access.accept(request, self._tasks)

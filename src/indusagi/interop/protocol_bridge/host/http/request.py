@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, INVALID_REQUEST
-from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
+from indusagi.interop.protocol_bridge.host.identity import NOBODY
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class HttpRequest:
         self.has_unread_body = (
             bool(self.headers.get("content-length", "0").strip("0")) or "transfer-encoding" in self.headers
         )
-        self.identity = ANONYMOUS
+        self.identity = NOBODY
         """Who sends it; set when it is accepted."""
         self.token = ""
         """The access token that it was accepted with."""

@@ -1,7 +1,7 @@
 """A site beside the MCP endpoint of a host: pages for a browser, below one path.
 
 The access policy of the host (`Host`, `Origin`, limits of connections and bodies) holds for it too. A request with an
-`Authorization` header passes the token checks of the host; any other one is accepted or refused by the site itself.
+`Authorization` header passes the token checks of the host, if it has any; the site itself accepts or refuses others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Site(Protocol):
         ...
 
     def accept(self, request: HttpRequest) -> bool:
-        """Check a request without `Authorization` header before its body is read.
+        """Check a request whose token the host hasn't checked, before its body is read.
 
         Returns:
             Whether it is accepted; if not, it is answered already.
