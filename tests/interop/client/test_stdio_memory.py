@@ -25,6 +25,8 @@ class Child:
         self.output_open = self.errors_open = self.input_open = True
         self.exit_code: int | None = None
         self.written, self.unwritten = b"", 0
+        self.rest = b""
+        """What is in its pipe, unread."""
         self.told: list[Any] = []
 
     def write(self, data: bytes) -> None:
@@ -38,6 +40,11 @@ class Child:
 
     def stop_reading(self) -> None:
         self.told.append("stop")
+
+    def read_rest(self) -> None:
+        rest, self.rest = self.rest, b""
+        if rest:
+            self.handler.stdout_received(rest)
 
     async def end(self, grace_s: float, *, gentle: bool = False) -> None:
         self.told.append((grace_s, gentle))
@@ -332,3 +339,26 @@ async def test_a_second_request_does_not_start_the_wait_anew(monkeypatch: pytest
     transport.send({"a": 2})
     transport._flush()
     assert len(watched) == 1
+
+
+@pytest.mark.parametrize("last", [b'{"id": 2}\n', b'{"id": 2}'])
+async def test_finding_f8_an_answer_in_the_pipe_is_read_before_the_exit_is_reported(
+    monkeypatch: pytest.MonkeyPatch, last: bytes
+) -> None:
+    transport, child, got = start(monkeypatch)
+    child.rest = b'{"id": 1}\n' + last
+    child.exit_code = 0
+    child.exited.set()
+    transport._declare_exit()
+    assert got[:2] == [b'{"id": 1}', b'{"id": 2}']
+    assert len(got) == 3
+
+
+async def test_half_a_message_at_the_exit_is_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, child, got = start(monkeypatch)
+    child.rest = b'{"id": 1'
+    child.exit_code = 0
+    child.exited.set()
+    transport._declare_exit()
+    assert len(got) == 1
+    assert transport.read_invalid_lines() == ('{"id": 1',)

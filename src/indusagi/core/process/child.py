@@ -275,6 +275,12 @@ class ChildProcess:
         self._output.close()
         self._errors.close()
 
+    def read_rest(self) -> None:
+        """Read what is left in the pipes: after the exit, everything that the process itself has written."""
+        for ended, reader in ((self.output_ended, self._output), (self.errors_ended, self._errors)):
+            if not ended.is_set():
+                reader.read_rest()
+
     async def activity(self) -> Activity | None:
         """Read the activity of the process tree; None where the system does not tell."""
         return await asyncio.to_thread(lambda: read_activity(self._list_running()))
@@ -340,9 +346,7 @@ class ChildProcess:
                         async with asyncio.timeout(drain_s):
                             await self.output_ended.wait()
                             await self.errors_ended.wait()
-                    for ended, reader in ((self.output_ended, self._output), (self.errors_ended, self._errors)):
-                        if not ended.is_set():
-                            reader.read_rest()
+                    self.read_rest()
             finally:
                 self._release()
 

@@ -625,3 +625,50 @@ async def _closed(endpoint: ServerEndpointImpl) -> ProtocolFault:
     with pytest.raises(ProtocolFault) as caught:
         await endpoint.open()
     return caught.value
+
+
+@pytest.mark.parametrize("method", ["notifications/roots/list_changed", "notifications/initialized"])
+@pytest.mark.parametrize("transport", ["old", "present"])
+async def test_finding_f9_a_notification_that_is_never_answered_holds_up_no_call(transport: str, method: str) -> None:
+    honest = OldSse() if transport == "old" else Legacy(events=True)
+    gone: list[Exchange] = []
+
+    async def behave(exchange: Exchange) -> None:
+        if exchange.request.is_a(method):
+            gone.append(exchange)
+            await silence(exchange)
+        else:
+            await honest(exchange)
+
+    async with http_server(behave) as server:
+        # Its answer is waited for past the end of the test.
+        limits = replace(STEADY, connect_s=600)
+        endpoint = create_server_endpoint((remote_sse if transport == "old" else remote)(server, limits=limits))
+        async with asyncio.timeout(120):
+            await endpoint.open()
+            for _ in range(3):
+                endpoint.notify("notifications/roots/list_changed")
+                await endpoint.invoke("echo", {})
+            await until(lambda: len(gone) == (1 if method == "notifications/initialized" else 3))
+            await endpoint.close()
+
+
+async def test_a_notification_follows_a_redirect_to_the_same_origin() -> None:
+    honest, heard = Legacy(), list[str]()
+
+    async def behave(exchange: Exchange) -> None:
+        request = exchange.request
+        if request.is_a("notifications/roots/list_changed"):
+            heard.append(request.path)
+        if not request.path.endswith("/"):
+            await redirect(f"{request.path}/")(exchange)
+        else:
+            await honest(exchange)
+
+    async with http_server(behave) as server:
+        endpoint = create_server_endpoint(remote(server))
+        await endpoint.open()
+        endpoint.notify("notifications/roots/list_changed")
+        await until(lambda: len(heard) == 2)
+        await endpoint.close()
+    assert heard == ["/mcp", "/mcp/"]

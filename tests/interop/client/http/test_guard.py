@@ -110,10 +110,26 @@ async def test_the_end_of_an_event_may_be_split() -> None:
     assert (await ask(make_guard(events(*stream))))[1] == b"".join(stream)
 
 
+@pytest.mark.parametrize("second", [b"\n", b"\r", b"\r\n"])
+@pytest.mark.parametrize("first", [b"\n", b"\r", b"\r\n"])
+async def test_finding_f16_a_blank_line_of_any_kind_ends_an_event(first: bytes, second: bytes) -> None:
+    if (first, second) == (b"\r", b"\n"):  # together one line end
+        second = b"\r\n"
+    whole = (b"data: 1234567" + first + second) * 5
+    for pieces in ((whole,), tuple(whole[at : at + 1] for at in range(len(whole)))):
+        assert (await ask(make_guard(events(*pieces))))[1] == whole
+
+
+async def test_finding_f16_the_length_of_an_event_stream_is_not_the_length_of_an_event() -> None:
+    stream = (b"data: 12345678\n\n",) * 5
+    guard = make_guard(events(*stream, content_length=str(sum(map(len, stream)))))
+    assert await ask(guard) == (200, b"".join(stream), "closed")
+
+
 @pytest.mark.parametrize(("size", "reason"), [(CAP, None), (CAP + 1, "frame_too_large")])
 async def test_a_body_is_counted_as_a_whole(size: int, reason: str | None) -> None:
     pieces = (b"{\n\n", b"\n\n" + b" " * (size - 6), b"}")
-    found = await ask(make_guard(answer(*pieces)), request_id=None)
+    found = await ask(make_guard(answer(*pieces)), "GET", request_id=None)
     assert found[1] == (b"".join(pieces) if reason is None else "StreamError")
     assert (await ask(make_guard(respond(*pieces, kind="text/plain"))))[2] == (reason or "malformed")
 

@@ -14,13 +14,14 @@ import collections
 import math
 import os
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop.protocol_bridge.client.start.environment import child_environment
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -270,8 +271,12 @@ class StdioTransport(BaseTransport):
     # -- the end ----------------------------------------------------------------------------
 
     def _declare_exit(self) -> None:
-        # What was read is delivered before the end is declared.
+        if self._end is not None:
+            return
+        # A process may answer and exit at once: the answer is in the pipe, and counts.
+        self.child.read_rest()
         self._deliver_lines(math.inf, math.inf)
+        self._deliver_last_line()
         code = self.child.exit_code
         if code is None:
             self._finish_process("stopped reading" if self.child.output_open else "closed its output", "closed")
@@ -283,6 +288,15 @@ class StdioTransport(BaseTransport):
             self._finish_process(f"was ended by {name}", "exited")
         else:
             self._finish_process(f"exited with code {code}", "exited")
+
+    def _deliver_last_line(self) -> None:
+        """Deliver a last message without a line end, if it is complete."""
+        line = b"".join(self._parts)
+        with suppress(ValueError, RecursionError):
+            if not isinstance(decode_frame(line), dict):
+                return
+            self._parts.clear()
+            self.deliver(line)
 
     def _finish_process(self, message: str, reason: FaultReason) -> None:
         code = self.child.exit_code

@@ -39,7 +39,13 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
 )
 from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
-from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, add_response_id, classify_message
+from indusagi.interop.protocol_bridge.client.http.responses import (
+    BLANK_LINE,
+    OVERLAP,
+    EventFilter,
+    add_response_id,
+    classify_message,
+)
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 
@@ -55,17 +61,22 @@ T = TypeVar("T")
 REQUEST = "indusagi.request"
 """The extension of an HTTP request that holds the id of its JSON-RPC request."""
 REDIRECTS = 3
+_SAME_METHOD = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
+"""Redirects that repeat the request as it is (RFC 9110 §15.4)."""
 _REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _AUTH_TRIES = 5
 """How often a refused request is sent again: for a nonce, a refresh, a sign-in and a step-up."""
 _SESSION = "mcp-session-id"
 _KEPT_FAILURES = 256
 _ERROR_BODY = 64 * 1024
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _tls_lock = threading.Lock()
 # RFC 9110 §5.1 (field names are tokens), §5.5 (field values)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
+_MAX_POSTS = 64
+"""How many notifications are sent at once before the next one waits."""
+_FIRST_POST_S = 1.0
+"""How long other requests wait for the answer to `notifications/initialized`, or for a place among the posts."""
 _FIRST_PAUSE_S = 0.5
 _PAUSE_FACTOR = 1.6
 _LONGEST_PAUSE_S = 60.0
@@ -138,6 +149,8 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         self._origin = get_origin(address)
         self._limits = limits
         self._authorizer = authorizer
+        self._posts: set[asyncio.Task[None]] = set()
+        """Notifications that are being sent."""
         self._failures: collections.OrderedDict[RequestId, TransportFailure] = collections.OrderedDict()
         self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], ResumableRequest] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[RequestId, ResumableRequest] = weakref.WeakValueDictionary()
@@ -184,25 +197,56 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         if get_origin(request.url) != self._origin:
             return self._fail(resumable, build_redirect_failure(request.url))
         if request.method == "DELETE":
-            if not self._is_session_lost:
-                # It ends the session; a server that does not respond ends it by itself.
-                with suppress(TimeoutError, httpx2.TransportError, AuthFault):
-                    async with asyncio.timeout(self._limits.close_s):
-                        await (await self._send(request)).aclose()
-            return httpx2.Response(HTTPStatus.NO_CONTENT)
+            return await self._end_session(request)
         if request.method == "GET":
             await resumable.pace(resumes="last-event-id" in request.headers)
             if resumable.is_given_up:
                 return self._fail(resumable, build_failure("was given up", "cancelled"))
-        # While a notification is being sent, the SDK sends nothing else: it has a deadline of its own.
-        is_notification = request.method == "POST" and resumable.request_id is None
+        if request.method == "POST" and resumable.request_id is None:
+            return await self._post_notification(request)
         try:
-            response = await resumable.wait(self._send(request), self._limits.start_s if is_notification else None)
+            response = await resumable.wait(self._send(request))
             return await self._check(request, response, resumable)
         except AuthFault as exc:
             return self._fail(resumable, classify_auth_fault(exc), HTTPStatus.UNAUTHORIZED)
         except (TimeoutError, httpx2.TransportError) as exc:
             return self._fail(resumable, classify_network_error(exc, self.via))
+
+    async def _end_session(self, request: httpx2.Request) -> httpx2.Response:
+        """End the session; a server that does not respond ends it by itself."""
+        if not self._is_session_lost:
+            with suppress(TimeoutError, httpx2.TransportError, AuthFault):
+                async with asyncio.timeout(self._limits.close_s):
+                    await (await self._send(request)).aclose()
+        return httpx2.Response(HTTPStatus.NO_CONTENT)
+
+    async def _post_notification(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a notification, or a response to the server, in its own task.
+
+        The SDK sends nothing else until this returns: a server that answers late would hold up every call.
+        """
+
+        async def post(request: httpx2.Request) -> None:
+            with suppress(TimeoutError, httpx2.TransportError, AuthFault):
+                async with asyncio.timeout(self._limits.start_s):
+                    for _ in range(REDIRECTS + 1):
+                        response = await self._send(request)
+                        await self._check(request, response, ResumableRequest(None))
+                        await response.aclose()
+                        target = request.url.join(response.headers.get("location", ""))
+                        if response.status_code not in _SAME_METHOD or get_origin(target) != self._origin:
+                            return
+                        request = httpx2.Request("POST", target, headers=request.headers, content=request.content)
+
+        posting = asyncio.create_task(post(request))  # noqa: TID251 — owned by the guard, which ends it in `aclose`
+        self._posts.add(posting)
+        posting.add_done_callback(self._posts.discard)
+        # Some servers refuse requests until they have read `initialized`.
+        is_first = b"notifications/initialized" in request.content
+        if is_first or len(self._posts) > _MAX_POSTS:
+            waited_for = {posting} if is_first else self._posts
+            await asyncio.wait(waited_for, timeout=_FIRST_POST_S, return_when=asyncio.FIRST_COMPLETED)
+        return httpx2.Response(HTTPStatus.ACCEPTED)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request with the credentials of the authorizer, again if it says so after a refusal."""
@@ -239,14 +283,14 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             await response.aclose()
             message = "answered with a compressed body, which was not asked for"
             return self._fail(resumable, build_failure(message, "malformed", response.status_code))
-        if length.isdecimal() and int(length) > self._limits.frame_bytes:
+        is_events = get_content_type(response) == "text/event-stream"  # its limit is one event
+        if not is_events and length.isdecimal() and int(length) > self._limits.frame_bytes:
             await response.aclose()
             return self._fail(resumable, self.build_size_failure())
         if response.status_code >= HTTPStatus.BAD_REQUEST:
             return await self._check_refusal(request, response, resumable)
         request_id, content_type, headers = resumable.request_id, get_content_type(response), response.headers
         self.note(request_id, check_response(request, response, is_rpc_request=request_id is not None))
-        is_events = content_type == "text/event-stream"
         counted = _CountedBody(response, self, resumable, self._limits.frame_bytes, is_events=is_events)
         stream: httpx2.AsyncByteStream = counted
         if request_id is not None and response.status_code == HTTPStatus.OK:
@@ -303,6 +347,10 @@ class HttpGuard(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close every connection."""
+        for posting in self._posts:
+            posting.cancel()
+        if self._posts:
+            await asyncio.wait(self._posts)
         await self._network.aclose()
 
 
@@ -338,9 +386,9 @@ class _CountedBody(httpx2.AsyncByteStream):
             if self._is_events:
                 # An event may end in the middle of a piece, and its end may be split over two.
                 window = self._tail + piece
-                ends = [match.end() for match in _EVENT_END.finditer(window)]
+                ends = [match.end() for match in BLANK_LINE.finditer(window)]
                 self._size = len(window) - ends[-1] if ends else self._size + len(piece)
-                self._tail = window[-3:]
+                self._tail = window[-OVERLAP:]
             else:
                 self._size += len(piece)
             if self._size > self._cap:

@@ -29,11 +29,11 @@ _HEAD_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"
 _TAIL_ID = re.compile(rb",\s*" + _ID + rb"\}\s*\Z")
 # Fields and line ends of an event stream:
 # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
-_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _DATA_FIELD = re.compile(rb"(?:\A|[\r\n])data: ?")
 _BOM = b"\xef\xbb\xbf"
-_OVERLAP = 3
+OVERLAP = 3
 """How many bytes of a blank line (CR LF CR LF) may have come with the piece before."""
 
 
@@ -100,10 +100,10 @@ class EventFilter:
     def take(self, piece: bytes) -> bytes:
         """Add a piece; return the complete events, and as much of a large response as there is."""
         # A blank line may begin in the bytes kept before: the last three are searched again.
-        searched_from = max(len(self._rest) - _OVERLAP, 0)
+        searched_from = max(len(self._rest) - OVERLAP, 0)
         self._rest += piece
         passed: list[bytes] = []
-        while (end := _BLANK_LINE.search(self._rest, searched_from)) is not None:
+        while (end := BLANK_LINE.search(self._rest, searched_from)) is not None:
             event = self._cut(end.end())
             searched_from = 0
             if self._is_passing or self._is_wanted(event):
@@ -114,7 +114,7 @@ class EventFilter:
             id_match = data and _HEAD_ID.match(self._rest, data.end(), data.end() + _EDGE)
             self._is_passing = bool(id_match) and is_same_id(json.loads(id_match[1]), self._request_id)
         if self._is_passing:
-            passed.append(self._cut(max(len(self._rest) - _OVERLAP, 0)))
+            passed.append(self._cut(max(len(self._rest) - OVERLAP, 0)))
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def finish(self) -> bytes:
