@@ -30,15 +30,16 @@ demo: setup  ## show what the project does
 cluster-demo: setup  ## three brokers, three nodes and ten servers: kill a node and a broker under load
 	@.venv/bin/python examples/cluster/demo.py
 
-demo-llm: setup  ## show what a real small model does (needs 2 GB of memory and indus models fetch; TRIES=3)
+demo-llm: setup  ## show what a real small model does (needs 2 GB of memory, fetches 1.1 GB; TRIES=3)
 	@.venv/bin/python -c 'import xllamacpp' 2>/dev/null || .venv/bin/uv pip install --quiet --python .venv/bin/python \
 		--no-deps --require-hashes -r outside/local.txt
-	@.venv/bin/indus models fetch
+	@.venv/bin/python -m outside.engine.model
 	@.venv/bin/python -m outside.local_model $(if $(TRIES),--tries $(TRIES))
 
-demo-search: setup  ## let a real small model find tools among 527 (needs 2 GB of memory and indus models fetch; MINUTES=30)
+demo-search: setup  ## let a real small model find tools among 527 (needs 2 GB of memory, fetches 1.1 GB; MINUTES=30)
 	@.venv/bin/python -c 'import xllamacpp' 2>/dev/null || .venv/bin/uv pip install --quiet --python .venv/bin/python \
 		--no-deps --require-hashes -r outside/local.txt
+	@.venv/bin/python -m outside.engine.model
 	@.venv/bin/python -m outside.search_model $(if $(MINUTES),--minutes $(MINUTES))
 
 test: setup  ## run every check, and print how long each took

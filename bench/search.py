@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from bench.measure import calls, compare
 from bench.process import python, starts
 from bench.row import CannotMeasure, Check, Row
-from induscode.local_model.weights import SENTENCE_ENCODER
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
 from induscode.search.opening import INSTALL_NUMPY, has_numpy
+from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -2,11 +2,11 @@
 
     python -m outside.local_model [--tries N] [--all-tools] [--task NAME] [--weights FILE] [--json FILE]
 
-It needs the extra `[local]` and the weights (`indus models fetch`), or a GGUF file of your own. One server of the model
+`make demo-llm` installs llama.cpp and fetches the weights first; `--weights` takes a GGUF file instead. One server
 answers every try: the system prompt and the tools of a task are read once. Each try is a new conversation in the same
 directory, with the two tools that the task needs (`--tools`), or with all that the context window has room for and one
 MCP server (`--all-tools`). A person who says yes once to every question is simulated; everything else is what
-`indus --model local -p` does.
+`indus -p` does with a model at `--base-url`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import anyio
 from indusagi.core.cancel import CancelToken
 from indusagi.core.process.procfs import read_cpu_seconds
 from induscode.launch.invocation import Invocation
-from induscode.local_model import host
-from induscode.local_model.server import LocalWeights, open_local_server
-from induscode.local_model.weights import QWEN_CODER, WeightsError
+from induscode.search.weights import WeightsError
 from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
 from induscode.session.conversation import open_conversation
 from induscode.session.dialog import Reply
-from induscode.session.models import LOCAL_WINDOW, OWN_KEY, NoModelError, choose_model
+from induscode.session.models import OWN_KEY
+from outside.engine import host
+from outside.engine.model import QWEN_CODER
+from outside.engine.server import LocalWeights, open_local_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
     from induscode.session.contract import RunEvent
     from induscode.session.dialog import Question
-    from induscode.session.models import ModelChoice
 
 DIARY_SERVER = Path(__file__).resolve().parent.parent / "examples" / "notes_server.py"
 FILES = {
@@ -274,24 +274,22 @@ def private_state(folder: Path) -> Generator[None]:
 
 
 async def run_tries(
-    choice: ModelChoice, tries: int, only: Sequence[str], output: str | None, *, all_tools: bool
+    weights: LocalWeights, tries: int, only: Sequence[str], output: str | None, *, all_tools: bool
 ) -> int:
     """Run every task, print each try as it ends, and the table at the end."""
-    assert choice.weights is not None
-    window = choice.context_window or LOCAL_WINDOW
+    window = weights.context_window
     attempts: list[Attempt] = []
     with tempfile.TemporaryDirectory(prefix="local-") as temporary:
         started = time.monotonic()
-        weights = LocalWeights(choice.name, choice.weights, window, choice.chat_template)
         async with open_local_server(weights) as address:
-            print(f"{choice.label}: loaded in {time.monotonic() - started:.1f} s, {window:,} tokens", flush=True)
+            print(f"{weights.name}: loaded in {time.monotonic() - started:.1f} s, {window:,} tokens", flush=True)
             os.environ[OWN_KEY] = address.key
             with private_state(Path(temporary) / "state"):
                 for task in TASKS:
                     for prompt in task.prompts[:tries] if not only or task.name in only else ():
                         folder = Path(temporary) / "project"
                         attempt = await try_once(
-                            task, prompt, folder, address.base_url, choice.name, window, all_tools=all_tools
+                            task, prompt, folder, address.base_url, weights.name, window, all_tools=all_tools
                         )
                         attempts.append(attempt)
                         mark = "managed" if attempt.success else f"failed ({attempt.end or 'time'})"
@@ -319,16 +317,17 @@ def main() -> int:
     parser.add_argument("--all-tools", action="store_true", help="the whole deck that fits, in every task")
     parser.add_argument("--json", metavar="FILE", help="write every try there")
     options = parser.parse_args()
-    model = f"local:{options.weights}" if options.weights else "local"
+    model = LocalWeights(QWEN_CODER.name, QWEN_CODER.path, QWEN_CODER.context_window, QWEN_CODER.chat_template)
+    if options.weights:
+        model = LocalWeights(Path(options.weights).name, options.weights, QWEN_CODER.context_window)
 
     async def run() -> int:
-        choice = await choose_model(Invocation(cwd=str(Path.cwd()), model=model), os.environ)
-        return await run_tries(choice, options.tries, options.task, options.json, all_tools=options.all_tools)
+        return await run_tries(model, options.tries, options.task, options.json, all_tools=options.all_tools)
 
     print(f"{QWEN_CODER.title if not options.weights else options.weights}, {os.cpu_count()} cores", flush=True)
     try:
         return anyio.run(run)
-    except (NoModelError, WeightsError) as exc:
+    except WeightsError as exc:
         print(exc, file=sys.stderr)
         return 2
 

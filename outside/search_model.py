@@ -2,7 +2,7 @@
 
     python -m outside.search_model [--tasks N] [--minutes N] [--rows FILE]
 
-It needs the extra `[local]` and the weights (`indus models fetch`). All definitions together have ten times the tokens
+`make demo-search` installs llama.cpp and fetches the weights first. All definitions together have ten times the tokens
 of its context window: without search it is listed those that fit, and the others are gone. A task is managed if the
 right tool was called without an error; the try ends there. Each try is a line of a file: a run that ends by its time
 limit is continued by the next one. The tries of one mode come after one another, so that the engine reads the system
@@ -26,10 +26,11 @@ import anyio
 from indusagi.core.cancel import CancelToken
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import TOOL_SEARCH_MODE
-from induscode.local_model.server import LocalWeights, open_local_server
 from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
 from induscode.session.conversation import open_conversation
-from induscode.session.models import LOCAL_WINDOW, OWN_KEY, choose_model
+from induscode.session.models import OWN_KEY
+from outside.engine.model import QWEN_CODER
+from outside.engine.server import LocalWeights, open_local_server
 from outside.install import HOME
 from outside.local_model import private_state, read_engine_seconds
 
@@ -111,7 +112,7 @@ async def try_once(prompt: str, wanted: str, folder: Path, name: str, base_url: 
         cwd=str(folder),
         model=name,
         base_url=base_url,
-        context_window=LOCAL_WINDOW // 2,
+        context_window=QWEN_CODER.context_window // 2,
         tools=("ls",),
         mcp=(str(servers),),
         no_addons=True,
@@ -154,8 +155,6 @@ def read_rows(path: Path) -> list[Try]:
 
 async def run_tasks(tasks: Sequence[tuple[str, str]], minutes: float, path: Path) -> int:
     """Run the tries that the file lacks, until the time is over, and print the table of all."""
-    choice = await choose_model(Invocation(cwd=str(Path.cwd()), model="local"), os.environ)
-    assert choice.weights is not None
     rows = read_rows(path)
     done = {(row.prompt, row.mode) for row in rows}
     missing: list[tuple[str, str, Mode]] = [
@@ -163,7 +162,9 @@ async def run_tasks(tasks: Sequence[tuple[str, str]], minutes: float, path: Path
     ]
     ends_at = time.monotonic() + minutes * 60
     with tempfile.TemporaryDirectory(prefix="search-") as temporary:
-        weights = LocalWeights(choice.name, choice.weights, LOCAL_WINDOW // 2, choice.chat_template)
+        weights = LocalWeights(
+            QWEN_CODER.name, QWEN_CODER.path, QWEN_CODER.context_window // 2, QWEN_CODER.chat_template
+        )
         async with open_local_server(weights) as address:
             os.environ[OWN_KEY] = address.key
             with private_state(Path(temporary) / "state"):
@@ -171,7 +172,7 @@ async def run_tasks(tasks: Sequence[tuple[str, str]], minutes: float, path: Path
                     if time.monotonic() > ends_at:
                         break
                     row = await try_once(
-                        prompt, wanted, Path(temporary) / "project", choice.name, address.base_url, mode
+                        prompt, wanted, Path(temporary) / "project", QWEN_CODER.name, address.base_url, mode
                     )
                     rows.append(row)
                     async with await anyio.open_file(path, "a", encoding="utf-8") as file:

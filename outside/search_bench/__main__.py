@@ -18,10 +18,10 @@ from typing import Final, TypeAlias
 
 from induscode.connectors.search import build_operation_item
 from induscode.connectors.sources import examine_source
-from induscode.local_model.weights import SENTENCE_ENCODER
 from induscode.search import index as search_index
 from induscode.search.index import ToolIndex
 from induscode.search.opening import open_semantic
+from induscode.search.weights import SENTENCE_ENCODER
 from outside.connectors import DOCUMENT, QUERIES, fetch_document
 from outside.install import CannotInstall, python_commands
 from outside.say import say

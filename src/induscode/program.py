@@ -35,7 +35,6 @@ _COMMANDS = {
     "connectors": ("add, examine and approve services described by OpenAPI", "induscode.commands.connectors"),
     "addons": ("list, trust and examine addons", "induscode.commands.addons"),
     "search": ("fetch the model by which tools are found by meaning", "induscode.commands.search"),
-    "models": ("fetch, list and remove the model of --model local", "induscode.commands.models"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
     "calls": ("which tools were called, how long they took, what failed", "induscode.commands.calls"),
     "top": ("the calls of every server as they happen", "induscode.commands.top"),

@@ -232,7 +232,7 @@ def test_settings_models_search_and_addons_are_shown(story: Story) -> None:
     for line in (
         "settings", "settings path", "settings check", "settings odd",
         "addons", "addons list --json", "addons trust mine", "addons trust --yes mine", "addons", "addons doctor",
-        "addons untrust mine", "addons untrust nothing", "models list", "search status", "connectors list",
+        "addons untrust mine", "addons untrust nothing", "search status", "connectors list",
         "resources list", "prompts list", "serve --dry-run --no-mcp", "mcp auth", "cluster status",
     ):  # fmt: skip
         story.run_process(line)

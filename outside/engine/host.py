@@ -1,6 +1,6 @@
 """Process of the local model: the HTTP server of llama.cpp on a loopback port, until standard input ends.
 
-Started by `induscode.local_model.server` as a script, with the extra `[local]`. It reads one line of JSON, loads the
+Started by `outside.engine.server` as a script. It reads one line of JSON, loads the
 weights, and writes one line with its address. The key comes with that line: arguments and variables of a process can
 be read by others, and without a key every user of the machine could use the port.
 """

@@ -20,15 +20,15 @@ from anyio import to_thread
 from indusagi.core.json import is_json_object
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.records import record
-from induscode.local_model import host
-from induscode.local_model.weights import LastOutput, WeightsError
+from induscode.search.weights import LastOutput, WeightsError
+from outside.engine import host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.core.json import JsonValue
 
-INSTALL = "pip install 'indus-deck[local]'"
+INSTALL = "uv pip install -r outside/local.txt"
 _START_S = 300.0
 """Time to load the weights; a machine that swaps takes minutes."""
 _PASSED_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
@@ -42,7 +42,7 @@ class LocalWeights:
     path: str
     context_window: int
     chat_template: str = ""
-    """A Jinja template in this package; empty for that of the file."""
+    """A Jinja template in this folder; empty for the one in the file."""
 
 
 @record
@@ -54,7 +54,7 @@ class LocalAddress:
 
 
 def has_engine() -> bool:
-    """Tell whether the extra `[local]` is installed."""
+    """Tell whether llama.cpp is installed."""
     return find_spec("xllamacpp") is not None
 
 

@@ -1,1 +1,0 @@
-"""A model on this machine: weights fetched after a person's consent, served by a process while a session lasts."""
