@@ -55,6 +55,12 @@ providers._get_local_constants = Constants
 
 pytest_plugins = ("tests.support.report",)
 
+# `nohup make test` ignores SIGHUP and a shell's background job SIGINT, and so would every command that a test starts.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "request_method")
 _SIGN_IN = ("INDUS_CREDENTIALS_KEY", "CREDENTIALS_DIRECTORY", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _VARIABLES = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", *_PROXIES, *map(str.upper, _PROXIES), *_SIGN_IN)
