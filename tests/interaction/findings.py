@@ -94,5 +94,8 @@ THIRD_REVIEW: dict[str, str] = {
     "f4": "Work that is stopped before its first step still has an outcome for everyone who waits.",
     "a1": "A gateway starts without its issuer, outlives its outages, and finds what has moved there.",
     "f1": "Nothing that a client, a server or an issuer sends ends a host or leaves a traceback.",
+    "f16": "A server's request with a float id is answered, directly and through a relay.",
+    "r11": "A request whose id or token has half a character is refused, and never answered under another id.",
+    "w2": "A message with a name twice in one object is refused, from clients and servers, also by a relay.",
     "f14": "A malformed address in a challenge or in metadata is one fault with its reason.",
 }

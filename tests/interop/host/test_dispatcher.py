@@ -108,6 +108,62 @@ def modern(**params: Any) -> JsonObject:
     return {**params, "_meta": {**STAMP, **params.get("_meta", {})}}
 
 
+# -- messages that two readers would read differently ---------------------------------------
+
+HALVES = [
+    rb'{"jsonrpc":"2.0","id":"\ud800","method":"ping"}',
+    rb'{"jsonrpc":"2.0","id":"a\udfffb","method":"ping"}',
+    rb'[{"jsonrpc":"2.0","id":"\ud800","method":"ping"}]',
+    rb'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"steps","_meta":{"progressToken":"\ud800"}}}',
+]
+TWICE = [
+    b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}',
+    b'{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/list"}',
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","name":"fail"}}',
+    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"a":[{"b":1,"b":2}]}}}',
+    rb'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","n\u0061me":"fail"}}',
+    b'[{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":1,"a":1}}]',
+]
+
+
+@pytest.mark.parametrize("line", HALVES, ids=["id", "middle", "batch", "token"])
+async def test_finding_r11_a_broken_id_is_refused_and_never_answered_under_another(line: bytes) -> None:
+    async with raw_client(create_provider_host(Bench().box)) as client:
+        await client.initialize()
+        client.received.clear()
+        client.theirs.deliver(line)
+        (refused,) = await client.wait_for()
+        error: Any = refused["error"]
+        assert (refused["id"], error["code"]) == (None, -32700)
+        assert await client.answer("\ufffd", "ping") == {}
+
+
+async def test_finding_r11_half_a_character_cancels_no_other_request() -> None:
+    bench = Bench()
+    async with raw_client(create_provider_host(bench.box)) as client:
+        await client.initialize()
+        client.ask("\ufffd", "tools/call", {"name": "hang"})
+        await until(lambda: bench.seen["hang"] == 1)
+        cancel = rb'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"\ud800"}}'
+        client.theirs.deliver(cancel)
+        await settled()
+        assert bench.reasons == []
+
+
+@pytest.mark.parametrize("line", TWICE, ids=["id", "method", "params", "arguments", "escaped", "batch"])
+async def test_finding_w2_a_request_with_a_name_twice_is_refused(line: bytes) -> None:
+    bench = Bench()
+    async with raw_client(create_provider_host(bench.box)) as client:
+        await client.initialize()
+        client.received.clear()
+        client.theirs.deliver(line)
+        (refused,) = await client.wait_for()
+        error: Any = refused["error"]
+        assert (refused["id"], error["code"]) == (None, -32700)
+        assert "occurs twice" in error["message"]
+        assert bench.seen["echo"] + bench.seen["fail"] == 0
+
+
 # -- meeting --------------------------------------------------------------------------------
 
 

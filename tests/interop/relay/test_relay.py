@@ -21,12 +21,10 @@ from tests.support.scripts import ROOT
 from tests.support.servers import honest
 from tests.support.waiting import LIMIT_S, until
 
-from indusagi.interop import HttpSettings, create_relay_host
+from indusagi.interop import HttpSettings, StdioServerConfig, create_relay_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from indusagi.interop import StdioServerConfig
 
 TOKEN = "t" * 64
 
@@ -246,7 +244,7 @@ async def test_messages_of_the_client_arrive_unchanged(tmp_path: Any) -> None:
         "        said = {'jsonrpc': '2.0', 'id': frame['id'], 'result': {'line': line}}\n"
         "        print(json.dumps(said), flush=True)\n"
     )
-    odd = b'{"z":1e400,"a":0.10000000000000000001,"n":12345678901234567890123,"z":"\\ud83d"}'
+    odd = b'{"z":1e400,"a":0.10000000000000000001,"n":12345678901234567890123,"b":"\\ud83d"}'
     async with process(sys.executable, str(CHILD), sys.executable, str(script)) as front:
         front.write(b'{"jsonrpc":"2.0","id":1,"method":"x/y"}')
         assert json.loads(await front.next_frame())["result"]["line"].strip() == (
@@ -255,6 +253,42 @@ async def test_messages_of_the_client_arrive_unchanged(tmp_path: Any) -> None:
         front.write(b' {"params" : %b, "id":"2", "method":"x/y","jsonrpc":"2.0"} ' % odd)
         line = json.loads(await front.next_frame())["result"]["line"]
         assert line.strip().encode().endswith(b'"params":%b}' % odd)
+        for twice in (b'"params":{"a":{"b":1,"b":2}}', b'"params":{},"params":{"a":1}', b'"method":"x/z"'):
+            front.write(b'{"jsonrpc":"2.0","id":3,"method":"x/y",%b}' % twice)
+            refused = json.loads(await front.next_frame())
+            assert (refused["id"], refused["error"]["code"]) == (None, -32700)
+            assert "occurs twice" in refused["error"]["message"]
+
+
+async def test_finding_w2_no_name_comes_twice_through_a_relay(tmp_path: Any) -> None:
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "import sys, json\n"
+        "for line in sys.stdin:\n"
+        "    if 'id' in json.loads(line):\n"
+        '        print(\'{"jsonrpc":"2.0","id":1,"result":{"a":1,"a":2}}\', flush=True)\n'
+    )
+    async with front_of(create_relay_host(StdioServerConfig("it", sys.executable, [str(script)]))) as front:
+        refused = await front.ask("x/y", {}, 1)
+        assert "occurs twice" in refused["error"]["message"]
+
+
+async def test_finding_f16_a_float_id_of_the_server_comes_back_to_it(tmp_path: Any) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import sys, json\n"
+        "for line in sys.stdin:\n"
+        "    frame = json.loads(line)\n"
+        "    if frame.get('method') == 'x/y':\n"
+        '        print(\'{"jsonrpc":"2.0","id":1.5,"method":"roots/list"}\', flush=True)\n'
+        "    elif 'result' in frame:\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': 1, 'result': {'id': frame['id']}}), flush=True)\n"
+    )
+    async with front_of(create_relay_host(StdioServerConfig("it", sys.executable, [str(script)]))) as front:
+        front.say("x/y", {}, 1)
+        assert json.loads(await front.next_frame()) == {"jsonrpc": "2.0", "id": 1.5, "method": "roots/list"}
+        front.write({"jsonrpc": "2.0", "id": 1.5, "result": {"roots": []}})
+        assert json.loads(await front.next_frame())["result"] == {"id": 1.5}
 
 
 async def test_a_notice_of_the_client_reaches_the_server_in_its_turn(tmp_path: Any) -> None:

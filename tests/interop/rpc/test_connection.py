@@ -701,13 +701,39 @@ async def test_handler_rpc_error_is_the_response() -> None:
     assert transport.sent == [{"jsonrpc": "2.0", "id": 1, "error": error}]
 
 
-@pytest.mark.parametrize("identity", [1.5, [], {}])
-async def test_request_with_an_invalid_id_is_ignored(identity: JsonValue) -> None:
+@pytest.mark.parametrize("identity", [1.5, 1.0, -0.5, 1e30])
+async def test_finding_f16_a_request_with_a_float_id_is_answered_under_it(identity: float) -> None:
     transport = FakeTransport()
     JsonRpcConnection(transport, on_request=empty_handler)
-    transport.say(request(identity), request(identity, "ping"))
+    transport.say(request(identity, "ping"), request(identity))
     await settled()
-    assert transport.sent == []
+    assert [repr(frame["id"]) for frame in transport.sent] == [repr(identity)] * 2
+    assert all("result" in frame for frame in transport.sent)
+
+
+@pytest.mark.parametrize("identity", [[], {}, True])
+async def test_a_request_with_an_invalid_id_is_refused_without_one(identity: JsonValue) -> None:
+    transport = FakeTransport()
+    JsonRpcConnection(transport, on_request=empty_handler)
+    transport.say(request(identity))
+    await settled()
+    assert [(frame["id"], "error" in frame) for frame in transport.sent] == [(None, True)]
+
+
+TWICE = [
+    b'{"jsonrpc":"2.0","id":1,"result":{"a":1},"result":{"a":2}}',
+    b'{"jsonrpc":"2.0","id":1,"result":{"a":1,"a":2}}',
+    b'{"jsonrpc":"2.0","id":1,"result":{"b":[{"c":{"a":1,"\\u0061":2}}]}}',
+]
+
+
+@pytest.mark.parametrize("line", TWICE)
+async def test_finding_w2_an_answer_with_a_name_twice_is_refused(line: bytes) -> None:
+    async with sent_request() as (transport, _, pending):
+        transport.say(line)
+        answered = await pending
+        assert isinstance(answered, InvalidResponseError)
+        assert "occurs twice" in str(answered)
 
 
 # -- notices ----------------------------------------------------------------------------------

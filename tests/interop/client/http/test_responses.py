@@ -102,6 +102,29 @@ async def test_finding_d9_the_own_answer_behind_a_foreign_one_is_taken(era: type
 
 
 @pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
+async def test_finding_w2_an_answer_of_an_address_with_a_name_twice_is_refused(events: bool) -> None:
+    honest = Legacy()
+
+    async def answer_twice(exchange: Exchange) -> None:
+        if not exchange.request.is_a("tools/call"):
+            await honest(exchange)
+            return
+        content = '[{"type":"text","text":"a","text":"b"}]'
+        body = f'{{"jsonrpc":"2.0","id":{json.dumps(exchange.request.rpc["id"])},"result":{{"content":{content}}}}}'
+        if events:
+            await exchange.open_events()
+            await exchange.event(data=body)
+            await exchange.end_events()
+        else:
+            await exchange.reply(200, body.encode(), {"Content-Type": "application/json"})
+
+    async with calling(answer_twice) as endpoint:
+        with pytest.raises(ProtocolFault, match="occurs twice") as caught:
+            await endpoint.invoke("echo", {})
+        assert caught.value.detail.reason == "malformed"
+
+
+@pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
 async def test_error_without_id_answers_its_request(events: bool) -> None:
     error = {"code": -32600, "message": "not understood"}
     frame = {"jsonrpc": "2.0", "id": None, "error": error}
@@ -175,4 +198,4 @@ def test_finding_d9_a_stream_loses_foreign_answers_and_nothing_else(data: st.Dat
     kept = [event for event, i in zip(events, ids, strict=True) if i in {1, "1", None}]
     # Of a line end that is cut in two a half may be left: an empty line, which means nothing.
     assert got.split() == b"".join(kept).split()
-    assert (stream.foreign_id is None) == all(i in {1, "1", None} for i in ids)
+    assert (stream.problem is None) == all(i in {1, "1", None} for i in ids)

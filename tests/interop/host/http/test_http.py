@@ -448,6 +448,25 @@ async def test_invalid_messages_are_refused(headers: dict[str, str], status: int
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","name":"fail"}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"ping","id":2}',
+        rb'{"jsonrpc":"2.0","id":"\ud800","method":"ping"}',
+    ],
+)
+@pytest.mark.parametrize("version", [None, "2026-07-28"])
+async def test_finding_w2_r11_a_body_that_two_readers_read_differently_is_refused(
+    body: bytes, version: str | None
+) -> None:
+    async with serving() as http:
+        named = {} if version is None else {"mcp_protocol_version": version}
+        got = await http.post(body, mcp_session_id=await http.session(), **named)
+        assert (got.status_code, got.json()["id"], got.json()["error"]["code"]) == (400, None, -32700)
+        assert http.bench.seen.total() == 0
+
+
+@pytest.mark.parametrize(
     ("method", "path", "version", "status"),
     [
         ("PUT", "/mcp", None, 405),

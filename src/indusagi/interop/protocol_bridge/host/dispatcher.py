@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
+    INVALID_REQUEST,
     PARSE_ERROR,
     ConnectionClosedError,
     InvalidResponseError,
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 NO_PARAMS: JsonObject = {}
 """Stands for the params of a message that has none."""
 BUSY = -32000
-INVALID_REQUEST = -32600
 _INVALID_MESSAGE = "the message is no request"
 _REASON_CHARS = 200
 _RANDOM_BYTES = 12
@@ -339,8 +340,8 @@ class RequestDispatcher:
         if isinstance(data, bytes):
             try:
                 data = self._read(data)
-            except (ValueError, RecursionError):
-                channel.send(_error_frame(None, PARSE_ERROR, "the message is not valid JSON"))
+            except (ValueError, RecursionError) as exc:
+                channel.send(_error_frame(None, PARSE_ERROR, f"the message is not valid JSON: {describe_error(exc)}"))
                 return
         # Batches exist in revision 2025-03-26 only; each part is handled as if it had come alone:
         # https://modelcontextprotocol.io/specification/2025-03-26/basic#batching

@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, RequestD
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
 from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size
+from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, is_peer_id
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -70,7 +70,7 @@ class RelaySession:
         self._shared = shared
         self._limits = limits
         self._notification_channel: ResponseChannel | None = None
-        self._server_requests: dict[RequestId, ResponseChannel | None] = {}
+        self._server_requests: dict[RequestId | float, ResponseChannel | None] = {}
         """Open requests of the server, with the channel on which they were sent to the client."""
         self._stored: deque[JsonObject] = deque()
         """Frames that wait for a stream to the client."""
@@ -134,7 +134,7 @@ class RelaySession:
 
     def _forward_response(self, frame: JsonObject) -> None:
         request_id = frame.get("id")
-        if isinstance(request_id, (int, str)) and request_id in self._server_requests:
+        if is_peer_id(request_id) and request_id in self._server_requests:
             del self._server_requests[request_id]
             self._forwarder.send(frame)
 
@@ -167,7 +167,7 @@ class RelaySession:
 
     def _send_to_client(self, frame: JsonObject) -> None:
         channel, request_id = self._choose_channel(frame), frame.get("id")
-        is_request = isinstance(request_id, (int, str))
+        is_request = is_peer_id(request_id)
         size = estimate_size(frame)
         if channel is None:
             has_capacity = len(self._stored) < _STORED and self._stored_bytes + size <= _UNREAD_BYTES
@@ -205,7 +205,7 @@ class RelaySession:
                     return relayed.request.channel
         if method == CANCELLED:
             request_id = params.get("requestId")
-            channel = self._server_requests.pop(request_id, None) if isinstance(request_id, (int, str)) else None
+            channel = self._server_requests.pop(request_id, None) if is_peer_id(request_id) else None
             if channel is not None and channel.accepts_notifications:
                 return channel
         calls = [relayed.request.channel for relayed in reversed(self._forwarder.open.values())]

@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog
 from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import encode_object
+from indusagi.interop.protocol_bridge.rpc.transport import encode_object, is_peer_id
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -66,7 +66,7 @@ class SharedUpstream:
     def _receive(self, frame: JsonObject) -> None:
         method, request_id = frame.get("method"), frame.get("id")
         try:
-            if isinstance(method, str) and not isinstance(request_id, (int, str)):
+            if isinstance(method, str) and not is_peer_id(request_id):
                 self._receive_notification(frame, method)
             elif isinstance(method, str):
                 self._warnings.write(f"sends a request without naming a client, which is refused: {method}")

@@ -27,11 +27,13 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     decode_frame,
     find_response_id,
     find_responses,
+    is_peer_id,
 )
 
 _log = logging.getLogger(__name__)
 
 # https://www.jsonrpc.org/specification#error_object
+INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
@@ -195,7 +197,7 @@ class JsonRpcConnection:
         self._inbound_limit = inbound
         self._cancellation = cancellation
         self._pending: dict[RequestId, PendingRequest] = {}
-        self._inbound: dict[RequestId, asyncio.Task[None]] = {}
+        self._inbound: dict[RequestId | float, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         # Last: it delivers frames that have already come.
@@ -357,8 +359,10 @@ class JsonRpcConnection:
             params = value if isinstance(value, dict) else {}
             if identity is None:
                 self._handle_notification(method, params)
-            elif isinstance(identity, (int, str)):
+            elif is_peer_id(identity):
                 self._handle_request(identity, method, params)
+            else:
+                self._refuse(None, INVALID_REQUEST, "the id must be a text or a number")
         elif "result" in frame:
             result = frame["result"]
             if not isinstance(result, dict):
@@ -399,9 +403,9 @@ class JsonRpcConnection:
                 self._handle_progress(params)
             elif method == self._cancellation.method:
                 identity = params.get("requestId")
-                task = self._inbound.get(identity) if isinstance(identity, (int, str)) else None
+                task = self._inbound.get(identity) if is_peer_id(identity) else None
                 if task is not None:
-                    if self._cancellation.code is not None and isinstance(identity, (int, str)):
+                    if self._cancellation.code is not None and is_peer_id(identity):
                         task.add_done_callback(lambda task: self._refuse_cancelled(identity, task))
                     task.cancel()
             elif self._on_notify is not None:
@@ -421,7 +425,7 @@ class JsonRpcConnection:
             if pending.options.on_progress is not None:
                 pending.options.on_progress(params)
 
-    def _handle_request(self, identity: RequestId, method: str, params: JsonObject) -> None:
+    def _handle_request(self, identity: RequestId | float, method: str, params: JsonObject) -> None:
         if method == "ping":
             self.transport.send({"jsonrpc": "2.0", "id": identity, "result": {}})
         elif self._on_request is None or identity in self._inbound:
@@ -437,18 +441,20 @@ class JsonRpcConnection:
             # A callback, since a task that is cancelled before it starts runs no code of its own.
             task.add_done_callback(lambda _: self._finish_inbound(identity))
 
-    def _refuse_cancelled(self, identity: RequestId, task: asyncio.Task[None]) -> None:
+    def _refuse_cancelled(self, identity: RequestId | float, task: asyncio.Task[None]) -> None:
         code = self._cancellation.code
         if code is not None and task.cancelled() and not self.ended.done():
             self._refuse(identity, code, "the request was cancelled")
 
-    def _finish_inbound(self, identity: RequestId) -> None:
+    def _finish_inbound(self, identity: RequestId | float) -> None:
         self._inbound.pop(identity, None)
         now = self._loop.time()
         for pending in self._pending.values():
             pending.postpone(now)
 
-    async def _respond(self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject) -> None:
+    async def _respond(
+        self, identity: RequestId | float, on_request: OnRequest, method: str, params: JsonObject
+    ) -> None:
         try:
             result = await on_request(method, params)
             self.transport.send({"jsonrpc": "2.0", "id": identity, "result": result})
@@ -457,7 +463,7 @@ class JsonRpcConnection:
         except Exception:  # noqa: BLE001 — boundary: the handler is the user's; the peer learns no more
             self._refuse(identity, INTERNAL_ERROR, "internal error")
 
-    def _refuse(self, identity: RequestId, code: int, message: str) -> None:
+    def _refuse(self, identity: RequestId | float | None, code: int, message: str) -> None:
         error: JsonObject = {"code": code, "message": message}
         self.transport.send({"jsonrpc": "2.0", "id": identity, "error": error})
 

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, cast
 
 from indusagi.core.invisible import clean_json
-from indusagi.core.json import is_json_object
+from indusagi.core.json import build_object, is_json_object, refuse_constant
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
@@ -196,6 +196,11 @@ def is_transport(value: object) -> TypeGuard[Transport]:
     )
 
 
+def is_peer_id(value: JsonValue) -> TypeGuard[RequestId | float]:
+    """Tell whether a value can be the id of a peer's request: a text or any number, fractions included."""
+    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
+
+
 def find_request_id(frame: JsonObject) -> RequestId | None:
     """Return the id of a request; `None` for every other frame."""
     identity = frame.get("id")
@@ -231,6 +236,7 @@ _RESPONSE_HEAD = re.compile(
 _OBJECT_HEAD = re.compile(r'\{\s*"(?:jsonrpc|id|result|error)"\s*:')
 """Where a message may begin in the middle of a line."""
 _RESPONSE_TRIES = 16
+_SHOWN_CHARS = 60
 
 
 class EncodeError(ValueError):
@@ -241,10 +247,10 @@ def decode_frame(line: bytes) -> JsonValue:
     """Decode one line.
 
     An unpaired surrogate becomes U+FFFD, as invalid UTF-8 does: Python decodes its escape, which RFC 8259 §8.2 leaves
-    open, but the text could not be encoded again.
+    open, but the text could not be encoded again. An id or token with one is refused: it would become another id.
 
     Raises:
-        ValueError: Invalid JSON.
+        ValueError: Invalid JSON, a name that occurs twice in one object, or an id with an unpaired surrogate.
         RecursionError: It is nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
@@ -253,8 +259,22 @@ def decode_frame(line: bytes) -> JsonValue:
     if end != len(text):
         raise ValueError(f"more follows at character {end:,}")
     if _SURROGATE_ESCAPE.search(text):
+        for frame in cast("list[JsonValue]", value if isinstance(value, list) else [value]):
+            _check_identities(frame)
         value, _ = clean_json(cast("JsonValue", value), lambda part: _SURROGATE.subn("\ufffd", part))
     return cast("JsonValue", value)
+
+
+def _check_identities(frame: JsonValue) -> None:
+    if not isinstance(frame, dict):
+        return
+    value = frame.get("params")
+    params = value if isinstance(value, dict) else {}
+    meta = params.get("_meta")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    for identity in (frame.get("id"), params.get("requestId"), params.get("progressToken"), token):
+        if isinstance(identity, str) and _SURROGATE.search(identity):
+            raise ValueError("an id has half of a character")
 
 
 class EncodedObject(dict[str, "JsonValue"]):
@@ -271,7 +291,7 @@ def decode_frame_verbatim(line: bytes) -> JsonValue:
     """Decode a frame and keep the bytes of its payload, so that it can be passed on unchanged.
 
     Raises:
-        ValueError: Invalid JSON, or a value that could not be encoded again.
+        ValueError: Invalid JSON, a name that occurs twice in one object, or a value that could not be encoded again.
         RecursionError: It is nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
@@ -284,6 +304,8 @@ def decode_frame_verbatim(line: bytes) -> JsonValue:
         if not text.startswith('"', index):
             raise ValueError(f"a name is expected at character {index:,}")
         key, index = _DECODER.raw_decode(text, index)
+        if key in frame:
+            raise ValueError(f"the name {key[:_SHOWN_CHARS]!r} occurs twice in one object")
         start = _skip_sign(text, index, ":")
         value, index = _DECODER.raw_decode(text, start)
         if key in _PAYLOAD_KEYS and isinstance(value, dict):
@@ -382,9 +404,5 @@ def _check_encodable(value: JsonValue) -> JsonValue:
     return value
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=build_object, parse_constant=refuse_constant)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False)

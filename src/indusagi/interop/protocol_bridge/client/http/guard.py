@@ -421,15 +421,15 @@ class _OwnEvents(_OwnBody):
         events = EventFilter(self._request_id)
         async for piece in self._inner:
             passed = events.take(piece)
-            if events.foreign_id is not None:
-                self._guard.on_foreign_response(f"it {_format_foreign(events.foreign_id)}, which was ignored")
+            if events.problem is not None:
+                self._guard.on_foreign_response(f"it {events.problem}, which was ignored")
             if passed:
                 yield passed
         if rest := events.finish():
             yield rest
-        if events.foreign_id is not None:
+        if events.problem is not None:
             # The request fails because its stream has ended: this is why.
-            self._guard.note(self._request_id, build_failure(_format_foreign(events.foreign_id), "malformed"))
+            self._guard.note(self._request_id, build_failure(events.problem, "malformed"))
 
 
 class _OwnResponse(_OwnBody):
@@ -441,16 +441,9 @@ class _OwnResponse(_OwnBody):
         if match.kind in {"own", "unnamed"}:
             yield body if match.kind == "own" else add_response_id(body, self._request_id)
             return
-        message = _format_foreign(match.shown_id)
-        if match.kind == "other":
-            message = "answered with a message that is not an answer"
-        self._guard.note(self._request_id, build_failure(message, "malformed"))
-        error = {"code": PARSE_ERROR, "message": f"it {message}"}
+        self._guard.note(self._request_id, build_failure(match.problem, "malformed"))
+        error = {"code": PARSE_ERROR, "message": f"it {match.problem}"}
         yield json.dumps({"jsonrpc": "2.0", "id": self._request_id, "error": error}).encode()
-
-
-def _format_foreign(shown_id: str) -> str:
-    return f"answered a request that was not asked (id {shown_id})"
 
 
 class GuardedClient(httpx2.AsyncClient):

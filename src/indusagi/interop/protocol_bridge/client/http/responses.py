@@ -13,13 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import build_object, is_json_object
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
-MessageKind: TypeAlias = Literal["own", "unnamed", "foreign", "other"]
-"""A response to the request, an error without an id, a response to another request, or no response."""
+MessageKind: TypeAlias = Literal["own", "unnamed", "foreign", "ambiguous", "other"]
+"""A response to the request, an error without an id, a response to another request, one with a name that occurs twice,
+or no response."""
 
 _LARGE = 256 * 1024
 """A larger message is not parsed a second time if its beginning or end shows its id."""
@@ -39,10 +40,16 @@ OVERLAP = 3
 
 @dataclass(frozen=True, slots=True)
 class MessageMatch:
-    """How a message relates to a request, and the id that it names."""
+    """How a message relates to a request."""
 
     kind: MessageKind
-    shown_id: str = "none"
+    problem: str = "answered with a message that is not an answer"
+    """What the server did, if the message can't be used."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it must not reach the caller."""
+        return self.kind in {"foreign", "ambiguous"}
 
 
 def is_same_id(value: object, request_id: RequestId) -> bool:
@@ -59,9 +66,13 @@ def classify_message(data: bytes, request_id: RequestId) -> MessageMatch:
     if len(data) > _LARGE and (id_match := _HEAD_ID.match(data[:_EDGE]) or _TAIL_ID.search(data[-_EDGE:])) is not None:
         return _match_id(json.loads(id_match[1]), request_id)
     try:
-        message: object = json.loads(data.removeprefix(_BOM))
-    except (ValueError, RecursionError):
-        return MessageMatch("own")
+        message: object = json.loads(data.removeprefix(_BOM), object_pairs_hook=build_object)
+    except (ValueError, RecursionError) as exc:
+        if isinstance(exc, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
+            return MessageMatch("own")
+        return MessageMatch(
+            "ambiguous", problem=f"answered with a message that two readers may read differently: {exc}"
+        )
     if not is_json_object(message) or not ("result" in message or "error" in message):
         return MessageMatch("other")
     identity = message.get("id")
@@ -79,7 +90,7 @@ def add_response_id(data: bytes, request_id: RequestId) -> bytes:
 
 def _match_id(identity: object, request_id: RequestId) -> MessageMatch:
     kind: MessageKind = "own" if is_same_id(identity, request_id) else "foreign"
-    return MessageMatch(kind, json.dumps(identity)[:80])
+    return MessageMatch(kind, f"answered a request that was not asked (id {json.dumps(identity)[:80]})")
 
 
 class EventFilter:
@@ -90,8 +101,8 @@ class EventFilter:
     """
 
     def __init__(self, request_id: RequestId) -> None:
-        self.foreign_id: str | None = None
-        """The id of the last response that was removed."""
+        self.problem: str | None = None
+        """Why the last response was removed."""
         self._request_id = request_id
         self._rest = bytearray()
         self._is_passing = False
@@ -134,6 +145,6 @@ class EventFilter:
         lines = _LINE_END.split(event.removeprefix(_BOM))
         data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:")
         match = classify_message(data, self._request_id)
-        if match.kind == "foreign":
-            self.foreign_id = match.shown_id
-        return match.kind != "foreign"
+        if match.is_refused:
+            self.problem = match.problem
+        return not match.is_refused

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 
+from indusagi.core.faults import describe_error
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
@@ -340,8 +341,9 @@ class HostApp:
             raise HttpRefusal(415, "the content type must be application/json")
         try:
             message = self._read(request.body)
-        except (ValueError, RecursionError):
-            raise HttpRefusal(400, "the body is not valid JSON", code=PARSE_ERROR) from None
+        except (ValueError, RecursionError) as exc:
+            message = f"the body is not valid JSON: {describe_error(exc)}"
+            raise HttpRefusal(400, message, code=PARSE_ERROR) from None
         if not is_json_object(message) or message.get("jsonrpc") != "2.0":
             raise HttpRefusal(400, "the body must be one JSON-RPC message")
         if "id" in message and "method" in message:

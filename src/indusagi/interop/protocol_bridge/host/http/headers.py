@@ -17,9 +17,13 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES
 from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.host.client_requests import INVALID_PARAMS
-from indusagi.interop.protocol_bridge.host.dispatcher import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.host.session import VERSION
-from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR, UNSUPPORTED_VERSION
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    UNSUPPORTED_VERSION,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
