@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+import copy
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 import pytest
 
@@ -83,3 +86,59 @@ def test_own_methods_are_kept() -> None:
     assert repr(Loud(1)) == "loud"
     assert Loud(1) == Loud(2)
     assert hash(Loud(1)) == hash(Loud(1))
+
+
+@record
+class Counted:
+    x: int
+    twice: int = field(init=False)
+    seen: list[int] = field(default_factory=list[int])
+    fixed: int = field(default=7, init=False)
+    made: list[int] = field(default_factory=lambda: [1], init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "twice", 2 * self.x)
+
+
+@record
+class Written:
+    x: int
+
+    def __init__(self, text: str) -> None:
+        object.__setattr__(self, "x", int(text))
+
+
+def test_finding_sa_records_cannot_be_assigned_to() -> None:
+    point = Named(1, name="a")
+    for name in ("x", "name"):
+        with pytest.raises(FrozenInstanceError, match=f"Named.{name} can't be changed: use dataclasses.replace"):
+            setattr(point, name, 5)
+        with pytest.raises(FrozenInstanceError):
+            delattr(point, name)
+    assert point == Named(1, name="a")
+
+
+def test_fields_outside_of_init_are_filled() -> None:
+    one, other = Counted(2), Counted(2, [3])
+    assert (one.twice, one.seen, one.fixed, one.made) == (4, [], 7, [1])
+    assert other.seen == [3]
+    assert one.made is not other.made
+    with pytest.raises(TypeError):
+        Counted(1, [], 8)  # type: ignore[call-arg] — what is tested
+
+
+def test_own_init_is_kept() -> None:
+    assert Written("3").x == 3
+
+
+def test_copies_and_pickles_are_equal() -> None:
+    point = Named(1, 2, ("n",), name="a")
+    for copied in (copy.copy(point), copy.deepcopy(point), pickle.loads(pickle.dumps(point))):  # noqa: S301 — our own
+        assert copied == point
+        assert copied.names == ("n",)
+
+
+def test_signature_and_messages_name_the_class_and_its_fields() -> None:
+    assert list(inspect.signature(Named).parameters) == ["x", "y", "names", "name", "hidden"]
+    with pytest.raises(TypeError, match=r"Point\.__init__\(\) missing 1 required"):
+        Point()  # type: ignore[call-arg] — what is tested

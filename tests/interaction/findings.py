@@ -81,6 +81,7 @@ THIRD_REVIEW: dict[str, str] = {
     "p4": "A yes on the page counts for what the page showed.",
     "p12": "A row that was held back starts after a yes on the page.",
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
+    "sa": "Records, the types of the specification and the JSON inside a ledger can't be changed.",
     "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",
     "r1": "A script's calls, their arguments and the answers it hasn't read take a bounded number of bytes.",
     "a3": "The remedy of a failed server names the real cause, and no path that belongs to another package.",

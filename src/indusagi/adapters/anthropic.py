@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls
+from indusagi.adapters.calls import AdapterCalls, copy_parameters
 from indusagi.adapters.content import Attachment, ModelContent
 from indusagi.adapters.gate import Gate
 from indusagi.adapters.libraries import to_plain_object
@@ -38,7 +38,7 @@ class AnthropicTools:
     def definitions(self) -> list[dict[str, Any]]:
         """The present tools, for the parameter `tools`."""
         return [
-            {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+            {"name": tool.name, "description": tool.description, "input_schema": copy_parameters(tool)}
             for tool in self._calls.descriptors()
         ]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 
@@ -113,6 +114,11 @@ class AdapterCalls:
 def is_read_only(tool: ToolDescriptor) -> bool:
     """Return whether a tool says that it changes nothing; that orders calls and permits none."""
     return (tool.annotations or {}).get("readOnlyHint") is True
+
+
+def copy_parameters(tool: ToolDescriptor) -> dict[str, Any]:
+    """Copy the schema of a tool for a library, which may change it."""
+    return copy.deepcopy(dict(tool.parameters))
 
 
 def parse_arguments(text: str) -> JsonValue:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from indusagi.adapters.calls import AdapterCalls
+from indusagi.adapters.calls import AdapterCalls, copy_parameters
 from indusagi.adapters.content import Attachment, to_model_content
 from indusagi.adapters.gate import Gate
 from indusagi.adapters.libraries import explain_missing
@@ -36,7 +36,7 @@ def to_langchain(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken 
     """
     calls = AdapterCalls(box, gate, cancel)
     return [
-        ToolBoxTool(calls, name=tool.name, description=tool.description, args_schema=dict(tool.parameters))
+        ToolBoxTool(calls, name=tool.name, description=tool.description, args_schema=copy_parameters(tool))
         for tool in calls.descriptors()
     ]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from indusagi.adapters.calls import AdapterCalls, parse_arguments
+from indusagi.adapters.calls import AdapterCalls, copy_parameters, parse_arguments
 from indusagi.adapters.content import Attachment, ModelContent
 from indusagi.adapters.gate import Gate
 from indusagi.adapters.libraries import to_plain_object
@@ -50,7 +50,7 @@ class OpenAITools:
                 "type": "function",
                 "name": tool.name,
                 "description": tool.description,
-                "parameters": dict(tool.parameters),
+                "parameters": copy_parameters(tool),
                 "strict": False,
             }
             for tool in self._calls.descriptors()
@@ -104,7 +104,7 @@ class OpenAIChatTools(OpenAITools):
                 "function": {
                     "name": tool.name,
                     "description": tool.description,
-                    "parameters": dict(tool.parameters),
+                    "parameters": copy_parameters(tool),
                     "strict": False,
                 },
             }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, parse_arguments
+from indusagi.adapters.calls import AdapterCalls, copy_parameters, parse_arguments
 from indusagi.adapters.content import Attachment
 from indusagi.adapters.gate import Gate
 from indusagi.adapters.libraries import explain_missing
@@ -48,7 +48,7 @@ def _build_tool(calls: AdapterCalls, tool: ToolDescriptor) -> FunctionTool:
     return FunctionTool(
         name=tool.name,
         description=tool.description,
-        params_json_schema=dict(tool.parameters),
+        params_json_schema=copy_parameters(tool),
         on_invoke_tool=invoke,
         strict_json_schema=False,
     )

@@ -17,9 +17,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +62,7 @@ class WorkerError(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerLimits:
     """Limits on the process (https://man7.org/linux/man-pages/man2/setrlimit.2.html), set before it loads a library."""
 

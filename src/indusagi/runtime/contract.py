@@ -11,7 +11,7 @@ a later MCP revision is a JSON block with the object as it arrived
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast
@@ -115,7 +115,7 @@ class Keep(StrEnum):
     ENDS = "ends"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolResult:
     """The result of a tool."""
 

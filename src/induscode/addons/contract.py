@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from time import monotonic
 from typing import TypeAlias, cast
 
@@ -118,7 +118,7 @@ class AddonContext:
         return make_private_dir(self.state_dir)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Addon:
     """What an addon contributes to a session."""
 

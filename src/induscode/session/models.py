@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import anyio
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ class InvalidAddressError(CoreError):
     """The address of a model's server is invalid."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelChoice:
     """A model and its address."""
 
@@ -68,7 +69,7 @@ class ModelChoice:
         return self.name if self.api == "compatible" else f"{self.api}:{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServedModel:
     """A model in a server's list."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 from anyio import to_thread
 
+from indusagi.core.records import record
 from induscode.session.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.terminal import print_status
 
@@ -58,7 +59,7 @@ class StdoutWriter:
             self.stuck = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RunStart:
     """Facts that are known before the first request."""
 
@@ -82,7 +83,7 @@ class RunStart:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RunSummary:
     """Facts that are known after the last request."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.stores import FileCheckpoints
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN_COMMAND = 60
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SessionResources:
     """Stores that the session gives to the cards of its deck."""
 

@@ -13,6 +13,7 @@ from indusagi.capabilities.files.paths.ignore import IgnoreRules
 from indusagi.capabilities.search.request import expand_braces, path_key
 from indusagi.capabilities.search.walk import Walk
 from indusagi.core.paths import sort_in_chunks
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     import os
@@ -35,7 +36,7 @@ class EntryKind(StrEnum):
     LINK = "link"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NameQuery:
     """Names that are searched for below one directory."""
 

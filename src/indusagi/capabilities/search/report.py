@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.capabilities.files.text.display import find_invisible, format_path, join_path
@@ -12,6 +11,7 @@ from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
 from indusagi.capabilities.search.search import COLLECTED_FILES, TIME_LIMIT_S, select_page
 from indusagi.capabilities.search.target import describe_secrets
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.runtime.contract import ToolResult
 
@@ -33,7 +33,7 @@ _DEFAULT_ENGINE = re.compile(r"~~~+\n(.*?)\n~~~+", re.DOTALL)
 _OTHER_ENGINE = re.compile(r"^PCRE2: (.*)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrepRequest:
     """The part of a request that the answer depends on."""
 

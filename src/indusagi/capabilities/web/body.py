@@ -10,11 +10,11 @@ from __future__ import annotations
 import codecs
 import re
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indusagi.capabilities.files.text.codec import shorten_words
 from indusagi.capabilities.ports import FetchError
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ _TEXT_CODECS = re.compile(
 _AS_BROWSERS_DO: Final = {"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecodedText:
     """A decoded text, its charset, and the number of replaced places."""
 

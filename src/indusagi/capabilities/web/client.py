@@ -7,7 +7,7 @@ one origin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -17,6 +17,7 @@ from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.capabilities.web.body import BodyEndedEarly, ResponseBody
 from indusagi.capabilities.web.url import is_same_origin, is_same_site, is_subdomain, parse_host_and_port, parse_url
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _SEE_OTHER: Final = 303
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WebRequest:
     """A request: what is sent, and how far redirects are followed."""
 
@@ -52,7 +53,7 @@ class WebRequest:
     """`origin` for requests with credentials: a redirect leads to the same scheme, host and port."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WebResponse:
     """An answer."""
 
@@ -70,7 +71,7 @@ class WebResponse:
     """The URLs that redirected here."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CrossSiteRedirect:
     """A redirect to another site, which is reported instead of followed."""
 
@@ -282,7 +283,7 @@ class _Exchange(Protocol):
     ) -> AbstractAsyncContextManager[HttpAnswer]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Redirect:
     target: WebUrl
     request: WebRequest

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from html import unescape
 from typing import TYPE_CHECKING, Final
 
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.html_worker import convert_html
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
+from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, remove_break_hints
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ _HEAD: Final = 64 * 1024
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,500})", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConvertedPage:
     """A page as text."""
 

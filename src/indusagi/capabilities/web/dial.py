@@ -13,7 +13,6 @@ import functools
 import ssl
 import threading
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import httpcore2
@@ -21,6 +20,7 @@ from anyio import CancelScope
 
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import BodyEndedEarly
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ _Connection: TypeAlias = "httpcore2.AsyncHTTPConnection | httpcore2.AsyncHTTPPro
 _making_tls = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HttpAnswer:
     """The head of a response, and its body in pieces."""
 
@@ -43,7 +43,7 @@ class HttpAnswer:
     pieces: AsyncGenerator[bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Route:
     """The route to a server: one of its addresses or, without addresses, a proxy."""
 

@@ -10,7 +10,7 @@ import os
 import re
 from base64 import b64encode
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
@@ -36,6 +36,7 @@ from indusagi.capabilities.web.page import (
 from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 PageT = TypeVar("PageT")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Entry(Generic[PageT]):
     page: PageT
     size: int
@@ -132,7 +133,7 @@ _CUTS: Final[dict[Truncation | None, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _CachedPage:
     """A page with the details of each of its parts."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
@@ -16,6 +15,7 @@ from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import decode_text
 from indusagi.capabilities.web.convert import convert_page, format_json, show_invisible
+from indusagi.core.records import record
 from indusagi.core.text import format_count
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ ACCEPT: Final[dict[Format, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextPage:
     """A page as text without invisible characters."""
 
@@ -129,7 +129,7 @@ class TextPage:
     """Invisible characters that were escaped."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BytesPage:
     """A binary response."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from indusagi.capabilities.ports import FetchError, SearchError, SearchHit
 from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
 from indusagi.capabilities.web.url import parse_url
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ def add_site_filters(query: SearchQuery) -> str:
     return " ".join(part for part in (query.text, several, unwanted) if part)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SearxngProvider:
     """A SearXNG instance with the JSON format enabled (https://docs.searxng.org/dev/search_api.html)."""
 
@@ -106,7 +107,7 @@ def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DdgsProvider:
     """The package `ddgs`, if it is installed; it queries several search engines."""
 

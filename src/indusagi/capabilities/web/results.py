@@ -15,6 +15,7 @@ from indusagi.capabilities.web.convert import show_invisible
 from indusagi.capabilities.web.fetch import fence_text
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE, list_providers
 from indusagi.capabilities.web.url import is_subdomain, parse_host_and_port, parse_url
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
@@ -34,7 +35,7 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _TRACKING = re.compile(r"utm_\w+|gclid|fbclid|msclkid|dclid|yclid|mc_[ce]id|igshid|ref_src", re.I)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResultRow:
     """One result."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import quote, urljoin
 
 from indusagi.capabilities.ports import FetchError
+from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SAFE = "/?:@!$&'()*+,;=-._~%"
 """Characters that are not percent-encoded in a path and query."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WebUrl:
     """A parsed URL."""
 

@@ -9,7 +9,7 @@ of a known or unknown type, becomes a JSON block with the object as it came. Not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, ForwardRef, Literal, Protocol, TypeA
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, compact_json
-from indusagi.core.records import record
+from indusagi.core.records import FrozenDict, freeze_json, record
 from indusagi.runtime.contract import (
     JsonContentBlock,
     ProgressSink,
@@ -208,7 +208,7 @@ def _freeze_filters(config: StdioServerConfig | _RemoteServerConfig) -> None:
     object.__setattr__(config, "exclude_tools", tuple(config.exclude_tools))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StdioServerConfig:
     """A server that runs as a child process, connected by its standard input and output."""
 
@@ -232,7 +232,7 @@ class StdioServerConfig:
         _freeze_filters(self)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _RemoteServerConfig:
     id: str
     url: str
@@ -251,14 +251,14 @@ class _RemoteServerConfig:
         _freeze_filters(self)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SseServerConfig(_RemoteServerConfig):
     """A server of the HTTP+SSE transport, which the protocol has deprecated."""
 
     kind: ClassVar[Literal["sse"]] = "sse"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StreamableHttpServerConfig(_RemoteServerConfig):
     """A server of the Streamable HTTP transport."""
 
@@ -329,6 +329,26 @@ class RemoteTool:
     descriptor: ToolDescriptor
     raw: JsonObject = field(default_factory=dict[str, "JsonValue"], kw_only=True)
     """The definition as the server sent it: key order, nulls and vendor keys included."""
+
+    def __post_init__(self) -> None:
+        descriptor, raw = freeze_definition(self.descriptor, self.raw)
+        object.__setattr__(self, "descriptor", descriptor)
+        object.__setattr__(self, "raw", raw)
+
+
+def freeze_definition(descriptor: ToolDescriptor, raw: JsonObject) -> tuple[ToolDescriptor, JsonObject]:
+    """Freeze the JSON of a remote tool: nobody changes what was listed, pinned and recorded."""
+    frozen: JsonObject = freeze_json(raw)
+    if isinstance(descriptor.parameters, FrozenDict):
+        return descriptor, frozen
+    definition = descriptor.definition
+    return replace(
+        descriptor,
+        parameters=freeze_json(dict(descriptor.parameters)),
+        annotations=freeze_json(descriptor.annotations),
+        output_schema=freeze_json(descriptor.output_schema),
+        definition=frozen if definition is raw else freeze_json(definition),
+    ), frozen
 
 
 @record

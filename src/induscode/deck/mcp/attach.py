@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, cast, runtime_checkable
 
 from indusagi.core.faults import Note, describe_error
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import (
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 _SUMMARY_CHARS = 100
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AttachResult:
     """The result of attaching servers."""
 

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Self, TypeAlias, cast
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
+from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, freeze_definition, qualify_tool_name
 from indusagi.runtime.contract import (
     JsonSchema,
     TextContentBlock,
@@ -93,7 +94,7 @@ def unqualified_tool(name: str) -> str:
 RunRemote: TypeAlias = Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@record
 class BridgeCapability:
     """A tool of an MCP server. Two are equal if they are the same tool, whatever their runners."""
 
@@ -223,6 +224,7 @@ def _fill(
     runner: ToolRunner | RunRemote | None,
     shares_name: bool = False,
 ) -> None:
+    descriptor, raw = freeze_definition(descriptor, raw)
     values = {"descriptor": descriptor, "ref": ref, "raw": raw, "runner": runner, "shares_name": shares_name}
     for name, value in values.items():
         object.__setattr__(card, name, value)

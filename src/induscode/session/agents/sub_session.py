@@ -17,6 +17,7 @@ from indusagi.capabilities.context import CleanupStack, ContextId
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
@@ -69,7 +70,7 @@ class ModelRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ParentSession:
     """What a sub-session shares with the session that started it."""
 

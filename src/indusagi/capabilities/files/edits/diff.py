@@ -12,9 +12,9 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.core.text import INVISIBLE, common_end, common_start
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _INVISIBLE = re.compile(f"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}]")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineBlock:
     """Lines `old_start` to `old_end` of the old version, replaced by `new_start` to `new_end`; counted from 0."""
 
@@ -43,7 +43,7 @@ class LineBlock:
     new_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineDiff:
     """Two versions of a file, without their common start and end but for context, and where they differ."""
 

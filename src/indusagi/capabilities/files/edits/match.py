@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from itertools import accumulate, islice, pairwise
 from math import gcd
 from typing import TYPE_CHECKING
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +45,7 @@ class MatchStrategy(StrEnum):
     PUNCTUATION = "punctuation"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Span:
     """One place, as offsets into the text."""
 
@@ -53,7 +55,7 @@ class Span:
     """The new lines, where they were indented to fit the place."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextMatch:
     """Where the old text stands, in order; places overlap only if a single one is wanted."""
 
@@ -61,14 +63,14 @@ class TextMatch:
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NoMatch:
     """The old text is not there; at `lines` it would be, but for an indentation that follows no rule."""
 
     lines: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _EditQuery:
     old: str
     new: str
@@ -296,7 +298,7 @@ def _apply_rule(
     return indented
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _IndentRule:
     table: Mapping[str, str]
     unit: str

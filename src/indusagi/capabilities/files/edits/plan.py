@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.edits.checks import find_elisions, find_new_syntax_error, is_slow_to_parse
@@ -33,6 +33,7 @@ from indusagi.capabilities.files.edits.replace import (
 from indusagi.capabilities.files.text.codec import TextForm, decode_lossless, digest_bytes, encode, encode_piece
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 from indusagi.core.paths import is_within, parts_below
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ _SHOWN_BYTES = 4_096
 """Bytes of a file from which a refusal shows the first lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EditRequest:
     """What was requested, and what the session knows of the file."""
 
@@ -81,7 +82,7 @@ class EditRequest:
         return largest <= LIGHT_CHARACTERS and not is_slow_to_parse(self.resolved, largest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EditPlan:
     """The new content of a file, with everything to report about it."""
 
@@ -108,7 +109,7 @@ class EditPlan:
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextChange:
     """What a file was and what it becomes."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.edits.diff import format_line, format_visible, number_lines
@@ -28,6 +28,7 @@ from indusagi.capabilities.files.edits.match import (
 from indusagi.capabilities.files.edits.similarity import TextSimilarity
 from indusagi.capabilities.files.text.codec import encode_piece
 from indusagi.capabilities.files.text.display import has_line_numbers, strip_line_numbers
+from indusagi.core.records import record
 from indusagi.core.text import common_end, common_start
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ _MIN_SIMILARITY = 60.0
 """In per cent: below this, the most similar block is not shown."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replacement:
     """One text instead of another."""
 
@@ -64,7 +65,7 @@ class Replacement:
     every: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShownLines:
     """Which lines of a file a result has shown, from the first on."""
 
@@ -75,7 +76,7 @@ class ShownLines:
     """Whether the file has no other lines, and none of them was cut."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EditRefusal:
     """Why an edit cannot be made."""
 
@@ -86,7 +87,7 @@ class EditRefusal:
     """What the message shows of the file; it counts as read."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replaced:
     """A text after a replacement."""
 
@@ -285,7 +286,7 @@ def _merge_lines(
 # -- closest match ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ClosestMatch:
     """The block of a file that is most similar to a text, with their differences."""
 

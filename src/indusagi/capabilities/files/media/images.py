@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import math
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +33,7 @@ _JPEG_OTHER_SEGMENTS = frozenset({0xC4, 0xC8, 0xCC})
 """Segments of a JPEG that are numbered like the frame headers, which hold the size."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EncodedImage:
     """An image for a model."""
 

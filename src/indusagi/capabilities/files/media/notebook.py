@@ -15,6 +15,7 @@ from indusagi.capabilities.files.text.lines import LONGEST_LINE
 from indusagi.capabilities.files.text.sniff import HEAD_BYTES, sniff
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 from indusagi.core.text import clean_text
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _OUTPUT_CHARACTERS = 10_000
 """Characters of one output that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NotebookImage:
     """An image in the output of a cell."""
 
@@ -53,7 +54,7 @@ class Notebook:
     images: list[NotebookImage] = field(default_factory=list[NotebookImage])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NotebookPage:
     """Some lines of a notebook, and the images among them."""
 

@@ -6,13 +6,13 @@ A hostile file can make the parser loop, grow or crash, so it runs in a worker u
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES
 from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_worker
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ _LIMITS = WorkerLimits(cpu_s=30, memory_bytes=2 * 1024 * 1024 * 1024)
 _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:(-)\s*([0-9]{1,6})?)?\s*")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PdfPages:
     """Some pages of a document."""
 

@@ -21,6 +21,7 @@ from anyio import Lock, current_time, fail_after, sleep, to_thread
 from anyio.lowlevel import RunVar, checkpoint_if_cancelled
 
 from indusagi.core.app_dirs import make_private_dir, state_dir
+from indusagi.core.records import record
 from indusagi.core.tasks import run_shielded
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _ATTEMPTS = 100
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HeldLock:
     """A lock that is held."""
 

@@ -13,8 +13,9 @@ import codecs
 import errno
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from indusagi.core.records import record
 
 LineEnding: TypeAlias = Literal["lf", "crlf", "mixed", "none"]
 
@@ -49,7 +50,7 @@ _C1_CONTROLS = bytes(range(0x80, 0xA0))
 """Control characters in Latin-1, which a text does not contain; quotes and dashes in windows-1252."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TextForm:
     """Everything about a text file that its characters do not tell."""
 

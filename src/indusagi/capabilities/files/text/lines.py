@@ -23,6 +23,7 @@ from indusagi.capabilities.files.text.codec import (
     guess_encoding,
     name_line_ending,
 )
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ _LINE_BYTES = 4 * LONGEST_LINE
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineRange:
     """The lines that a caller wants."""
 
@@ -92,7 +93,7 @@ class ScannedLine:
         return f"{kept}… [+{self.size - len(kept.encode(encoding, 'replace')):,} bytes]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TextScan:
     """The result of a pass over a file."""
 

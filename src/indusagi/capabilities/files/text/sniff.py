@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from indusagi.capabilities.files.text.codec import detect_bom
+from indusagi.core.records import record
 
 Family: TypeAlias = Literal["image", "pdf", "other"]
 
@@ -18,7 +18,7 @@ _MIN_ZEROS = 3
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\n\r\f\x1b")) + b"\x7f"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileType:
     """A kind of file."""
 
@@ -27,7 +27,7 @@ class FileType:
     family: Family = "other"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Signature:
     magic: bytes
     type: FileType

@@ -24,6 +24,7 @@ from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.paths import is_within
+from indusagi.core.records import record
 from indusagi.runtime.contract import Keep, TextContentBlock, ToolResult
 
 _LARGEST = 1024 * 1024
@@ -49,7 +50,7 @@ _WITH_A_NUMBER = {"head": "nc", "tail": "nc", "grep": "ABCm", "egrep": "ABCm", "
 _LINES = re.compile(r"(\d+|\$)(,(\d+|\$))?p")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShownFile:
     """A file that a command is about to print."""
 

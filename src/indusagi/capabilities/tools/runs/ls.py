@@ -23,6 +23,7 @@ from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.read.directory import report_missing_path
 from indusagi.core.json import JsonObject
 from indusagi.core.paths import is_within, parts_below
+from indusagi.core.records import record
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _format_level(level: ListedDirectory, indent: str) -> Iterator[str]:
         yield f"{indent}[{level.more:,} more]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ListOptions:
     """Options of a listing."""
 

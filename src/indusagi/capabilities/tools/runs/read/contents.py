@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.files.text.lines import TextScan, scan_lines
 from indusagi.capabilities.files.text.sniff import HEAD_BYTES, FileType, sniff
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ MAX_NOTEBOOK_BYTES = 16 * 1024 * 1024
 """A larger notebook is shown as plain text: its JSON would have to be parsed as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadedFile:
     """A file that can only be shown from all of its bytes."""
 
@@ -31,14 +31,14 @@ class LoadedFile:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OversizedFile:
     """A file that would have to be loaded, and is too large for that."""
 
     type: FileType
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BinaryFile:
     """A file that is neither text nor a document that can be shown."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -12,6 +11,7 @@ from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import parse_page_range, read_pdf_pages
 from indusagi.capabilities.files.text.display import ReadFailure, find_invisible
+from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
@@ -30,7 +30,7 @@ _NUMBER_WIDTH = 6
 _MIN_LINE_BYTES = _NUMBER_WIDTH + 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NumberedLines:
     """Lines that fit a budget, at least one."""
 

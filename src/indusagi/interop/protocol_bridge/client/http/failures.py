@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx2
 
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 from indusagi.core.time import SystemClock
 from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
@@ -25,7 +25,7 @@ _NOT_REACHED = "could not be reached: the proxy"
 _RESPONSE_TYPES = {"application/json", "text/event-stream"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransportFailure:
     """Why a request failed in transit."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from binascii import Error as NotBase64
 from binascii import a2b_base64, b2a_base64
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES
 from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.host.client_requests import INVALID_PARAMS
@@ -79,7 +79,7 @@ _HOLD_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternPro
 """Keywords with schemas below them (draft 2020-12): one schema, a list, a map."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestProblem:
     """Why a request is refused: a JSON-RPC error."""
 
@@ -100,7 +100,7 @@ class RequestProblem:
         return compact_json({"jsonrpc": "2.0", "id": request_id, "error": error}).encode()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _HeaderArgument:
     """An argument that a header repeats."""
 
