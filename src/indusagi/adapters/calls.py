@@ -15,7 +15,16 @@ from indusagi.adapters.gate import Gate, check_call, require_gate
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue
 from indusagi.core.read_write_lock import ReadWriteLock
-from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolOutcome
+from indusagi.runtime.calls import current_check
+from indusagi.runtime.contract import (
+    PreparingRunner,
+    ToolBox,
+    ToolCall,
+    ToolDescriptor,
+    ToolOutcome,
+    ToolResult,
+    ToolRunner,
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -26,7 +35,7 @@ class AdapterCalls:
     Args:
         box: The toolbox. The work on that of `open_deck_sync` is done in its own thread, whichever loop or thread asks.
         gate: Decides about each call; questions come one at a time. It may be absent if the toolbox checks its calls.
-        cancel: Ends running calls, which then have an error as their outcome.
+        cancel: Ends running calls, which then have an error as their outcome. After that no call runs.
 
     Raises:
         MissingGateError: There is neither a gate nor a toolbox that checks its calls.
@@ -86,13 +95,34 @@ class AdapterCalls:
         return await self._blocking.call_async(work, argument)
 
     async def _run(self, call: ToolCall) -> ToolOutcome:
-        if self._gate is not None:
-            found = next((one for one in self._box.descriptors() if one.name == call.name), None)
+        runner, gate, cancel = self._box.runner, self._gate, self._cancel or CancelToken()
+        # A call of an unknown tool is answered by the runner.
+        if gate is None or cancel.cancelled or all(tool.name != call.name for tool in self._box.descriptors()):
+            return await self._run_unless_cancelled(runner, call, cancel)
+        prepared = await runner.prepare(call) if isinstance(runner, PreparingRunner) else call
+        if isinstance(prepared, ToolOutcome):
+            return prepared
+
+        async def check(call: ToolCall) -> ToolResult | None:
             async with self._asking:
-                refusal = await check_call(self._gate, call, found)
+                return await check_call(gate, call)
+
+        with cancel.guard():  # a gate may wait for the user
+            refusal = await check(prepared)
             if refusal is not None:
                 return ToolOutcome(call.id, refusal)
-        return await self._box.runner.run(call, self._cancel)
+        current_check.set(check)  # for an interceptor that changes the arguments
+        try:
+            return await self._run_unless_cancelled(runner, prepared, cancel)
+        finally:
+            current_check.set(None)
+
+    @staticmethod
+    async def _run_unless_cancelled(runner: ToolRunner, call: ToolCall, cancel: CancelToken) -> ToolOutcome:
+        # Here too, because the runner may be the program's own.
+        if cancel.cancelled:
+            return ToolOutcome(call.id, ToolResult.stopped(call.name, cancel))
+        return await runner.run(call, cancel)
 
     async def _run_all(self, calls: Sequence[ToolCall]) -> Sequence[ModelContent]:
         reading = {

@@ -7,6 +7,7 @@ else: a gate that raises has denied the call.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable, iscoroutinefunction
@@ -16,7 +17,7 @@ from anyio import to_thread
 
 from indusagi.core.json import JsonValue
 from indusagi.core.records import record
-from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolResult
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolResult
 
 
 @record(kw_only=True)
@@ -65,7 +66,9 @@ def require_gate(box: ToolBox, gate: Gate | None) -> None:
 def build_gate_request(call: ToolCall) -> GateRequest:
     """Build the request of a call about which nothing else is known."""
     title = f"{json.dumps(call.name)[1:-1]} {format_arguments(call.input)}"
-    return GateRequest(tool=call.name, arguments=call.input, title=title)
+    # A copy: what a gate changes doesn't run.
+    arguments = copy.deepcopy({**call.input} if isinstance(call.input, dict) else call.input)
+    return GateRequest(tool=call.name, arguments=arguments, title=title)
 
 
 def format_arguments(arguments: JsonValue) -> str:
@@ -89,10 +92,8 @@ async def ask_gate(gate: Gate, request: GateRequest) -> str | None:
     return answer if isinstance(answer, str) else ""
 
 
-async def check_call(gate: Gate, call: ToolCall, descriptor: ToolDescriptor | None) -> ToolResult | None:
-    """Ask a gate about a call of a tool; return None if it may run. An unknown tool is left to the runner."""
-    if descriptor is None:
-        return None
+async def check_call(gate: Gate, call: ToolCall) -> ToolResult | None:
+    """Return the result of a call that the gate denied, or None if it may run."""
     refusal = await ask_gate(gate, build_gate_request(call))
     if refusal is None:
         return None

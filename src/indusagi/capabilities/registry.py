@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.budget import UNLIMITED, fit_result
@@ -12,7 +12,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, make_result
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.json import JsonValue, NotJson, compact_json
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.records import record
 from indusagi.runtime.calls import current_entry
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
@@ -70,8 +70,32 @@ class Runnable(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparingTool(Protocol):
+    """A tool that corrects and checks its arguments; `DefinedTool` is one."""
+
+    async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
+        """Return the arguments that `run` accepts as they are, or an error result."""
+        ...
+
+
+async def prepare_arguments(tool: object, arguments: JsonValue) -> JsonValue | ToolResult:
+    """Return the arguments that a tool, or the tool inside a card, will run with, or an error result.
+
+    The arguments of a server's tool come back unchanged, and so do those of a card that prepares nothing.
+    """
+    while tool is not None and not isinstance(tool, PreparingTool):
+        tool = getattr(tool, "inner", None)
+    return arguments if tool is None else await tool.prepare_call(arguments)
+
+
 async def run_tool(name: str, tool: Runnable, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-    """Run a tool; what it raises, and what it returns instead of a result, becomes a result."""
+    """Run a tool; what it raises, and what it returns instead of a result, becomes a result.
+
+    With a token that's cancelled already it doesn't run, whoever wrote it.
+    """
+    if ctx.cancel.cancelled:
+        return ToolResult.stopped(name, ctx.cancel)
     try:
         result = await tool.run(arguments, ctx)
     except Exception as exc:  # noqa: BLE001 — boundary: a card may be code of another party
@@ -110,6 +134,13 @@ class RegistryRunner:
             raise
         observed.finish(outcome)
         return outcome
+
+    async def prepare(self, call: ToolCall) -> ToolCall | ToolOutcome:
+        """Return the call with the arguments that will run, or the outcome of a call whose arguments don't fit."""
+        prepared = await prepare_arguments(self.tools.get(call.name), call.input)
+        if isinstance(prepared, ToolResult):
+            return ToolOutcome(call.id, prepared)
+        return ToolCall(call.id, call.name, prepared)
 
     async def _run(
         self, call: ToolCall, tool: Runnable | None, cancel: CancelToken | None, on_progress: ProgressSink | None

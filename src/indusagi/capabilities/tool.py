@@ -156,6 +156,10 @@ class CheckedArguments(dict[str, JsonValue]):
     __slots__ = ("schema",)
     schema: JsonSchema | None
 
+    def __deepcopy__(self, memo: dict[int, object]) -> JsonObject:
+        """Return a plain copy, which counts as unchecked: its owner may change it."""
+        return copy.deepcopy({**self}, memo)
+
 
 class DefinedTool:
     """A callable tool, made by `define_tool`."""
@@ -207,10 +211,11 @@ class DefinedTool:
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Check the arguments and run the tool; raises nothing but the cancellation of the task."""
-        prepared = await self.prepare_call(arguments)
+        name, prepared = self.spec.name, await self.prepare_call(arguments)
+        if ctx.cancel.cancelled:  # the guard stops at the first await, which a quick tool doesn't reach
+            return ToolResult.stopped(name, ctx.cancel)
         if isinstance(prepared, ToolResult):
             return prepared
-        name = self.spec.name
         try:
             with ctx.cancel.guard():
                 running = self.spec.run(prepared, ctx)
@@ -223,7 +228,7 @@ class DefinedTool:
                 raise
             _log.debug("tool %s failed", name, exc_info=exc)
             return ToolResult.error(f"{name} failed: {_reason(exc)}", code="failed")
-        return ToolResult.error(f"{name} was stopped: {ctx.cancel.reason}", code="cancelled")
+        return ToolResult.stopped(name, ctx.cancel)
 
     execute = run
 

@@ -8,14 +8,14 @@ and by a sub-agent: code in between needs no parameter for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import field
 from typing import Protocol
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.runtime.contract import ToolBox, ToolCall, ToolOutcome
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolOutcome, ToolResult
 
 
 @record
@@ -62,6 +62,10 @@ class CallEntry:
 
 current_entry: ContextVar[CallEntry | None] = ContextVar("current_entry", default=None)
 """The call that this task runs, set where calls come in: by a model loop, a command, a gateway for its scripts."""
+current_check: ContextVar[Callable[[ToolCall], Awaitable[ToolResult | None]] | None] = ContextVar(
+    "current_check", default=None
+)
+"""Checks a call of this task again after an interceptor changed its arguments; returns None if it may run."""
 current_trace: ContextVar[Mapping[str, str] | None] = ContextVar("current_trace", default=None)
 """The trace context that requests of this task carry: `traceparent`, `tracestate` and `baggage`.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonLike, JsonObject, JsonValue
@@ -154,6 +154,11 @@ class ToolResult:
         """Make an error result with a message for the model and a `code` for programs."""
         return cls((TextContentBlock(message),), is_error=True, details={"code": code, **details})
 
+    @classmethod
+    def stopped(cls, name: str, cancel: CancelToken) -> ToolResult:
+        """Make the result of a tool that a cancelled token stopped, or kept from running."""
+        return cls.error(f"{name} was stopped: {cancel.reason}", code="cancelled")
+
 
 def clean_result(result: ToolResult, clean: CleanText) -> ToolResult:
     """Clean every string of a result that another party wrote: blocks, structured content and details.
@@ -243,6 +248,18 @@ class ToolRunner(Protocol):
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; a failure is an error outcome."""
+        ...
+
+
+@runtime_checkable
+class PreparingRunner(Protocol):
+    """A runner that tells how a call will run, for code that decides about calls by their arguments."""
+
+    async def prepare(self, call: ToolCall) -> ToolCall | ToolOutcome:
+        """Copy, correct and check the arguments of a call, or return the outcome of a call that doesn't fit.
+
+        `run` uses the arguments of the returned call as they are.
+        """
         ...
 
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from indusagi.capabilities.registry import run_tool
+from indusagi.capabilities.registry import prepare_arguments, run_tool
 from indusagi.core.faults import Note
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from indusagi.runtime.contract import ToolResult, clean_result
+from indusagi.runtime.calls import current_check
+from indusagi.runtime.contract import ToolCall, ToolResult, clean_result
 from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
 from induscode.addons.hooks import call_hook
 from induscode.deck.contract import CardWrapper, is_foreign, iter_layers
@@ -85,7 +86,7 @@ class InterceptorChain:
         self._calls += 1
         call = InterceptedCall(
             tool=card.name,
-            arguments=arguments,
+            arguments=await _prepare(card, arguments),
             read_only=card.read_only,
             server=_find_server(card),
             cwd=ctx.cwd,
@@ -97,13 +98,11 @@ class InterceptorChain:
         result: ToolResult | None = None
         try:
             with ctx.cancel.guard():
-                prepared = await self._run_before(call, notes)
+                prepared = await self._run_before(card, call, notes)
                 if isinstance(prepared, ToolResult):
                     result = prepared
                 else:
                     call = prepared
-            if ctx.cancel.cancelled and result is None:
-                result = ToolResult.error(f"{card.name} was stopped: {ctx.cancel.reason}", code="cancelled")
             if result is None:
                 result = await run_tool(card.name, card, call.arguments, ctx)
                 if is_foreign(card):
@@ -123,8 +122,11 @@ class InterceptorChain:
             result, details={**result.details, "notes": [*(known if isinstance(known, list) else ()), *notes]}
         )
 
-    async def _run_before(self, call: InterceptedCall, notes: list[str]) -> InterceptedCall | ToolResult:
+    async def _run_before(
+        self, card: Capability, call: InterceptedCall, notes: list[str]
+    ) -> InterceptedCall | ToolResult:
         """Return the call with the arguments to run with, or the result of a call that is denied or refused."""
+        given = call.arguments
         for name, reason in self._missing.items():
             message = f"{call.tool} was not run: the required addon {name!r} is missing: {reason}"
             return ToolResult.error(message, code=REFUSED, addon=name)
@@ -142,8 +144,11 @@ class InterceptorChain:
                 message = f"{call.tool} was not run: the addon {loaded.name!r} denies it: {reason}"
                 return ToolResult.error(message, code=DENIED, addon=loaded.name)
             if isinstance(decision, Replace):
-                call = replace(call, arguments=copy.deepcopy(decision.arguments))
-        return call
+                call = replace(call, arguments=await _prepare(card, copy.deepcopy(decision.arguments)))
+        check = current_check.get()
+        if check is None or call.arguments == given:
+            return call
+        return await check(ToolCall(f"{call.tool}-{call.number}", call.tool, call.arguments)) or call
 
     async def _run_after(self, call: InterceptedCall, result: ToolResult, notes: list[str]) -> ToolResult:
         for loaded, interceptor in reversed([*self._iter_hooks()]):
@@ -174,6 +179,12 @@ class InterceptorChain:
         if loaded.name not in self.skipped:
             self.skipped.add(loaded.name)
             self._report(note)
+
+
+async def _prepare(card: Capability, arguments: JsonValue) -> JsonValue:
+    """Return the arguments that will run. Invalid ones come back as they are: an addon may correct them."""
+    prepared = await prepare_arguments(card, arguments)
+    return arguments if isinstance(prepared, ToolResult) else prepared
 
 
 async def _ask_before(interceptor: Interceptor, call: InterceptedCall, deadline_s: float) -> Deny | Replace | None:

@@ -37,7 +37,7 @@ class InterceptedCall:
     tool: str
     """The name of the card that a model calls."""
     arguments: JsonValue
-    """Normally an object; before the tool has checked them, any JSON value is possible."""
+    """As the tool will run with them: corrected and checked. Any JSON value if they don't fit the tool."""
     read_only: bool
     server: str | None = None
     """The server of the tool; None for a card of this machine."""

@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool
-from indusagi.core.json import JsonValue
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolResult
 from induscode.deck.contract import (
@@ -70,6 +70,10 @@ class BuiltinCard:
     def read_only(self) -> bool:
         """Whether it changes nothing."""
         return self._read_only
+
+    async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
+        """Return the arguments that the tool will run with, or an error result."""
+        return await self._tool.prepare_call(arguments)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Run the tool."""

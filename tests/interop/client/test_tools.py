@@ -60,7 +60,7 @@ def test_r20_every_row_becomes_a_tool_or_a_note(kind: str, place: int) -> None:
         assert len(tools) == 10
         assert is_json_object(odd)
         assert tools[place].ref == RemoteToolRef("srv", str(odd["name"]))
-        assert tools[place].raw is odd
+        assert tools[place].raw == odd
     assert all(note.owner.startswith("server 'srv', ") for note in notes)
 
 
@@ -71,7 +71,7 @@ def test_definition_is_kept_verbatim(kind: str) -> None:
     tools, _ = read_tools([odd], CONFIG)
     assert json.dumps(odd) == before
     for tool in tools:
-        assert tool.raw is odd
+        assert tool.raw == odd
         assert json.dumps(tool.raw) == before
 
 
@@ -97,7 +97,7 @@ def test_any_rows_can_be_read(rows: list[JsonValue]) -> None:
     before = copy.deepcopy(rows)
     tools, notes = read_tools(rows, CONFIG)
     assert rows == before
-    assert all(any(tool.raw is one for one in rows) for tool in tools)
+    assert all(any(tool.raw == one for one in rows) for tool in tools)
     left_out = [note for note in notes if "left out" in note.message or "once" in note.message]
     assert len(rows) == len(tools) + len(left_out)
     for tool in tools:
@@ -134,7 +134,7 @@ def test_last_duplicate_definition_takes_the_first_place() -> None:
     tools, notes = read_tools(rows, CONFIG)
     assert [tool.ref.name for tool in tools] == ["a", "b", "c"]
     assert tools[0].descriptor.description == "Last."
-    assert tools[0].raw is rows[2]
+    assert tools[0].raw == rows[2]
     assert messages(notes) == ["server 'srv', tool 'a': listed more than once; the last definition is used"]
 
 

@@ -478,6 +478,8 @@ class ServerEndpointImpl:
             detail = FaultDetail(server=self._config.id, reason="malformed")
             message = f"server {self._config.id!r}: the arguments of {name!r} must be an object"
             raise ProtocolFault("tool_error", message, detail=detail)
+        if cancel is not None and cancel.cancelled:
+            raise self._build_cancelled(name, cancel)
         progress = None if on_progress is None else partial(_report_progress, on_progress)
         params: JsonObject = {"name": name, "arguments": arguments}
         if session.makes_core_tasks:
@@ -497,9 +499,12 @@ class ServerEndpointImpl:
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
             raise fault from fault.cause
+        raise self._build_cancelled(name, cancel)
+
+    def _build_cancelled(self, name: str, cancel: CancelToken | None) -> ProtocolFault:
         reason = None if cancel is None else cancel.reason
         message = f"server {self._config.id!r}: the call of {name!r} was cancelled: {reason}"
-        raise ProtocolFault("tool_error", message, detail=FaultDetail(server=self._config.id, reason="cancelled"))
+        return ProtocolFault("tool_error", message, detail=FaultDetail(server=self._config.id, reason="cancelled"))
 
     def _ask_for_task(self, name: str) -> JsonObject:
         """Return the parameter that makes a task of a call, where a tool of a legacy server or the caller wants one."""

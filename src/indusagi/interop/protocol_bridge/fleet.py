@@ -428,7 +428,9 @@ class MountedTool:
         prepared = arguments if is_json_object(arguments) else await self.tool.prepare_call(arguments)
         if isinstance(prepared, ToolResult):
             return prepared
-        ref = self.remote.ref
+        ref, name = self.remote.ref, self.remote.descriptor.name
+        if ctx.cancel.cancelled:
+            return ToolResult.stopped(name, ctx.cancel)
         with ctx.cancel.guard():
             try:
                 result = await self._invoke(prepared, ctx)
@@ -454,4 +456,4 @@ class MountedTool:
                     note = Note(f"server {ref.server!r}, tool {ref.name!r}", problem)
                     result = replace(result, notes=(*result.notes, note))
             return to_tool_result(result)
-        return ToolResult.error(f"{self.remote.descriptor.name} was stopped: {ctx.cancel.reason}", code="cancelled")
+        return ToolResult.stopped(name, ctx.cancel)

@@ -194,6 +194,8 @@ class BridgeCapability:
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Call the tool on its server."""
+        if ctx.cancel.cancelled:
+            return ToolResult.stopped(self.name, ctx.cancel)
         if self.runner is None:
             message = f"server {self.ref.server!r} is not connected, so {self.name} cannot run"
             return ToolResult.error(message, code="not_connected", server=self.ref.server)

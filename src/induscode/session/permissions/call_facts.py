@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from anyio import to_thread
@@ -17,13 +16,13 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.files.paths.policy import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
-from indusagi.capabilities.tool import DefinedTool, prepare_call
+from indusagi.capabilities.registry import PreparingTool
+from indusagi.capabilities.tool import prepare_call
 from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_client
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
 from induscode.session.permissions.rules import ACTION_TOOL
 from induscode.session.permissions.shell.parse import parse_command
@@ -139,18 +138,9 @@ async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObjec
     if is_foreign(card):
         return await prepare_call(card.name, arguments)
     inner = [*iter_layers(card)][-1]
-    if not isinstance(inner, DefinedTool):
-        if inner.name not in builtin_ids():
-            return await prepare_call(card.name, arguments, ArgumentChecker(card.parameters))
-        inner = _load_native_tool(inner.name)
-    return await inner.prepare_call(arguments)
-
-
-@cache
-def _load_native_tool(name: str) -> DefinedTool:
-    from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — loads the tools, which a list does not need
-
-    return native_tool(name)
+    if isinstance(inner, PreparingTool):
+        return await inner.prepare_call(arguments)
+    return await prepare_call(card.name, arguments, ArgumentChecker(card.parameters))
 
 
 async def gather_facts(
