@@ -8,7 +8,8 @@ interpretation.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from indusagi.core.records import record
 
 HEAD_BYTES = 32 * 1024
 """The limit of a request line and its headers together."""
@@ -18,7 +19,7 @@ _LENGTH_DIGITS = 18
 """A longer number exceeds every limit and need not be parsed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HeadFault:
     """Why a request is refused by its head alone: an HTTP status and a message."""
 
