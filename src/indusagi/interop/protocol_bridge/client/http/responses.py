@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.json import build_object, is_json_object
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
@@ -38,7 +38,7 @@ OVERLAP = 3
 """How many bytes of a blank line (CR LF CR LF) may have come with the piece before."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MessageMatch:
     """How a message relates to a request."""
 
