@@ -138,7 +138,9 @@ def list_aliases() -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     for row in capability_cards():
         prepare = find_tool(build_card(row, DeckContext("/"))).spec.prepare
-        aliases: dict[str, str] = {} if prepare is None else inspect.getclosurevars(prepare).nonlocals.get("aliases", {})
+        aliases: dict[str, str] = (
+            {} if prepare is None else inspect.getclosurevars(prepare).nonlocals.get("aliases", {})
+        )
         found += [(str(row.id), alias, name) for alias, name in aliases.items()]
     return found
 
