@@ -100,4 +100,9 @@ THIRD_REVIEW: dict[str, str] = {
     "r11": "A request whose id or token has half a character is refused, and never answered under another id.",
     "w2": "A message with a name twice in one object is refused, from clients and servers, also by a relay.",
     "f14": "A malformed address in a challenge or in metadata is one fault with its reason.",
+    "f10": "What the file tools refuse to read, sandboxed commands can't read either.",
+    "f17": "Commands inherit no URL with a password.",
+    "r3": "Sandboxed commands reach no socket of the user outside the workspace, and no browser data or history.",
+    "r4": "A fault carries no secret of its server's row, and none of a known shape from its output.",
+    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
 }

@@ -382,9 +382,9 @@ def _encode(value: JsonValue) -> str:
 
 def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None) -> Payload:
     """Encode arguments and result, cut, with secrets of known shapes replaced."""
+    from indusagi.core.secrets.patterns import hide_secrets  # noqa: PLC0415 — where payloads are kept
     from indusagi.core.text import cut_text  # noqa: PLC0415 — where payloads are kept
     from induscode.calls.database import Payload  # noqa: PLC0415 — where payloads are kept
-    from induscode.deck.mcp.redaction import hide_shapes  # noqa: PLC0415 — where payloads are kept
 
     texts = [_encode(value) for value in (arguments, None if outcome is None else outcome.output)]
-    return Payload(*(hide_shapes(cut_text(text, _PAYLOAD_CHARS)) for text in texts))
+    return Payload(*(hide_secrets(cut_text(text, _PAYLOAD_CHARS)) for text in texts))

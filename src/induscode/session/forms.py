@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from indusagi.core.faults import CoreError
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets.names import asks_for_secret
 from induscode.session.dialog import Choice, Question
 from induscode.terminal import escape_unprintable
 
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 _MOST_FIELDS = 50
 _KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 _SKIP = "-"
-_SECRET = re.compile(
-    r"pass(word|wd|phrase|code)|secret|credential|(api|private|access)[ _-]?key|(access|auth|bearer)[ _-]?token"
-    r"|\bcvv\b|card[ _-]?number",
-    re.IGNORECASE,
-)
 _KINDS = {"string": "text", "number": "a number", "integer": "a whole number", "boolean": "yes or no"}
 _OPTION_KINDS = {"enum": "one of the values", "list": "any of the values"}
 _LIMITS = {
@@ -70,7 +66,7 @@ class FormField:
     def is_secret(self) -> bool:
         """Whether the field asks for a secret, which a form must not."""
         names = " ".join((self.name, self.label, str(self.schema.get("format", ""))))
-        return _SECRET.search(names) is not None
+        return asks_for_secret(names)
 
     def build_question(self, server: str) -> Question:
         """Build the question for this field."""

@@ -276,15 +276,16 @@ async def test_protected_link_is_reported_as_unguarded(bubblewrapped: Mechanism,
     (root / "real" / "hooks").symlink_to("../hooks")
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
         state = await shell.sandbox_state()
-    assert state.lacks[1:] == ("guard of .git, which is a link", "guard of real/hooks, which is a link")
+    assert state.lacks == ("guard of .git, which is a link", "guard of real/hooks, which is a link")
 
 
-async def test_mechanism_reports_unguarded_sockets(mechanism: Mechanism, root: Path) -> None:
+async def test_landlock_reports_unguarded_sockets(root: Path) -> None:
+    skip_without("landlock")
     with TemporaryDirectory(dir="/var/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/socket")
         server.listen()
         reach = f"import socket; socket.socket(socket.AF_UNIX).connect('{folder}/socket')"
-        sandbox = Sandbox(mechanisms=(mechanism,), hidden=())
+        sandbox = Sandbox(mechanisms=("landlock",), hidden=())
         reached = await run(root, f'{PYTHON} -c "{reach}"', sandbox)
         async with shell_in(root, sandbox) as shell:
             state = await shell.sandbox_state()
@@ -621,15 +622,17 @@ async def test_kernel_settings_are_read_only(mechanism: Mechanism, root: Path) -
     assert result.output == b"tried\n"
 
 
-async def test_sockets_of_program_launchers_are_hidden(bubblewrapped: Mechanism, root: Path) -> None:
+async def test_sockets_of_program_launchers_are_hidden(
+    bubblewrapped: Mechanism, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with TemporaryDirectory(dir="/var/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
         path = f"{folder}/docker.sock"
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
         server.bind(path)
         server.listen()
         script = f"import socket; socket.socket(socket.AF_UNIX).connect('{path}')"
         command = f'{PYTHON} -S -c "{script}" && echo reached'
-        open_to_all = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
-        hidden = Sandbox(mechanisms=(bubblewrapped,), hidden=(path,))
-        closed = await run(root, command, hidden)
+        open_to_all = await run(root, command, Sandbox(mechanisms=(bubblewrapped,), hidden=()))
+        closed = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
     assert open_to_all.output == b"reached\n"
     assert b"reached" not in closed.output

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.sandbox.environment import QUIET, command_environment, is_secret
+from indusagi.capabilities.sandbox.environment import QUIET, command_environment
 from indusagi.capabilities.sandbox.policy import Sandbox
+from indusagi.core.secrets.names import is_secret, is_secret_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_r39_secret_is_recognised_by_its_name(name: str) -> None:
-    assert is_secret(name)
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_r39_secret_is_recognised_by_its_name(name: str) -> None:
     ],
 )
 def test_harmless_names_are_not_secrets(name: str) -> None:
-    assert not is_secret(name)
+    assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize(

@@ -209,3 +209,63 @@ def test_finding_1a11_an_exception_without_words_still_gives_a_reason(
 def test_finding_1a11_a_fault_that_is_made_without_words_has_some() -> None:
     assert str(ProtocolFault("transport", "")) == "transport, for an unknown reason"
     assert "reset" in str(ProtocolFault("transport", " ", ConnectionResetError()))
+
+
+SECRETS = {
+    "the value of a variable": "hunter2-hunter2",
+    "a password in a URL of the row": "pw0rd-of-the-database",
+    "a token that the row doesn't know": "ghp_0123456789abcdefghij0123",
+    "an assignment": "s3cr3t-of-a-friend",
+    "a header": "0123456789abcdef",
+    "the middle of a private key": "MIIEowIBAAKCAQEA7bq98s6Zb9dQ2xk0",
+}
+LAST_WORDS = (
+    "using hunter2-hunter2",
+    "connecting to postgres://app:pw0rd-of-the-database@db/app",
+    "cloning https://ghp_0123456789abcdefghij0123@github.com/a/b",
+    "Error: invalid config PASSWORD=s3cr3t-of-a-friend",
+    "sent Authorization: Bearer 0123456789abcdef",
+    "-----BEGIN PRIVATE KEY-----",
+    "MIIEowIBAAKCAQEA7bq98s6Zb9dQ2xk0",
+    "-----END PRIVATE KEY-----",
+)
+
+
+@pytest.mark.parametrize("what", SECRETS)
+@pytest.mark.parametrize("place", ["stderr", "message", "refusal", "stdout"])
+@pytest.mark.parametrize("site", FaultSite)
+def test_finding_r4_a_fault_carries_no_secret(what: str, place: str, site: FaultSite) -> None:
+    row = StdioServerConfig(
+        "a", "run", env={"TOKEN": "hunter2-hunter2", "DATABASE_URL": "postgres://app:pw0rd-of-the-database@db/app"}
+    )
+    text = "\n".join(LAST_WORDS)
+    raised = {
+        "stderr": closed("exited", *LAST_WORDS),
+        "message": ConnectionClosedError(TransportEnd(text, FaultDetail())),
+        "refusal": refused(message=text),
+        "stdout": closed(),
+    }[place]
+    output = Output((), LAST_WORDS if place == "stdout" else ())
+    fault = to_protocol_fault(raised, row, site, subject="tool", process=output)  # pyright: ignore[reportArgumentType]
+    shown = "\n".join((str(fault), repr(fault), *fault.detail.stderr, *fault.detail.stdout))
+    assert SECRETS[what] not in shown
+    assert "a" in shown
+
+
+class Output:
+    """What a process wrote."""
+
+    def __init__(self, errors: tuple[str, ...], lines: tuple[str, ...]) -> None:
+        self._errors, self._lines = errors, lines
+
+    def read_stderr(self) -> tuple[str, ...]:
+        return self._errors
+
+    def read_invalid_lines(self) -> tuple[str, ...]:
+        return self._lines
+
+
+def test_other_values_of_a_row_stay_readable() -> None:
+    row = StdioServerConfig("a", "run", env={"LOG_LEVEL": "error", "MODE": "fast", "TOKEN": "hunter2-hunter2"})
+    fault = to_protocol_fault(closed("exited", "an error in fast mode: hunter2-hunter2"), row, FaultSite.HELD)
+    assert fault.detail.stderr == ("an error in fast mode: …",)

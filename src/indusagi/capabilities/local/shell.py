@@ -355,7 +355,13 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
             errors.child = child
         # PR_SET_PDEATHSIG would make the start slow and spare the descendants; by the receipt all of them are found.
         await child.start(
-            wrapped.argv, wrapped.env, folder, with_input=with_input, merge_stderr=errors is None, die_with_parent=False
+            wrapped.argv,
+            wrapped.env,
+            folder,
+            with_input=with_input,
+            merge_stderr=errors is None,
+            die_with_parent=False,
+            confine=wrapped.confine,
         )
     except BaseException as exc:
         capture.close()

@@ -16,6 +16,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     PrivateDir,
     bubblewrap_argv,
     bubblewrap_lacks,
+    can_scope,
     find_bubblewrap,
 )
 from indusagi.capabilities.sandbox.environment import command_environment
@@ -27,7 +28,7 @@ from indusagi.core.paths import is_within
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from indusagi.capabilities.sandbox.policy import Sandbox, SandboxLayout
 
@@ -53,6 +54,8 @@ class SandboxedCommand:
     """Protected paths that are covered while it runs."""
     unwelcome: tuple[str, ...] = ()
     """Files that it must not leave behind."""
+    confine: Callable[[], None] | None = None
+    """Restricts the thread that starts the command."""
 
     def clean_up(self) -> None:
         """Remove what the sandbox and the shell have left on the machine."""
@@ -75,7 +78,7 @@ class SandboxBackend:
 
     def state(self) -> SandboxState:
         """Return the sandbox that commands get; the first call runs a program to find out."""
-        return self._choose(resolve_layout(self._sandbox, self._workspace))
+        return self._choose(resolve_layout(self._sandbox, self._workspace, self._allowed))
 
     def wrap(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
         """Build the command line that runs `command` in the sandbox.
@@ -84,7 +87,7 @@ class SandboxBackend:
             SandboxMissing: A sandbox is required, and none works here.
             OSError: The private directory cannot be made.
         """
-        layout = resolve_layout(self._sandbox, self._workspace)
+        layout = resolve_layout(self._sandbox, self._workspace, self._allowed)
         state = self._choose(layout)
         has_open_network = state.network and not layout.network
         if self._sandbox.mode == "required" and (state.kind == "none" or has_open_network):
@@ -114,7 +117,10 @@ class SandboxBackend:
             masked = MASKS.acquire(layout.protected)
             argv = [*bubblewrap_argv(start, layout, masked, private, folder), *plain]
             inherited |= _temporary_dirs("/tmp")
-            return SandboxedCommand(argv, inherited, state, cwd_file, masked, layout.unwelcome)
+            confine = None
+            if layout.network and can_scope(start):
+                from indusagi.capabilities.sandbox.landlock_run import scope_thread as confine  # noqa: PLC0415 — loads ctypes
+            return SandboxedCommand(argv, inherited, state, cwd_file, masked, layout.unwelcome, confine)
         if state.kind == "landlock":
             plain = [*landlock_argv(layout, private), *plain]
             inherited |= _temporary_dirs(private.tmp)
@@ -128,7 +134,8 @@ class SandboxBackend:
             if mechanism == "bubblewrap":
                 start, why = _find_bubblewrap(layout.workspace)
                 if start:
-                    return SandboxState(kind="bubblewrap", network=layout.network, lacks=bubblewrap_lacks(layout))
+                    lacks = bubblewrap_lacks(layout, scoped=layout.network and can_scope(start))
+                    return SandboxState(kind="bubblewrap", network=layout.network, lacks=lacks)
             else:
                 abi, why = _find_landlock()
                 if abi:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import cache
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS
-from indusagi.core.paths import find_trusted_program
+from indusagi.capabilities.sandbox.policy import ABSTRACT_SOCKETS
+from indusagi.core.paths import find_trusted_program, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,20 +55,46 @@ def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], 
 
 @cache
 def _probe(program: str) -> tuple[tuple[str, ...], str]:
-    from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — once per process, in a thread
-
     failure = ""
     for user in _USERS:
-        argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
-        try:
-            done = run(argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")
-        except TimeoutExpired:
-            failure = f"it did not end within {_PROBE_S} s"
-            continue
-        if done.returncode == 0:
+        failure = _try_probe((program, *user))
+        if not failure:
             return (program, *user), ""
-        failure = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
     return (), _USELESS.format(failure)
+
+
+@cache
+def can_scope(start: tuple[str, ...]) -> bool:
+    """Tell whether this `bwrap` also works in a thread without abstract sockets; an installation as root doesn't."""
+    from indusagi.capabilities.sandbox.landlock_run import scope_thread  # noqa: PLC0415 — loads ctypes
+
+    failures: list[str] = []
+
+    def probe() -> None:
+        try:
+            scope_thread()
+            failures.append(_try_probe(start))
+        except OSError as exc:
+            failures.append(str(exc))
+
+    thread = Thread(target=probe, name="probe of scopes")
+    thread.start()
+    thread.join()
+    return failures == [""]
+
+
+def _try_probe(start: Sequence[str]) -> str:
+    """Run the probe; return why it failed, or ""."""
+    from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — once per process, in a thread
+
+    argv = [*start, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
+    try:
+        done = run(argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")
+    except TimeoutExpired:
+        return f"it did not end within {_PROBE_S} s"
+    if done.returncode == 0:
+        return ""
+    return done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
 
 
 _PROBE = """read -r inside outside users < /proc/self/uid_map
@@ -110,11 +136,15 @@ def bubblewrap_argv(
     for path in (*sorted(layout.writable), *layout.held, private.notes):
         argv += ["--bind", path, path]
     argv += ["--ro-bind", private.preamble, private.preamble]
-    for path in layout.hidden:
-        argv += _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
     for path in layout.protected:
         # A dangling link exists and cannot be bound.
         argv += _empty(path) if path in masked else ("--ro-bind-try", path, path)
+    # After the protected paths: a credential may lie in one.
+    shown = (layout.workspace, *layout.writable)
+    for path in layout.hidden:
+        if is_within(path, "/tmp") and not is_within(path, *shown):
+            continue  # the private /tmp covers it
+        argv += _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
     return [*argv, "--chdir", folder, "--"]
 
 
@@ -122,10 +152,11 @@ def _empty(path: str) -> tuple[str, ...]:
     return ("--tmpfs", path, "--remount-ro", path)
 
 
-def bubblewrap_lacks(layout: SandboxLayout) -> tuple[str, ...]:
+def bubblewrap_lacks(layout: SandboxLayout, *, scoped: bool) -> tuple[str, ...]:
     """List what the layout asks for and bubblewrap cannot enforce."""
     names = (os.path.relpath(path, layout.workspace) for path in layout.links)
-    return (LOCAL_SOCKETS, *(f"guard of {name}, which is a link" for name in names))
+    sockets = (ABSTRACT_SOCKETS,) if layout.network and not scoped else ()
+    return (*sockets, *(f"guard of {name}, which is a link" for name in names))
 
 
 def is_bubblewrap_helper(pid: int) -> bool:

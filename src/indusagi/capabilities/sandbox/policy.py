@@ -9,40 +9,28 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.paths import is_within
 from indusagi.core.records import record
+from indusagi.core.secrets.places import (
+    find_credential_places,
+    find_named_sockets,
+    find_socket_places,
+    find_sockets_of_user,
+)
+from indusagi.core.time import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 Mechanism: TypeAlias = Literal["bubblewrap", "landlock"]
 
-HIDDEN = (
-    "~/.ssh",
-    "~/.aws",
-    "~/.azure",
-    "~/.gnupg",
-    "~/.kube",
-    "~/.docker",
-    "~/.config/gcloud",
-    "~/.config/gh",
-    "~/.netrc",
-    "~/.git-credentials",
-    "~/.pypirc",
-    "/run/user",
-    "/run/dbus/system_bus_socket",
-    "/run/systemd/private",
-    "/run/docker.sock",
-    "/run/containerd/containerd.sock",
-    "/run/podman/podman.sock",
-)
-"""Directories of keys, and sockets of services that run programs outside of any sandbox. Our own state directory is
-hidden too."""
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
 """Parts of a workspace from which programs are run later, outside of any sandbox."""
 
 UNPROTECTED = "guard of protected paths in the workspace"
 """Lacking in Landlock: a part of a writable tree cannot be excluded."""
 LOCAL_SOCKETS = "guard of local sockets"
-"""Lacking in every mechanism: visible sockets can be connected to, except those hidden above."""
+"""Lacking in Landlock, which can't keep a command from a socket that has a path."""
+ABSTRACT_SOCKETS = "guard of abstract sockets"
+"""Lacking in bubblewrap where commands share the network and the kernel has no Landlock scopes."""
 
 
 @record(kw_only=True)
@@ -60,8 +48,9 @@ class Sandbox:
     """Whether only temporary files can be written."""
     writable: tuple[str, ...] = ()
     """Further writable paths."""
-    hidden: tuple[str, ...] = HIDDEN
-    """Paths that cannot be read."""
+    hidden: tuple[str, ...] | None = None
+    """Paths that cannot be read; `None`: the credentials and sockets of `core.secrets`. Our own state is always
+    hidden."""
     protected: tuple[str, ...] = PROTECTED
     """Paths of the workspace that cannot be written, whether they exist or not."""
     mechanisms: tuple[Mechanism, ...] = ("bubblewrap", "landlock")
@@ -88,8 +77,8 @@ class SandboxLayout:
     """Protected paths that are links: they cannot be mount points, so they can be replaced."""
 
 
-def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
-    """Resolve the paths of a sandbox; blocks."""
+def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = ()) -> SandboxLayout:
+    """Resolve the paths of a sandbox; blocks. Sockets that the `allowed` variables name stay visible."""
     workspace = os.path.realpath(workspace)
     writable = tuple(path for path in _resolve_all(sandbox.writable, workspace) if os.path.exists(path))
     roots = (*writable, *(() if sandbox.read_only else (workspace,)))
@@ -98,10 +87,11 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
         for path in _list_protected(sandbox, workspace)
         if is_within(path, *roots) and (os.path.lexists(path) or os.access(f"{os.path.dirname(path)}/.", os.W_OK))
     )
-    # A workspace in a hidden directory must be readable.
-    hidden = [path for path in _resolve_all(sandbox.hidden, workspace) if not is_within(workspace, path)]
-    with suppress(OSError):  # no home, and so no state
-        hidden.append(os.path.realpath(state_dir()))
+    # A workspace in a hidden directory must be readable, and a path in a hidden directory can't be a mount point.
+    hidden: list[str] = []
+    for path in sorted(_find_hidden(sandbox, workspace, roots, allowed)):
+        if not is_within(workspace, path) and not is_within(path, *hidden):
+            hidden.append(path)
     # The directories between a protected path and its root.
     held: set[str] = set()
     for path in protected:
@@ -114,7 +104,7 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
         read_only=sandbox.read_only,
         network=sandbox.network,
         writable=writable,
-        hidden=tuple(filter(os.path.exists, hidden)),
+        hidden=tuple(hidden),
         protected=protected,
         held=tuple(sorted(held)),
         # Files that would make git take its hooks and settings from elsewhere. An absent one cannot be covered: git
@@ -128,6 +118,30 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
         ),
         links=tuple(filter(os.path.islink, (os.path.join(workspace, ".git"), *protected))),
     )
+
+
+def _find_hidden(sandbox: Sandbox, workspace: str, roots: tuple[str, ...], allowed: Collection[str]) -> Iterator[str]:
+    """Yield the existing paths that commands don't see, resolved."""
+    with suppress(OSError):  # no home, and so no state
+        yield from filter(os.path.exists, (os.path.realpath(state_dir()),))
+    if sandbox.hidden is not None:
+        yield from filter(os.path.exists, _resolve_all(sandbox.hidden, workspace))
+        return
+    ours = {name: value for name, value in os.environ.items() if name not in allowed}
+    kept = {os.path.realpath(path) for name in allowed for path in find_named_sockets(os.environ.get(name, ""))}
+    home = os.path.expanduser("~")
+    for place in find_credential_places(ours, home):
+        if os.path.exists(place):
+            yield os.path.realpath(place)
+    for place in (*find_socket_places(ours), *find_sockets_of_user(SystemClock().now_ms() / 1000)):
+        path = os.path.realpath(place)
+        # Commands may serve and use sockets where they may write.
+        if (
+            os.path.exists(path)
+            and not is_within(path, *roots)
+            and not any(is_within(one, path) for one in (home, *kept))
+        ):
+            yield path
 
 
 def _resolve_all(paths: tuple[str, ...], workspace: str) -> Iterator[str]:

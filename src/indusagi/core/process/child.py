@@ -103,6 +103,7 @@ class ChildProcess:
         merge_stderr: bool = False,
         die_with_parent: bool = True,
         gentle: bool = False,
+        confine: Callable[[], None] | None = None,
     ) -> None:
         """Start the process.
 
@@ -115,6 +116,7 @@ class ChildProcess:
             die_with_parent: On Linux the kernel kills it when the thread that started it ends, also by kill -9
                 (`PR_SET_PDEATHSIG`). The fork then copies our page tables: too slow for many small commands.
             gentle: The process may be installing files: it gets SIGTERM instead of SIGKILL when we die.
+            confine: Restricts the thread that calls it, and so the process: a thread made for that starts it.
 
         Raises:
             OSError: It cannot be started.
@@ -133,17 +135,21 @@ class ChildProcess:
             if os.getppid() != parent:  # the parent died before the call
                 os._exit(1)
 
-        self._process = subprocess.Popen(  # noqa: ASYNC220 — PR_SET_PDEATHSIG is bound to the thread that forks
-            argv,
-            bufsize=0,
-            stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
-            env={**env, MARK: marks},
-            cwd=cwd,
-            start_new_session=True,
-            preexec_fn=set_death_signal if die_with_parent and prctl is not None else None,
-        )
+        def fork() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                argv,
+                bufsize=0,
+                stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
+                env={**env, MARK: marks},
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=set_death_signal if die_with_parent and prctl is not None else None,
+            )
+
+        # PR_SET_PDEATHSIG is bound to the thread that forks, so that is this one where possible.
+        self._process = fork() if confine is None else await _fork_in_own_thread(confine, fork)
         try:
             await run_shielded(self._connect(self._process), f"start {self.pid}")
         except BaseException:
@@ -439,3 +445,23 @@ class ChildProcess:
         for pipe, transport in zip((process.stdin, process.stdout, process.stderr), connected, strict=True):
             if pipe is not None and transport is None:
                 pipe.close()
+
+
+async def _fork_in_own_thread(
+    confine: Callable[[], None], fork: Callable[[], subprocess.Popen[bytes]]
+) -> subprocess.Popen[bytes]:
+    """Start a process in a thread that is restricted first and then ends. The caller mustn't be cancelled meanwhile."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
+
+    def run() -> None:
+        try:
+            confine()
+            process = fork()
+        except Exception as exc:  # noqa: BLE001 — raised where the process was wanted
+            loop.call_soon_threadsafe(started.set_exception, exc)
+        else:
+            loop.call_soon_threadsafe(started.set_result, process)
+
+    threading.Thread(target=run, name="start a confined process", daemon=True).start()
+    return await started

@@ -19,6 +19,7 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from induscode.clients import PROGRAMS, config_places
 from induscode.commands.mcp.configure import give_consent
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
@@ -29,7 +30,6 @@ from induscode.deck.mcp.config.rows import InvalidRowError, Origin, find_project
 from induscode.deck.mcp.config.trust import describe_row
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.deck.mcp.drift import same_json
-from induscode.deck.mcp.redaction import Redaction
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from functools import partial
 
@@ -14,6 +13,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.app_dirs import make_dirs, read_small_file, replace_private_file
 from indusagi.core.json import JsonObject
+from indusagi.core.secrets.patterns import holds_secret
 from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, MemoryStore, Profile, capability_id
 
@@ -22,12 +22,6 @@ MEMORY_NAME = os.path.join(".indusvx", "memory.md")
 LARGEST_BYTES = 32 * 1024
 _LARGEST_FILE = 1024 * 1024
 _DIFF_LINES = 80
-_SECRET = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{30,}"
-    r"|\bsk-[A-Za-z0-9_-]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|(?i:\b(?:password|passwd|secret|token|api[_-]?key)\b\s*[:=]\s*\S{6,})"
-)
-"""The usual shapes of secrets."""
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {"action": {"type": "string", "enum": ["read", "replace", "append"]}, "content": {"type": "string"}},
@@ -169,6 +163,6 @@ async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResul
         lines = ["Replaced:", *diff[:_DIFF_LINES]]
         if len(diff) > _DIFF_LINES:
             lines.append(f"[{len(diff) - _DIFF_LINES} more lines]")
-    if _SECRET.search(content):
+    if holds_secret(content):
         lines.append("This looks like a secret. It was kept: replace the notes if it should not be.")
     return ToolResult.text("\n".join(lines), bytes=size)

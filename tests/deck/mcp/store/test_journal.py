@@ -17,10 +17,10 @@ from tests.support.strategies import examples
 
 from indusagi.core.json import NotJson
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig, StreamableHttpServerConfig
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.redaction import Redaction
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.events import content_address, deck_digest, deck_text, descriptor_text, parse_descriptor
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
@@ -303,7 +303,7 @@ async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -
         ("http://host?token=1", "http://host?…"),
         ("http://host/path", "http://host/path"),
         ("with ghp_0123456789012345678901 in it", "with … in it"),
-        ("Authorization: Bearer abcdefgh12345", "Authorization: …"),
+        ("Authorization: Bearer abcdefgh12345", "Authorization: Bearer …"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc", "…"),
         ("AKIA0123456789ABCDEF.", "…."),
         ("nothing to see", "nothing to see"),

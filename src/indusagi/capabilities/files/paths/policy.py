@@ -22,6 +22,7 @@ from indusagi.capabilities.ports import PathRefused, Refusal
 from indusagi.core.app_dirs import read_small_file, state_dir
 from indusagi.core.paths import is_within, parts_below
 from indusagi.core.records import record
+from indusagi.core.secrets.places import find_credential_places
 from indusagi.core.text import clean_text
 
 SPECIAL_DIRECTORIES = ("/proc", "/sys", "/dev")
@@ -32,28 +33,22 @@ _SHELL = "a file that the shell or the desktop obeys at the next start"
 _SECRET = "credentials of the user"
 _PROTECTED_NAMES = {".git": _GIT, ".indusvx": _OURS, ".indus": _OURS}
 _IN_HOME = {
-    _GIT: ".gitconfig .git-credentials",
+    _GIT: ".gitconfig",
     _SHELL: (
         ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv"
         " .zprofile .zlogin .zlogout .kshrc .cshrc .tcshrc .login .inputrc .xprofile .xinitrc"
         " .xsession .xsessionrc .pam_environment .local/share/systemd Library/LaunchAgents"
     ),
-    _SECRET: (
-        ".ssh .aws .gnupg .azure .kube .docker .oci .netrc .pgpass .npmrc .pypirc .boto .s3cfg"
-        " .vault-token .password-store .terraform.d .terraformrc .cargo/credentials"
-        " .cargo/credentials.toml .gem/credentials .local/share/keyrings Library/Keychains"
-    ),
     _OURS: ".indus .indusvx",
 }
-_IN_CONFIG = {
-    _GIT: "git",
-    _SHELL: "fish autostart systemd environment.d",
-    _SECRET: "gcloud gh hub op rclone doctl containers",
-    _OURS: "indus indusvx",
-}
-_IN_STATE = "cluster.key serve-token conversations ledger.db ledger.db-wal ledger.db-shm ledger.db-journal"
-"""Files of this program that may hold credentials: the gateway's token, conversations, answers of servers. Its other
-files may be read, above all results that were too long."""
+_IN_CONFIG = {_GIT: "git", _SHELL: "fish autostart systemd environment.d", _OURS: "indus indusvx"}
+_DATABASES = ("ledger.db", "calls.db", "tasks.db")
+_IN_STATE = (
+    *("cluster.key", "serve-token", "conversations", "credentials", "addons"),
+    *(name + suffix for name in _DATABASES for suffix in ("", "-wal", "-shm", "-journal")),
+)
+"""Files of this program that may hold credentials: the gateway's token, sign-ins, conversations, answers of servers.
+Tools may read its other files, above all results that were too long."""
 _MAX_GIT_FILE_BYTES = 1024 * 1024
 """A larger `.git` file is invalid for git too."""
 
@@ -96,15 +91,29 @@ class ProtectedPaths:
 
 def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield each path as it is named, and where symbolic links lead."""
-    resolve = functools.cache(real_path)  # most of them share a directory
+
+    @functools.cache
+    def list_names(folder: str) -> frozenset[str]:
+        try:
+            return frozenset(os.listdir(folder))
+        except OSError:
+            return frozenset()
+
+    @functools.cache
+    def resolve(path: str) -> str:
+        parent, name = os.path.split(path)
+        if parent == path:
+            return path
+        real = os.path.join(resolve(parent), name)
+        is_there = name in list_names(os.path.dirname(real)) or not os.access(os.path.dirname(real), os.R_OK)
+        return real_path(real) if is_there and os.path.islink(real) else real
+
     for place, reason in rows:
         yield place, reason
         folder, name = os.path.split(place)
-        real = os.path.join(resolve(folder), name)
-        if real != place:
-            yield real, reason
-        if os.path.islink(real):
-            yield resolve(real), reason
+        for real in dict.fromkeys((os.path.join(resolve(folder), name), resolve(place))):
+            if real != place:
+                yield real, reason
 
 
 def default_protected_paths() -> ProtectedPaths:
@@ -127,10 +136,12 @@ def default_protected_paths() -> ProtectedPaths:
         pass  # without a home there is no state to protect
     for state in states:
         places[state] = _OURS
-        places |= {os.path.join(state, name): _SECRET for name in _IN_STATE.split()}
+        places |= {os.path.join(state, name): _SECRET for name in _IN_STATE}
+    places |= dict.fromkeys(find_credential_places(os.environ, home), _SECRET)
     return ProtectedPaths(names=_PROTECTED_NAMES, places=places)
 
 
+@functools.lru_cache(maxsize=1024)
 def _fold(text: str) -> str:
     """Map all spellings that some file system takes for the same name to one."""
     return clean_text(text)[0].casefold()
@@ -226,7 +237,8 @@ class PathPolicy:
         if writing:
             reason = self.protected.find_reason(resolved, base)
         else:
-            is_hidden = any(is_within(resolved, place) for place in self.protected.hidden_below(base))
+            folded = _fold(resolved)
+            is_hidden = any(is_within(folded, _fold(place)) for place in self.protected.hidden_below(base))
             reason = _SECRET if is_hidden else None
         if reason is not None and not is_permitted("protected"):
             act, remedy = ("write", "make this change") if writing else ("read", "show it")

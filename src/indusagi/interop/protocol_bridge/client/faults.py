@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     InvalidResponseError,
@@ -17,6 +18,9 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
     VersionMismatchError,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _SHOWN_CHARACTERS = 2_000
 """How much of a server's own text a message quotes."""
@@ -41,7 +45,7 @@ def to_protocol_fault(
     subject: str = "",
     process: StartedProcess | None = None,
 ) -> ProtocolFault:
-    """Turn an exception into a fault; a `ProtocolFault` is returned as it is.
+    """Turn an exception into a fault without the secrets of the server; a `ProtocolFault` is returned unchanged.
 
     The output of the server `process` is added where the exception has none. `subject` names the tool or method.
     """
@@ -55,9 +59,12 @@ def to_protocol_fault(
     # The owner of a server that is moved has answered every call that ran: this one has not.
     if site is FaultSite.CALL and is_cut and detail.reason != "moved":
         detail = replace(detail, reason="outcome_unknown")
+    hide = Redaction((config,)).hide
     if process is not None:
         stderr = detail.stderr or tuple(process.read_stderr())
         detail = replace(detail, stderr=stderr, stdout=tuple(process.read_invalid_lines()))
+    # Everything downstream shows, logs or stores these lines.
+    detail = replace(detail, stderr=_hide_lines(hide, detail.stderr), stdout=_hide_lines(hide, detail.stdout))
     message = f"server {config.id!r}: {_format_error(exc, config, site, subject)}"
     if detail.reason == "outcome_unknown":
         message += "; whether the call took effect is unknown"
@@ -69,7 +76,12 @@ def to_protocol_fault(
     if written and site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
         shown = cut_text(written[0], _SHOWN_LINE)
         message += f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"
-    return ProtocolFault(kind, message, exc, detail=detail)
+    return ProtocolFault(kind, hide(message), exc, detail=detail)
+
+
+def _hide_lines(hide: Callable[[str], str], lines: Sequence[str]) -> tuple[str, ...]:
+    """Hide the secrets of some lines; a private key has several."""
+    return tuple(hide("\n".join(lines)).split("\n")) if lines else ()
 
 
 def _classify(exc: BaseException, config: ServerConfig, site: FaultSite) -> tuple[FaultKind, FaultDetail]:

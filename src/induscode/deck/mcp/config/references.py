@@ -16,21 +16,13 @@ from dataclasses import replace
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
+from indusagi.core.secrets.names import looks_secret
+from indusagi.core.secrets.patterns import REDACTED, hide_secrets
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp.config.auth_fields import iter_auth_texts
 from induscode.deck.mcp.config.expansion import Expansion, parse_reference, reference_pattern
 from induscode.deck.mcp.config.rows import ServerRow
-from induscode.deck.mcp.redaction import REDACTED, hide_shapes
 
-_SECRET_NAME = re.compile(
-    r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE|SIGNING|JWT|BEARER|LOGIN"
-    r"|CERT|DSN|CONNECTION_?STR|DATABASE_URL|WEBHOOK|NETRC|KUBECONFIG"
-    r"|(?:^|_)(?:PAT|PW|PSW|PIN|OTP|SAS|SALT|PEM|DB_URL|REDIS_URL|MONGO\w*_UR[IL])(?:_|$)"
-    r"|^(?:AWS|AZURE|ARM|GOOGLE|GCP|GCLOUD|CLOUDFLARE|CF|DIGITALOCEAN|DO|HCLOUD|OCI|VAULT|HEROKU"
-    r"|SSH|GPG|TF_VAR)_",
-    re.IGNORECASE,
-)
-_NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_TTY", "GPG_TTY", "AWS_REGION", "AWS_DEFAULT_REGION"})
 _NESTED = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)|\{(?:env|file):([^}]*)")
 """A reference in the default of another one."""
 _SCHEME_WORD = re.compile(r"\s*(?:(?:Bearer|Basic|Token|ApiKey|Digest|Negotiate)\s+)?", re.I)
@@ -65,7 +57,7 @@ class Reference:
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
         return {
-            "written": hide_shapes(self.written),
+            "written": hide_secrets(self.written),
             "place": self.place,
             "recipient": self.recipient,
             "looksSecret": self.looks_secret,
@@ -74,7 +66,7 @@ class Reference:
     @property
     def warning(self) -> str:
         """The secret, its place and its receiver."""
-        shown = hide_shapes(self.written)
+        shown = hide_secrets(self.written)
         return f"{shown} looks like a secret: {self.recipient} gets its value, in {self.place}."
 
 
@@ -129,13 +121,8 @@ def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference
         references[ord(char) - _FIRST_MARK] for char in (password if colon else first) if ord(char) in _MARKS
     }
     for reference in _references(url, rule, place, url_host(url, rule)):
-        is_credential = hide_shapes(reference.written) in credentials
+        is_credential = hide_secrets(reference.written) in credentials
         yield replace(reference, looks_secret=True) if is_credential else reference
-
-
-def looks_secret(name: str) -> bool:
-    """Tell whether a variable of this name usually holds a secret."""
-    return name.upper() not in _NOT_SECRET and _SECRET_NAME.search(name) is not None
 
 
 def quote(text: str) -> str:
@@ -153,7 +140,7 @@ def show_value(text: str, rule: Expansion) -> str | None:
     """
     shown, end, has_reference = "", 0, False
     for match in reference_pattern(rule).finditer(text):
-        shown += _hide_literal(text[end : match.start()]) + hide_shapes(match[0])
+        shown += _hide_literal(text[end : match.start()]) + hide_secrets(match[0])
         end, has_reference = match.end(), True
     return shown + _hide_literal(text[end:]) if has_reference else None
 
@@ -174,7 +161,7 @@ def show_url(url: str, rule: Expansion = "none") -> str:
         hidden = ":".join(map(_keep_marks, user.split(":"))) if _has_mark(user) else REDACTED
         userinfo = f"{hidden}@"
     shown = f"{parts['scheme'] or ''}//{userinfo}{host}"
-    shown += hide_shapes(parts["path"] or "")
+    shown += hide_secrets(parts["path"] or "")
     if parts["query"]:
         shown += f"?{_show_query(parts['query'])}"
     if parts["fragment"] and _has_mark(parts["fragment"]):
@@ -200,7 +187,7 @@ def _mark_references(text: str, rule: Expansion) -> tuple[str, list[str]]:
     marked, references, end = "", list[str](), 0
     for match in reference_pattern(rule).finditer(text):
         marked += _drop_marks(text[end : match.start()]) + chr(_FIRST_MARK + len(references))
-        references.append(hide_shapes(match[0]))
+        references.append(hide_secrets(match[0]))
         end = match.end()
         if len(references) == len(_MARKS):
             break

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.time import iso_utc
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.calls import current_client
 from induscode.deck.mcp.config.trust import server_identity
-from induscode.deck.mcp.redaction import Redaction
 from induscode.deck.mcp.store.events import (
     Batch,
     Event,

@@ -1,7 +1,7 @@
 """The environment of a server process: an allow-list of inherited variables, and the ones its configuration declares.
 
-Each group of names has a use case. No name that may hold a secret is inherited: a token reaches a server only if its
-configuration names it.
+Each group of names has a use case. No variable that looks like a secret is inherited (`core.secrets`), except the
+address of a proxy: a token reaches a server only if its configuration names it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.environment import is_secret
+from indusagi.core.secrets.names import is_secret_name
+from indusagi.core.secrets.patterns import holds_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +60,6 @@ _NPM_SETTINGS = frozenset(
 )
 """npm reads every setting from the environment; the ones that hold logins are not inherited."""
 _NPM = re.compile(r"npm_config_(\w+)", re.IGNORECASE)
-_HARMLESS = frozenset({"UV_KEYRING_PROVIDER", "PIP_KEYRING_PROVIDER"})
 _RELEVANT = re.compile(
     r"(NODE|NPM|PYTHON|PIP|UV|JAVA|JDK|GO|CARGO|RUST|DENO|BUN|DOCKER|PODMAN|DOTNET|RUBY|GEM|AWS|AZURE"
     r"|GCP|GOOGLE|KUBE\w*|GITHUB|GH|GITLAB|SLACK|NOTION|LINEAR|JIRA|ATLASSIAN|SENTRY|STRIPE|BRAVE"
@@ -76,7 +76,10 @@ def is_inherited(name: str, value: str = "") -> bool:
     known = (
         upper in _NAMES or upper.startswith(_PREFIXES) or (setting is not None and setting[1].lower() in _NPM_SETTINGS)
     )
-    return known and (upper in _NAMES or upper in _HARMLESS or not is_secret(name, value))
+    if not known or (upper not in _NAMES and is_secret_name(name)):
+        return False
+    # Behind a proxy that wants a password, a server without it reaches nothing at all.
+    return upper.endswith("_PROXY") or not holds_secret(value)
 
 
 def child_environment(ours: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Redaction: removes secrets from what is stored.
+"""Redaction: removes secrets of servers from faults, logs and records.
 
-Secrets are known in two ways: as the values that the configuration gives to servers, and by their shape. Both are
-replaced in texts; a definition that holds such a value is not stored at all, since a changed definition would not be
-the server's.
+Secrets are known in two ways: as the values that the configuration gives to servers, and by their shape
+(`core.secrets`). Both are replaced in texts. A definition that holds such a value isn't stored at all: with the value
+replaced it wouldn't be the server's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from indusagi.core.secrets.names import is_secret_name
+from indusagi.core.secrets.patterns import REDACTED, hide_secrets, holds_secret
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
@@ -19,24 +21,12 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
-REDACTED = "…"
-"""Replaces a secret."""
 _SHORTEST = 4
 """Shorter values occur in any text by chance, and can be guessed."""
 _LONG = 16
 """A value of this length counts as a secret whatever its name, unless it has a slash or spaces: servers name
 folders in their definitions."""
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE", re.I)
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)")
-_SHAPES = re.compile(
-    r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)"
-    r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{16,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
-    r"|\bxox[a-z]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
-    r"|(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}",
-    re.DOTALL,
-)
 
 
 class Redaction:
@@ -55,7 +45,7 @@ class Redaction:
                 continue
             values.add(value)
             is_random = len(value) >= _LONG and "/" not in value and not any(map(str.isspace, value))
-            if is_random or _SECRET_NAME.search(name):
+            if is_random or is_secret_name(name) or holds_secret(value):
                 # As it is, and as JSON encodes it.
                 self._secrets |= {value, json.dumps(value, ensure_ascii=False)[1:-1]}
         # The longest first: one value may be a part of another.
@@ -66,15 +56,16 @@ class Redaction:
         return any(value in text for value in self._secrets)
 
     def clean(self, text: str) -> str:
-        """Replace every known value, secrets of known shapes, and credentials and queries of URLs."""
+        """Replace every value of the rows, secrets of known shapes, and credentials and queries of URLs."""
         for value in self._values:
             text = text.replace(value, REDACTED)
-        return hide_shapes(_URL.sub(_strip_url, text))
+        return hide_secrets(_URL.sub(_strip_url, text))
 
-
-def hide_shapes(text: str) -> str:
-    """Replace secrets of well-known shapes: keys, tokens, credentials."""
-    return _SHAPES.sub(REDACTED, text)
+    def hide(self, text: str) -> str:
+        """Replace only secrets: in a message for the user, other values of the row stay readable."""
+        for value in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(value, REDACTED)
+        return hide_secrets(text)
 
 
 def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
@@ -85,7 +76,7 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
         flag = ""
         for arg in config.args:
             name, _, value = arg.partition("=")
-            if _SECRET_NAME.search(name) and name.startswith("-"):
+            if is_secret_name(name) and name.startswith("-"):
                 flag = "" if value else name
                 yield name, value
             elif flag:
