@@ -104,5 +104,4 @@ THIRD_REVIEW: dict[str, str] = {
     "f17": "Commands inherit no URL with a password.",
     "r3": "Sandboxed commands reach no socket of the user outside the workspace, and no browser data or history.",
     "r4": "A fault carries no secret of its server's row, and none of a known shape from its output.",
-    "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
 }

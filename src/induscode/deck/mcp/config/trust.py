@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.secrets.patterns import hide_secrets
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.consent import Consent, ConsentState, build_consent, digest_facts
@@ -21,7 +22,6 @@ from induscode.deck.mcp.config.auth_fields import format_auth
 from induscode.deck.mcp.config.expansion import UnresolvedVariableError, expand, reference_pattern
 from induscode.deck.mcp.config.references import find_references, looks_secret, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import SWITCHES, TYPES, ServerRow
-from induscode.deck.mcp.redaction import hide_shapes
 
 _VERSION = 1
 _LARGEST_BYTES = 16 * 1024 * 1024
@@ -272,7 +272,7 @@ def _more_lines(row: ServerRow) -> Iterator[str]:
     for key, value in row.written.items():
         if key not in _SHOWN:
             is_hidden = isinstance(value, dict) or looks_secret(key)
-            shown = "(a value is set)" if is_hidden else hide_shapes(json.dumps(value))
+            shown = "(a value is set)" if is_hidden else hide_secrets(json.dumps(value))
             yield f"{quote(key)[1:-1]}: {shown}"
 
 
