@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from indusagi.core.config_file import read_config_file
+from indusagi.core.json import JsonValue
 from induscode import program
 from induscode.clients import CLIENT_NAMES
 from induscode.clients.entry import CLIENTS, Address, Entry, is_own_row
@@ -336,3 +337,73 @@ def test_finding_b7_the_printed_command_has_what_the_clients_own_command_takes(
         assert ("INDUS_SERVE_TOKEN" in line) is ("--no-token" not in words)
     else:
         assert "serve" in command[command.index("--") :]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "indus serve",
+        "/opt/bin/indusr serve --profile none",
+        "indus --mcp a.json serve",
+        "indus-deck serve",
+        "uvx indus-deck serve",
+        "uvx indus-deck@1.2 serve",
+        "uvx --from indus-deck[all]==1.2 indus serve",
+        "uv tool run indus-deck serve",
+        "uv run --with indus-deck indus serve",
+        "pipx run indus-deck serve",
+        "python3 -m induscode serve",
+        "/venv/bin/python -I -m induscode.cli serve",
+        "env A=1 indus serve",
+        r"C:\\bin\\indus.exe serve",
+    ],
+)
+def test_finding_a8_gateway_is_known_under_any_launcher(words: str) -> None:
+    command, *rest = words.split()
+    args: list[JsonValue] = [*rest]
+    assert is_own_row({"command": command, "args": args})
+    assert is_own_row({"type": "local", "command": [command, *args]})
+    assert is_own_row({"command": {"path": command, "args": args}})
+    assert is_own_row({"command": "sh", "args": ["-lc", f"cd /x && exec {words.replace(chr(92), '/')}"]})
+
+
+@pytest.mark.parametrize(
+    "words", ["indus mcp list", "serve indus", "my-indus serve", "npx -y serve", "python -m induscoder serve", "uvx x"]
+)
+def test_finding_a8_other_commands_are_not_the_gateway(words: str) -> None:
+    command, *args = words.split()
+    assert not is_own_row({"command": command, "args": [*args]})
+
+
+@pytest.mark.parametrize("client", _NAMES)
+def test_finding_a8_import_leaves_out_our_own_gateway(
+    client: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ((), ("--http", "--name", "over-http"), ("--http", "--no-token", "--name", "open")):
+        program.run(["serve", *flags, "--install", client])  # some clients cannot express HTTP
+    capsys.readouterr()
+    assert program.run(["mcp", "import", "--from", CLIENTS[client].program, "-C", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out == "No servers were found.\n"
+    assert "server 'indus' of " in said.err
+    assert "left out: it's this gateway itself" in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--mcp", "nofile.json"), "--mcp nofile.json: there is no such file or directory"),
+        (("--mcp", "broken.json"), "broken.json:1:2: invalid JSON"),
+        (("--transparent", "nothing"), "There is no server 'nothing'"),
+        (("--tools", "nothing"), "there is no capability 'nothing'"),
+    ],
+)
+@pytest.mark.parametrize("action", ["--install", "--print-config"])
+def test_finding_a9_entry_that_could_not_start_is_not_installed(
+    action: str, flags: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    assert program.run(["serve", *flags, action, "cursor", "-C", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, reason in said.err) == ("", True), said
+    assert not _file("cursor").exists()

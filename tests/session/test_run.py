@@ -765,7 +765,8 @@ def test_finding_b12_change_of_a_definition_is_reported_once(ran: Ran) -> None:
     long = json.dumps({"description": "d" * 5_000, "inputSchema": {"type": "object"}})
     ran.setup.mount(honest("--rich", long, id="r"))
     third, fourth = ran(says("three")), ran(says("four"))
-    assert third["notes"] == ["server 'r', tool 'rich': its description was cut to 2,048 characters"]
+    wanted = "indus shows models the first 2,048 of the 5,000 characters of its description"
+    assert third["notes"] == [f"server 'r', tool 'rich': {wanted}"]
     assert fourth["notes"] == []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import find_similar_name
@@ -124,13 +125,16 @@ def _read_locked_definitions(
 
 
 def check_named_configs(invocation: Invocation) -> None:
-    """Check the paths of `--mcp` before anything else is done.
+    """Check the paths of `--mcp` before anything else is done. A file may lose its servers later, in a reload.
 
     Raises:
         ConfigPathError: A path does not exist, or has no usable server.
     """
-    if invocation.mcp:
-        _read_config(invocation)
+    for given in () if invocation.no_mcp or invocation.no_tools else invocation.mcp or ():
+        found = _read_files(replace(invocation, mcp=(given,)), ())
+        # A server that is switched off leaves a note.
+        if not found.rows and not found.notes:
+            raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")
 
 
 def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:

@@ -14,7 +14,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
-from induscode.boot.plans import plan_servers
+from induscode.boot.plans import check_named_configs, plan_servers
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.plan import ServerPlan
@@ -45,6 +45,7 @@ async def load_mcp_capabilities(
     """
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
+    await to_thread.run_sync(check_named_configs, invocation)
     plan = await to_thread.run_sync(plan_servers, invocation, trust)
     return await attach_servers(plan, store, options, wait=wait)
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from induscode.deck.mcp.config.rows import Scope
 
+DEFAULT_ADDRESS = "127.0.0.1:7332"
+"""Where `indus serve --http` listens unless it's told otherwise."""
 CLIENT_NAMES = (
     "claude",
     "claude-code",
@@ -22,6 +24,8 @@ CLIENT_NAMES = (
     "windsurf",
     "zed",
     "opencode",
+    "qwen",
+    "copilot",
 )
 """The clients of `indus serve --install`: the keys of `clients.entry.CLIENTS`, without loading it."""
 PROGRAMS = (

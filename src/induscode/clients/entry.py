@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BRACED = re.compile(r"\$\{[^}]*\}")
 _DOLLARED = re.compile(r"\$(?:\w+|\{[^}]*\})")
 _OPENCODE_WORD = re.compile(r"\{(?:env|file):[^}]*\}")
-_COMMANDS = ("indus", "indusr", "indusagir")
+_COMMANDS = frozenset({"indus", "indusr", "indusagir", "indus-deck"})
+_MODULES = frozenset({"induscode", "induscode.cli"})
 
 
 @record(kw_only=True)
@@ -107,8 +109,9 @@ def build_own_command() -> Sequence[str]:
 def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
     """Return whether a row of a client's configuration was made from an entry of ours.
 
-    A command counts if it is `indus serve` at any path. An address counts if it is `url` or comes with our token: its
-    variable, or the question for it that belongs to `name`.
+    A command counts if it runs `indus serve`, at any path and by any launcher (`uvx indus-deck serve`, `python -m
+    induscode serve`, a shell). An address counts if it is `url` or comes with our token: its variable, or the question
+    for it that belongs to `name`.
     """
     if not is_json_object(row):
         return False
@@ -116,13 +119,32 @@ def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
     if any(addresses):
         marks = (TOKEN_VARIABLE, _format_input(name))
         return (url is not None and url in addresses) or any(mark in json.dumps(row) for mark in marks)
-    command, arguments = row.get("command"), row.get("args")
+    command = row.get("command")
+    if is_json_object(command):  # older versions of Zed
+        row, command = command, command.get("path")
+    arguments = row.get("args")
     first = command if isinstance(command, list) else [command]
-    words = [*first, *(arguments if isinstance(arguments, list) else ())]
-    program = words[0] if isinstance(words[0], str) else ""
-    if words[1:3] == ["-m", "induscode"]:
-        return words[3:4] == ["serve"]
-    return os.path.basename(program) in _COMMANDS and words[1:2] == ["serve"]
+    return _runs_gateway([*first, *(arguments if isinstance(arguments, list) else ())])
+
+
+def _runs_gateway(words: Sequence[JsonValue]) -> bool:
+    """Return whether a command line runs `indus serve`, directly or through launchers and shells."""
+    texts = [part for word in words if isinstance(word, str) for part in _split_word(word)]
+    for index, word in enumerate(texts):
+        # `indus-deck@1.2`, `indus-deck[all]==1.2`, `C:\\bin\\indus.exe`
+        program = re.split(r"[\\/]", re.split(r"[@\[=<>~!]", word)[0])[-1].lower().removesuffix(".exe")
+        is_ours = program in _COMMANDS or (texts[index - 1 : index] == ["-m"] and word in _MODULES)
+        if is_ours and "serve" in texts[index + 1 :]:
+            return True
+    return False
+
+
+def _split_word(word: str) -> Sequence[str]:
+    """Split a word that is a command line itself, as after `sh -c`."""
+    try:
+        return shlex.split(word) if " " in word else [word]
+    except ValueError:  # an open quote
+        return word.split()
 
 
 def format_toml_table(key: str, name: str, row: JsonObject) -> str:
@@ -207,6 +229,13 @@ def _codex_row(entry: Entry) -> JsonObject:
     return {"url": entry.address.url, **(token if entry.address.with_token else {})}
 
 
+def _copilot_row(entry: Entry) -> JsonObject:
+    if entry.address is None:
+        return {"type": "local", **_build_command_row(entry), "tools": ["*"]}
+    header = _build_header(entry.address, f"${{{TOKEN_VARIABLE}}}")
+    return {"type": "http", "url": entry.address.url, **header, "tools": ["*"]}
+
+
 def _opencode_row(entry: Entry) -> JsonObject:
     if entry.address is None:
         return {"type": "local", "command": [*entry.command], "enabled": True}
@@ -229,8 +258,8 @@ def _build_add_command(entry: Entry, program: str, token: Sequence[str]) -> Sequ
     return (*start, "--url", entry.address.url, *(token if entry.address.with_token else ()))
 
 
-def _gemini_add(entry: Entry) -> Sequence[str]:
-    start = ("gemini", "mcp", "add", "--scope", "user")
+def _gemini_add(entry: Entry, program: str = "gemini") -> Sequence[str]:
+    start = (program, "mcp", "add", "--scope", "user")
     if entry.address is None:
         return (*start, entry.name, entry.command[0], "--", *entry.command[1:])
     header = f"Authorization: Bearer ${TOKEN_VARIABLE}"
@@ -320,6 +349,23 @@ CLIENTS: dict[str, Client] = {
         add_command=partial(
             _build_add_command, program="opencode", token=("--header", f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}")
         ),
+    ),
+    "qwen": Client(
+        title="Qwen Code",
+        program="qwen",
+        place=".qwen/settings.json of a project, or ~/.qwen/settings.json",
+        keys=("mcpServers",),
+        row=_gemini_row,
+        replaces=_DOLLARED,
+        add_command=partial(_gemini_add, program="qwen"),
+    ),
+    "copilot": Client(
+        title="Copilot CLI",
+        program="copilot",
+        place="~/.copilot/mcp-config.json",
+        keys=("mcpServers",),
+        row=_copilot_row,
+        replaces=_BRACED,
     ),
 }
 """The clients by their names on the command line; `claude` is Claude Code."""

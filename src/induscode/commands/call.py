@@ -357,8 +357,12 @@ class _Call:
             return FAULT
         for reason in reasons:
             print_status(reason)
-        from induscode.deck.catalog import capability_cards  # noqa: PLC0415 — imports the cards
+        from induscode.deck.catalog import capability_cards, has_capability  # noqa: PLC0415 — imports the cards
 
+        if has_capability(self.tool):
+            raise click.UsageError(
+                f"--tools leaves out {self.tool!r}: name it there too, or drop --tools", self._context
+            )
         names = [*(str(card.id) for card in capability_cards()), *tools]
         raise build_unknown_name(message, self.tool, names, self._context)
 

@@ -57,12 +57,31 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
         raise click.UsageError(str(exc), context) from exc
     print_notes(settings.notes)
     rows = [_build_row(settings, key) for key in SETTINGS]
+    files = _list_files(read_cwd(context))
     if as_json:
-        write_json({"settings": [*rows], "notes": [str(note) for note in settings.notes]})
+        write_json({"settings": [*rows], "files": [*files], "notes": [str(note) for note in settings.notes]})
         return 0
     cells = [[row["key"], _format_value(row["value"]), row["origin"]] for row in rows]
     print_table(("SETTING", "VALUE", "ORIGIN"), cells)
+    print_line("")
+    print_table(("FILE", "HOLDS", "PATH"), [[row["state"], row["holds"], row["path"]] for row in files])
     return 0
+
+
+def _list_files(cwd: str) -> list[JsonObject]:
+    """List the files that indus is configured by: settings are in one folder of the user, servers in another."""
+    from induscode.deck.mcp.config.writer import own_config_path  # noqa: PLC0415 — for the list of files
+
+    paths = {
+        "your settings": user_settings_path(os.environ),
+        "the project's settings": project_settings_path(cwd),
+        "your servers": own_config_path("user", cwd),
+        "the project's servers": own_config_path("project", cwd),
+    }
+    return [
+        {"holds": holds, "path": path, "state": "present" if os.path.isfile(path) else "absent"}
+        for holds, path in paths.items()
+    ]
 
 
 def _build_row(settings: Settings, key: str) -> JsonObject:

@@ -149,6 +149,7 @@ def _build_json(listing: ToolListing) -> JsonObject:
 def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **_: object) -> int:
     """Show the definition of the tool NAME as a model gets it."""
     from induscode.boot.plans import canon_tool_name  # noqa: PLC0415 — imports the deck
+    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the deck
 
     listing = _list_tools(context, no_check=no_check, name=name)
     wanted = canon_tool_name(name)
@@ -159,6 +160,8 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         if disabled is not None:
             raise click.UsageError(f"{disabled.name} is {disabled.reason}; {disabled.remedy}", context)
         print_notes(listing.news)
+        if has_capability(name):
+            raise click.UsageError(f"--tools or --no-tools leaves out {name!r}: show it without them", context)
         names = [tool.name for tool in listing.tools]
         raise build_unknown_name(f"There is no tool {name!r}", name, names, context)
     tool = matches[0]

@@ -169,7 +169,7 @@ def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_pa
     assert "what to do: install the command" in parts["missing"]
     assert "stderr: reading settings" in parts["dies"]
     assert "stderr: FATAL: API_KEY is missing" in parts["dies"]
-    assert "what to do: it ended by itself" in parts["dies"]
+    assert "what to do: it needs the variable API_KEY: add it to its row" in parts["dies"]
     assert "startup_timeout_sec" in parts["mute"]
     assert "what to do: it uses another version" in parts["version"]
     assert "address: http://…@127.0.0.1:9/mcp?…" in parts["away"]

@@ -120,10 +120,15 @@ def test_a_file_that_was_found_and_not_named_stays_a_note(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("document", [{"mcpServers": {}}, {"servers": []}])
-def test_a_named_file_without_servers_is_no_error(tmp_path: Path, document: object) -> None:
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "line", ["mcp list", "tools", "call read path=x", "mcp doctor", "serve --dry-run", "serve --install cursor"]
+)
+def test_finding_sf_a_named_file_without_servers_is_an_error(tmp_path: Path, line: str, document: object) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps(document), encoding="utf-8")
-    assert program.run(["mcp", "list", "--mcp", str(path)]) == 0
+    done = run(*line.split(), "--mcp", str(path), cwd=tmp_path)
+    assert (done.returncode, f"--mcp {path}: it has no servers" in done.stderr) == (2, True), done
 
 
 def test_a_named_file_whose_servers_are_switched_off_is_no_error(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ FILES = {
     "vscode": ".vscode/mcp.json",
     "codex": ".codex/config.toml",
     "gemini": ".gemini/settings.json",
+    "qwen": ".qwen/settings.json",
+    "copilot": ".copilot/mcp-config.json",
 }
 CLIENTS = sorted(FILES)
 TOKEN = "0123456789abcdef" * 4
@@ -159,9 +161,9 @@ def test_a_program_found_on_the_path_is_printed_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", ["${HOME}.json", "${env:HOME}.json", "a$HOME.json"])
 def test_what_a_client_would_replace_is_refused(tmp_path: Path, client: str, name: str) -> None:
-    configured(tmp_path / name, {})
+    configured(tmp_path / name, {"a": row()})
     done = run("serve", "--mcp", name, "--print-config", client, cwd=tmp_path)
-    if client == "codex" or (client != "gemini" and name == "a$HOME.json"):
+    if client == "codex" or (client not in {"gemini", "qwen"} and name == "a$HOME.json"):
         assert name in done.stdout
     else:
         one_line(done, f"--print-config {client}", "in the place of '$")
@@ -174,7 +176,7 @@ def test_what_a_client_would_replace_is_refused(tmp_path: Path, client: str, nam
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_path_that_is_no_text_is_refused(tmp_path: Path, client: str) -> None:
     name = os.fsdecode(b"a\xff.json")
-    configured(tmp_path / name, {})
+    configured(tmp_path / name, {"a": row()})
     done = run("serve", "--mcp", name, "--print-config", client, cwd=tmp_path)
     one_line(done, f"--print-config {client}", "a\\udcff.json", "is not UTF-8")
 

@@ -570,7 +570,7 @@ def test_finding_c2_schemas_model_is_what_a_model_of_a_session_sees(tmp_path: Pa
     assert properties["x"]["default"] is None
     assert "anyOf" not in rich["inputSchema"]
     assert rich["description"].startswith("d" * 3_000 + "…")
-    assert "its description was cut to 3,000 characters" in said
+    assert "the first 3,000 of the 5,000 characters of its description" in said
 
 
 def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: Path) -> None:
@@ -582,11 +582,11 @@ def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: 
             gateway.greet()
             gateway.ask("tools/call", name="r__rich", arguments={})
             said.append(gateway.said())
-    for remark in ("its description was cut to", "1 invisible character was removed"):
+    for remark in ("characters of its description", "1 invisible character was removed"):
         assert [one.count(remark) for one in said] == [1, 0]
     whole = json.loads(run("tools", "list", "--json", cwd=tmp_path).stdout)["notes"]
-    assert any("its description was cut to" in note for note in whole)
-    assert "cut" not in run("tools", "list", cwd=tmp_path).stderr
+    assert any("characters of its description" in note for note in whole)
+    assert "characters of" not in run("tools", "list", cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize(

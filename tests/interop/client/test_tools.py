@@ -210,8 +210,8 @@ def test_long_texts_are_cut_with_a_note() -> None:
     assert shown.description == "d" * 10 + "… [5,000 more characters]"
     assert shown.title == "t" * 128 + "… [1,000 more characters]"
     assert messages(notes) == [
-        "server 'srv', tool 't': its description was cut to 10 characters",
-        "server 'srv', tool 't': its title was cut to 128 characters",
+        "server 'srv', tool 't': indus shows models the first 10 of the 5,010 characters of its description",
+        "server 'srv', tool 't': indus shows models the first 128 of the 1,128 characters of its title",
     ]
 
 
@@ -255,7 +255,7 @@ def test_c24_a_description_that_gives_orders_is_cleaned_cut_and_flagged() -> Non
     assert tool.raw["description"] == orders
     said = " ".join(str(note) for note in notes)
     assert "invisible characters were removed from its definition" in said
-    assert "its description was cut to 2,048 characters" in said
+    assert "indus shows models the first 2,048 of the " in said
 
 
 # -- names -------------------------------------------------------------------------------------

@@ -23,13 +23,14 @@ from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
 
+_RELATIVE = re.compile(r"\.{1,2}(?=[/:]|$)")
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
 _LARGEST_INPUT = 1024 * 1024
 
@@ -88,6 +89,9 @@ def add(
     """
     from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
 
+    where = cast("Scope", scope or "user")
+    if where == "user":
+        target = resolve_paths(target, read_invocation(context).cwd)
     fields = build_fields(target, options["transport"], options["header"], options["env"])
     for option, key in (("timeout", "tool_timeout_sec"), ("startup_timeout", "startup_timeout_sec")):
         if options[option] is None:
@@ -108,8 +112,27 @@ def add(
         fields["required"] = True
     if options["start"]:
         fields["start"] = options["start"]
-    where = cast("Scope", scope or "user")
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
+
+
+def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
+    """Make relative paths in a command line absolute: a client may start it in any directory. Each change is printed.
+
+    Paths are `.`, `./x`, `../x`, and existing files with a folder or an extension (`src/server.py`), also after
+    `--option=` and before `:` (a volume).
+    """
+    resolved: list[str] = []
+    for word in words:
+        option, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+        named = _RELATIVE.match(value) or (
+            not value.startswith("-") and re.search(r"[./]", value) and os.path.isfile(os.path.join(cwd, value))
+        )
+        if named and not os.path.isabs(value):
+            path, colon, rest = value.partition(":")
+            word = f"{option}{equals}{os.path.normpath(os.path.join(cwd, path))}{colon}{rest}"
+            print_status(f"{value!r} is written as {word.removeprefix(option + equals)!r}: it may be started anywhere")
+        resolved.append(word)
+    return tuple(resolved)
 
 
 @flags("--cwd")
@@ -165,6 +188,12 @@ def add_server(
     if scope == "project" and plain:
         problem = f"the value of {', '.join(plain)} is in a file of the project"
         print_status(f"{problem}: write ${{VARIABLE}} to take it from the environment")
+    if isinstance(target, StdioServerConfig) and target.cwd is None:
+        relative = next((word for word in (target.command, *target.args) if _RELATIVE.match(word)), None)
+        if relative is not None:
+            print_status(
+                f"{relative!r} is relative to the directory indus is started in: write the whole path, or a cwd"
+            )
     if command is not None and not _REFERENCE.search(command) and shutil.which(command) is None:
         print_status(f"the command {command!r} is not on PATH: {format_server_command('doctor', row.id)}")
     files = [used.origin.file for used in discover_mcp_config(invocation.cwd).rows if used.id == name]

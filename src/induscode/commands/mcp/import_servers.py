@@ -20,7 +20,8 @@ from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.redaction import Redaction
-from induscode.clients import PROGRAMS, config_places
+from induscode.clients import DEFAULT_ADDRESS, PROGRAMS, config_places
+from induscode.clients.entry import is_own_row
 from induscode.commands.mcp.configure import give_consent
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
 from induscode.commands.support.server_rows import is_server_name, parse_server_row
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.config.dialects import Dialect, RawRow
     from induscode.deck.mcp.config.rows import Scope, ServerRow
 
+_OWN_ADDRESS = f"http://{DEFAULT_ADDRESS}/mcp"
 _TEXTS = ("command", "url", "cwd", "proxy")
 _MAPS = ("env", "environment", "headers", "http_headers")
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -88,6 +90,9 @@ def read_foreign(
     for draft in dialect.read_rows(document):
         if not _is_for(draft, cwd):
             elsewhere[str(draft.project)] += 1
+            continue
+        if is_own_row(draft.fields, _OWN_ADDRESS, draft.name):
+            notes.append(Note(f"server {draft.name!r} of {origin}", "left out: it's this gateway itself"))
             continue
         try:
             servers.append(_translate_server(draft.name, draft.fields, origin, dialect))

@@ -13,6 +13,9 @@ from induscode.clients.install import InstallError, find_client_file, plan_insta
 from induscode.commands.serve.auth import AUTH_FLAGS
 from induscode.commands.serve.options import LIMIT_FLAGS, is_given, is_given_at_any_level
 from induscode.commands.serve.recursion import EVERYWHERE
+from induscode.commands.support.catalog import list_native_tools
+from induscode.commands.support.runner import load_plan
+from induscode.commands.support.servers import find_row
 from induscode.launch.options import read_invocation
 from induscode.session.contract import ExitCode
 from induscode.terminal import print_line, print_status
@@ -107,8 +110,9 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
     """Build the entry from the flags.
 
     Raises:
-        click.UsageError: The client's format cannot express them.
+        click.UsageError: The client's format cannot express them, or a gateway with them would not start.
     """
+    _check_flags(context, options)
     address = None if options.settings is None else _build_address(context, options.settings, flag)
     command = (*build_own_command(), "serve", *_format_flags(context))
     entry = Entry(name=options.name, command=command, address=address)
@@ -116,6 +120,20 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
     if obstacle is not None:
         raise click.UsageError(f"{flag} {client}: {obstacle}", context)
     return entry
+
+
+def _check_flags(context: click.Context, options: ServeOptions) -> None:
+    """Check what a gateway would look up at its start: an entry that never starts helps nobody.
+
+    Raises:
+        click.UsageError: A file of `--mcp`, a tool of `--tools` or the server of `--transparent` doesn't exist.
+    """
+    invocation = read_invocation(context)
+    plan = load_plan(invocation)
+    if options.transparent is not None:
+        find_row(plan, options.transparent)
+    if invocation.tools:
+        list_native_tools(invocation)
 
 
 def _explain_http(entry: Entry, client: str) -> None:

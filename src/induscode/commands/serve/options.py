@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import click
 
 from indusagi.core.records import record
+from induscode.clients import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from induscode.launch.views import Schemas as Schemas
 from induscode.launch.views import View
 from induscode.search.options import SearchOptions
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
     from induscode.cluster.contract import ClusterSettings
 
-DEFAULT_ADDRESS = "127.0.0.1:7332"
 NAME = "indus"
 SESSIONS = 256
 """Sessions of a gateway by default: they share its servers."""

@@ -75,9 +75,10 @@ def load_plan(invocation: Invocation) -> ServerPlan:
     Raises:
         click.UsageError: A path of `--mcp` does not exist.
     """
-    from induscode.boot.plans import plan_servers  # noqa: PLC0415 — for commands with servers
+    from induscode.boot.plans import check_named_configs, plan_servers  # noqa: PLC0415 — for commands with servers
 
     with usage_errors():
+        check_named_configs(invocation)
         return plan_servers(invocation)
 
 

@@ -291,7 +291,7 @@ class _ToolReader:
         if not isinstance(text, str) or not limit:
             return text if isinstance(text, str) else None
         if len(text) > limit:
-            message = f"its {key} was cut to {limit:,} characters"
+            message = f"indus shows models the first {limit:,} of the {len(text):,} characters of its {key}"
             self.note_definition(name, subject, message, ViewNote)
         return cut_text(text, limit)
 

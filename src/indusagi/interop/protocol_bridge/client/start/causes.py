@@ -89,6 +89,7 @@ _HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
         False,
     ),
 )
+_UNFINISHED = re.compile(r"(?i)(,|\b(for|of|to|in|on|at|by|from|with|the|an?|is|was|and|or|not|because))$")
 _NO_HEAD = (0, None, False)
 _GROUP_FRAME = re.compile(r"\s*\+ Exception Group Traceback \(most recent.*|\s*\+(-\+)?-{16,}.*")
 """The head of an exception group of Python, or a line between its members."""
@@ -137,8 +138,8 @@ def _find_rest(lines: Sequence[str], index: int) -> list[str]:
     # pydantic names the field and what is wrong with it on the next two lines.
     if _VALIDATION_HEAD.fullmatch(head):
         return [*lines[index + 1 : index + 3]]
-    # clap lists the arguments that are missing below its line.
-    if head.endswith(":"):
+    # clap lists the arguments that are missing below its line; loggers wrap long lines anywhere.
+    if head.endswith(":") or _UNFINISHED.search(head):
         return [*lines[index + 1 : index + 2]]
     return []
 
