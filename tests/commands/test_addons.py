@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,20 @@ def test_consent_is_given_by_name_revoked_and_lost_by_a_change(tmp_path: Path) -
     assert "there was no consent to it" in run("addons", "untrust", "mine", cwd=tmp_path).stderr
     path.unlink()
     assert run("addons", "untrust", "mine", cwd=tmp_path).returncode == 2
+
+
+def test_a_yes_is_for_the_digest_it_names(tmp_path: Path) -> None:
+    path = add_project_addon(tmp_path, "mine", LOUD, trusted=False)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text(LOUD + "# changed\n", encoding="utf-8")
+    words = ("addons", "trust", "--yes", "mine", "--digest", digest)
+    refused = run(*words, cwd=tmp_path)
+    assert (refused.returncode, "it has changed since you looked" in refused.stderr) == (1, True)
+    listed = json.loads(run(*words, "--json", cwd=tmp_path).stdout)["addons"]
+    assert [one["trusted"] for one in listed] == [False]
+    path.write_text(LOUD, encoding="utf-8")
+    assert run(*words, cwd=tmp_path).returncode == 0
+    assert told("addons", "--json", cwd=tmp_path)["addons"][0]["state"] == "trusted"
 
 
 def test_consent_to_a_file_that_is_gone_is_revoked(tmp_path: Path) -> None:

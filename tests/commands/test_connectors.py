@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -112,10 +113,17 @@ def test_a_changed_document_waits_for_approval(tmp_path: Path) -> None:
     assert found["changed"]
     assert "its base URL becomes https://moved.shop.example" in str(found["problems"])
     asked = run("connectors", "approve", "shop", cwd=tmp_path)
-    assert (asked.returncode, "use --yes" in asked.stderr) == (2, True)
-    assert '-  "path": "/carts",' in asked.stdout.splitlines()
-    assert '+  "path": "/trolleys",' in asked.stdout.splitlines()
-    approved = _told("connectors", "approve", "shop", "--yes", cwd=tmp_path)
+    digest = re.search(r"use --yes --digest ([0-9a-f]{64})", asked.stderr)
+    assert digest is not None
+    assert asked.returncode == 2
+    assert '  -  "path": "/carts",' in asked.stdout.splitlines()
+    assert '  +  "path": "/trolleys",' in asked.stdout.splitlines()
+    good = source.read_text()
+    source.write_text(good.replace("/trolleys", "/admin"))
+    refused = run("connectors", "approve", "shop", "--yes", "--digest", digest[1], cwd=tmp_path)
+    assert (refused.returncode, "it has changed since you looked" in refused.stderr) == (1, True)
+    source.write_text(good)
+    approved = _told("connectors", "approve", "shop", "--yes", "--digest", digest[1], cwd=tmp_path)
     assert approved["change"]["added"] == ["SHOP_LIST_TROLLEYS"]
     assert approved["change"]["removed"] == ["SHOP_LIST_CARTS"]
     assert approved["baseUrl"] == "https://moved.shop.example"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.registry.mirror import entry, package
 
+from induscode.consent import ConsentChangedError
 from induscode.registry.client import RegistryError, RegistryServer, parse_server
 from induscode.registry.package import build_installation, describe_verification
 
@@ -221,3 +222,187 @@ def test_a_removed_server_and_an_unknown_value_are_refused() -> None:
 )
 def test_what_is_no_server_is_left_out(row: Any) -> None:
     assert parse_server(row) is None
+
+
+# -- words for the launcher -------------------------------------------------------------------
+
+
+def named(flag: str, value: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"type": "named", "name": flag, **({"isRequired": True} if value is None else {"value": value}), **more}
+
+
+def positional(value: str) -> dict[str, Any]:
+    return {"type": "positional", "value": value}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [positional("evil/image")],
+        [positional("evil/image@sha256:" + HASH)],
+        [positional("run")],
+        [named("--privileged", format="boolean")],
+        [named("--privileged", "true")],
+        [positional("--privileged")],
+        [named("-v", "/:/host")],
+        [named("--volume", "/:/host:rw")],
+        [named("-v", "/var/run/docker.sock:/var/run/docker.sock")],
+        [named("-v", "~/.ssh:/keys")],
+        [named("-v", "../..:/up")],
+        [named("--mount", "type=bind,src=/,dst=/host")],
+        [named("--mount", "type=bind,source=/home,target=/h,readonly")],
+        [named("--mount", "type=volume,src=/,dst=/host")],
+        [named("--mount", "type=bind,src=mine,dst=/h")],
+        [named("--user", "0")],
+        [named("-u", "root")],
+        [named("--entrypoint", "/bin/sh")],
+        [named("--network", "host")],
+        [named("--net", "host")],
+        [named("--pid", "host")],
+        [named("--ipc", "host")],
+        [named("--cap-add", "ALL")],
+        [named("--device", "/dev/mem")],
+        [named("--security-opt", "seccomp=unconfined")],
+        [named("--security-opt", "apparmor=unconfined")],
+        [named("--volumes-from", "other")],
+        [named("--env-file", "/home/me/.env")],
+        [named("-e", "AWS_SECRET_ACCESS_KEY")],
+        [named("--env", "GITHUB_TOKEN")],
+        [named("-e", format="boolean"), positional("GITHUB_TOKEN")],
+        [named("--name", format="boolean")],
+        [named("--memory", format="boolean")],
+        [named("-p", "0.0.0.0:80:80")],
+        [named("-it", "x")],
+        [named("-iv", "/:/host")],
+        [positional("-v=/:/host")],
+        [named("--runtime", "evil")],
+        [named("--add-host", "api.example:10.0.0.1")],
+        [named("--userns", "host")],
+        [named("--rm", "x")],
+        [named("--")],
+    ],
+    ids=str,
+)
+def test_finding_p9_an_entry_gives_docker_only_words_of_a_list(words: list[dict[str, Any]]) -> None:
+    good = f"ghcr.io/o/s@sha256:{HASH}"
+    with pytest.raises(RegistryError, match=r"could start another package, or give it more rights|usable name"):
+        build_installation(server(package("oci", good, "", runtimeArguments=words)), None, {})
+
+
+def test_an_entry_may_limit_its_container_and_mount_what_the_user_gave() -> None:
+    words = [
+        named("-i"),
+        named("--rm", format="boolean"),
+        named("--read-only", format="boolean"),
+        named("--network", "none"),
+        named("--cap-drop", "ALL"),
+        named("--memory", "512m"),
+        named("-e", "LEVEL=info"),
+        named("--mount", "type=bind,src={folder},dst=/data,readonly", variables={"folder": {"isRequired": True}}),
+        named("-v", "cache:/cache"),
+    ]
+    entry = server(package("oci", f"o/s@sha256:{HASH}", "", runtimeArguments=words))
+    args = build_installation(entry, None, {"folder": "/home/me/work"}).fields["args"]
+    assert isinstance(args, list)
+    assert args[3:] == [
+        "-i", "--rm", "--read-only", "--network=none", "--cap-drop=ALL", "--memory=512m", "-e=LEVEL=info",
+        "--mount=type=bind,src=/home/me/work,dst=/data,readonly", "-v=cache:/cache", f"o/s@sha256:{HASH}",
+    ]  # fmt: skip
+    with pytest.raises(RegistryError, match="give it more rights"):  # a variable of the user is no answer
+        build_installation(entry, None, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        *(("npm", version) for version in ("1.x", "1", "1.2", "next", "latest", "^1.2.3", "~1.2.3", "*", "x", "1.2.*")),
+        *(("npm", version) for version in (">=1.2.3", "1.2.3 || 2.0.0", "1.2.3-", "v1.2.3", "=1.2.3", "1.2.3\n", "01")),
+        *(("npm", version) for version in ("npm:evil@1.0.0", "file:..", "git+https://h/x", "\uff11.2.3", "beta.1")),
+        *(("pypi", version) for version in ("1.x", "latest", "next", ">=1", "~=1.2", "==1.0", "1.*", "*", "1.0,<2")),
+        *(("pypi", version) for version in ("1.0 ; x", "dev", "1.0alpha", "1.0.0\n", "@ https://h/x.whl", "v1")),
+        *(("oci", version) for version in ("latest", "1.0 --privileged", "a:b", "a/b", "1.0\n", "-x")),
+    ],
+)
+def test_finding_p9_a_version_that_can_move_is_refused(kind: str, version: str) -> None:
+    with pytest.raises(RegistryError, match="names no exact version"):
+        build_installation(server(package(kind, "name", version)), None, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        *(("npm", version) for version in ("1.2.3", "0.0.1", "1.2.3-beta.1", "1.2.3-rc.1+build.5", "2026.11.18")),
+        *(
+            ("pypi", version)
+            for version in ("1", "1.2", "2026.1.0", "1.0rc1", "1!2.0", "1.0.post1", "1.0.dev3", "1+a.b")
+        ),
+        *(("oci", version) for version in ("1.0", "v2", "2026-01-01")),
+    ],
+)
+def test_an_exact_version_is_accepted(kind: str, version: str) -> None:
+    made = build_installation(server(package(kind, "name", version)), None, {})
+    assert made.package.endswith(version)
+    assert any("without a digest" in warning for warning in made.warnings) == (kind == "oci")
+
+
+@pytest.mark.parametrize(
+    ("row", "is_secret"),
+    [
+        ({"name": "GITHUB_TOKEN"}, True),
+        ({"name": "AWS_SECRET_ACCESS_KEY"}, True),
+        ({"name": "DATABASE_URL"}, True),
+        ({"name": "HARMLESS", "isSecret": True}, True),
+        ({"name": "LOG_LEVEL"}, False),
+    ],
+)
+def test_finding_p9_a_required_input_that_looks_like_a_secret_is_warned_about(
+    row: dict[str, Any], is_secret: bool
+) -> None:
+    required = {**row, "isRequired": True}
+    argument = {**required, "type": "named", "name": f"--{row['name'].lower().replace('_', '-')}"}
+    remote: dict[str, Any] = {
+        "type": "sse",
+        "url": "https://h.example/{x}",
+        "variables": {"x": {}},
+        "headers": [required],
+    }
+    for made in (
+        build_installation(server(package("npm", "n", environmentVariables=[required])), None, {}),
+        build_installation(server(package("npm", "n", packageArguments=[argument])), None, {}),
+        build_installation(server(remotes=[remote]), None, {"x": "1"}),
+    ):
+        expected = f"{row['name']} looks like a secret: the server gets its value."
+        assert (expected in made.warnings) is is_secret
+        question = made.describe(server(), "https://registry.example", "mine")
+        assert (f"WARNING: {expected}" in question.details) is is_secret
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NODE_OPTIONS",
+        "UV_INDEX_URL",
+        "DOCKER_HOST",
+        "PATH",
+        "HOME",
+        "HTTPS_PROXY",
+        "PYTHONSTARTUP",
+        "BASH_ENV",
+        "GIT_SSH",
+    ],
+)
+def test_a_variable_that_steers_a_launcher_is_refused(name: str) -> None:
+    for kind in ("npm", "pypi", "oci"):
+        with pytest.raises(RegistryError, match="could start another package"):
+            build_installation(
+                server(package(kind, "name", environmentVariables=[{"name": name, "value": "x"}])), None, {}
+            )
+
+
+def test_a_yes_to_another_entry_is_refused() -> None:
+    shown, other = (
+        build_installation(server(package("npm", "name", version)), None, {}).describe(server(), "https://r", "mine")
+        for version in ("1.2.3", "1.2.4")
+    )
+    with pytest.raises(ConsentChangedError, match="it has changed since you looked"):
+        other.check_digest(shown.digest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import is_json_object
@@ -16,8 +16,8 @@ from indusagi.core.time import iso_utc, now_ms
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
+    from induscode.consent import ConsentState
 
-AddonConsent: TypeAlias = Literal["trusted", "unknown", "changed"]
 _FILE_NAME = "addon-trust.json"
 _VERSION = 1
 _LARGEST_BYTES = 4 * 1024 * 1024
@@ -38,7 +38,7 @@ class AddonConsentStore:
         path = self._path or os.path.join(state_dir(), _FILE_NAME)
         return PrivateJsonFile(path, _LARGEST_BYTES, _parse_consents, _dump_consents)
 
-    def find_consent(self, file: str, digest: str) -> AddonConsent:
+    def find_consent(self, file: str, digest: str) -> ConsentState:
         """Look up the consent to a file with this content; a damaged store has none.
 
         Raises:

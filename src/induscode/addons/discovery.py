@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
+from indusagi.core.text import format_count
 from induscode.addons.consent import AddonConsentStore, digest_content
+from induscode.consent import Consent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.metadata import EntryPoint
 
-    from induscode.addons.consent import AddonConsent
+    from induscode.consent import ConsentState
 
 GROUP = "induscode.addons"
 PROJECT_DIR = os.path.join(".indusvx", "addons")
@@ -55,12 +57,19 @@ class ProjectAddon:
     file: str
     content: bytes
     digest: str
-    consent: AddonConsent
+    consent: ConsentState
 
     @property
     def source(self) -> str:
         """The path of the file."""
         return self.file
+
+    def describe(self) -> Consent:
+        """Build the question about loading it. The digest is that of its content, as `sha256sum` prints it."""
+        size = format_count(len(self.content.splitlines()), "line")
+        changed = ["CHANGED since it was consented to"] if self.consent == "changed" else []
+        warning = "it runs with all your rights and sees every call and result"
+        return Consent(f"addon {self.name} of {self.file}", self.digest, (size, *changed), (warning,))
 
 
 @record

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.text import format_count
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import (
     as_json,
+    ask_consent,
     build_unknown_name,
     can_ask_user,
-    confirm,
+    digest_option,
     print_notes,
     print_table,
     write_json,
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.addons.consent import AddonConsent
     from induscode.addons.contract import Addon
     from induscode.addons.discovery import DiscoveredAddons, InstalledAddon, ProjectAddon
+    from induscode.consent import ConsentState
 
 _DECLINED = 1
 _FAULT = 1
 _HERE = "induscode.commands.addons"
-_STATES: dict[AddonConsent, str] = {"trusted": "trusted", "unknown": "needs consent", "changed": "changed"}
+_STATES: dict[ConsentState, str] = {"trusted": "trusted", "unknown": "needs consent", "changed": "changed"}
 
 
 @click.command(
@@ -89,9 +89,12 @@ def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
 @click.command("trust")
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @click.option("--yes", is_flag=True, help="Consent to the named addons without a question.")
+@digest_option
 @as_json
 @click.pass_context
-def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, as_json: bool, **_: object) -> int:
+def trust(
+    context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], as_json: bool, **_: object
+) -> int:
     """Consent to addons of the project: those named, or all without consent.
 
     The code is shown first. Exit code 1 if one of them was declined.
@@ -105,10 +108,16 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, as_json:
         message = "There is no terminal for a question: read the code, then indus addons trust --yes"
         raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}", context)
     print_notes(found.notes)
-    trusted = [source for source in waiting if _ask_consent(source, yes=yes, quiet=as_json)]
+    trusted = [source for source in waiting if _ask_consent(source, yes=yes, digests=digests, quiet=as_json)]
     if as_json:
         rows: list[JsonObject] = [
-            {"name": source.name, "file": source.file, "digest": source.digest, "trusted": True} for source in sources
+            {
+                "name": source.name,
+                "file": source.file,
+                "digest": source.digest,
+                "trusted": source in trusted or source not in waiting,
+            }
+            for source in sources
         ]
         write_json({"addons": [*rows]})
     elif not waiting:
@@ -127,22 +136,17 @@ def _find_project_addon(found: DiscoveredAddons, name: str) -> ProjectAddon:
     )
 
 
-def _ask_consent(source: ProjectAddon, *, yes: bool, quiet: bool) -> bool:
+def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], quiet: bool) -> bool:
     """Show the code of an addon, and store the answer for exactly that."""
     from induscode.addons.consent import AddonConsentStore  # noqa: PLC0415 — not for the help
 
-    if not quiet:
-        size = format_count(len(source.content.splitlines()), "line")
-        print_line(f"Addon {source.name} of {source.file}, {size}, SHA-256 {source.digest}")
-        if source.consent == "changed":
-            print_line("  CHANGED since it was consented to")
-        print_line("  WARNING: it runs with all your rights and sees every call and result")
     if not yes:
         print_text(source.content.decode("utf-8", "replace"))
-        if not confirm(f"Load addon {source.name} from now on?"):
-            print_line(f"{source.name}: not trusted")
-            return False
-    AddonConsentStore().approve(source.file, source.digest)
+    question = source.describe()
+    if not ask_consent(question, f"Load addon {source.name} from now on?", yes=yes, digests=digests, quiet=quiet):
+        print_status(f"{source.name}: not trusted")
+        return False
+    AddonConsentStore().approve(source.file, question.digest)
     if not quiet:
         print_line(f"{source.name}: trusted as it is")
     return True

@@ -16,9 +16,9 @@ from indusagi.core.text import format_count
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import (
     as_json,
+    ask_consent,
     build_unknown_name,
-    can_ask_user,
-    confirm,
+    digest_option,
     print_table,
     write_json,
 )
@@ -29,7 +29,7 @@ from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status, print_text
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -275,9 +275,12 @@ async def _examine(store: ConnectorStore, row: ConnectorRow, web: WebSettings) -
 @click.command("approve")
 @click.argument("name", shell_complete=complete_connector)
 @click.option("--yes", is_flag=True, help="Approve without asking.")
+@digest_option
 @as_json
 @click.pass_context
-def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_: object) -> int:
+def approve(
+    context: click.Context, name: str, *, yes: bool, digests: tuple[str, ...], as_json: bool, **_: object
+) -> int:
     """Approve the document of a connector as it is now, after showing what has changed."""
     store = ConnectorStore()
     row = _get_row(context, store, name)
@@ -297,13 +300,10 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
                 diffs = await to_thread.run_sync(diff_operations, row, document, reading)
             except ConnectorFault as exc:  # nothing to compare with
                 print_status(str(exc))
-            if not as_json:
-                _print_change(change, diffs)
-        if change is not None and not yes:
-            if not can_ask_user():
-                raise click.UsageError("There is no terminal to ask on: look at the changes, then use --yes", context)
-            if not confirm(f"Approve the document of {name} as it is now?"):
-                print_line(f"{name}: not approved")
+            question = reading.describe(change, diffs)
+            asked = f"Approve the document of {name} as it is now?"
+            if not ask_consent(question, asked, yes=yes, digests=digests, quiet=as_json):
+                print_status(f"{name}: not approved")
                 return _PROBLEM
         await to_thread.run_sync(lambda: store.add(reading.row, reading.document, replace=True))
         if as_json:
@@ -318,18 +318,6 @@ def approve(context: click.Context, name: str, *, yes: bool, as_json: bool, **_:
         return 0
 
     return _run(context, work)
-
-
-def _print_change(change: DocumentChange, diffs: Mapping[str, str]) -> None:
-    if change.base_url is not None:
-        print_line(f"base URL: {change.base_url}")
-    if change.sign_in_at is not None:
-        print_line(f"sign-in: {change.sign_in_at}")
-    for name, slugs in (("added", change.added), ("removed", change.removed), ("changed", change.changed)):
-        for slug in slugs:
-            print_line(f"{name}: {slug}")
-            if slug in diffs:
-                print_text(diffs[slug])
 
 
 # -- signing in ---------------------------------------------------------------------------------

@@ -21,15 +21,17 @@ from induscode.connectors.oauth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import LARGEST_BYTES, find_server_url, parse_document
 from induscode.connectors.operations import digest_definitions, list_definition, list_operations
 from induscode.connectors.store import ConnectorRow
+from induscode.consent import build_consent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.faults import Note
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.oauth import ConnectorAuth
     from induscode.connectors.operations import OperationSpec
+    from induscode.consent import Consent
 
 _RATIO: Final = 200
 """Documents repeat themselves: they may be compressed more than web pages."""
@@ -46,6 +48,17 @@ class SourceReading:
     document: JsonObject
     operations: Sequence[OperationSpec]
     notes: Sequence[Note]
+
+    def describe(self, change: DocumentChange, diffs: Mapping[str, str]) -> Consent:
+        """Build the question about using the document from now on; `diffs` are by slug."""
+        row = self.row
+        lines = [f"base URL: {change.base_url}"] if change.base_url is not None else []
+        lines += [f"sign-in: {change.sign_in_at}"] if change.sign_in_at is not None else []
+        for name, slugs in (("added", change.added), ("removed", change.removed), ("changed", change.changed)):
+            for slug in slugs:
+                lines += [f"{name}: {slug}", *diffs.get(slug, "").splitlines()]
+        facts: list[JsonValue] = [row.source, row.source_digest, row.base_url, row.sign_in_at, {**row.digests}]
+        return build_consent(f"document of connector {row.name!r} at {row.source}", facts, lines)
 
 
 @record(kw_only=True)

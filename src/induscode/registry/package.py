@@ -1,27 +1,43 @@
 """A package or remote of a registry entry, as a row of our configuration file.
 
-The command is one of three launchers with an exact version; words of the entry become single arguments and are never
-given to a shell. Values that a user has to give become references to variables (`${NAME}`), which are read when the
-server starts. A value of the entry that looks like such a reference is refused: it would send a variable of the user to
-the server.
+The command is one of three launchers with an exact version, and an entry may only give a launcher the words of a list.
+Words of the entry become single arguments, never parts of a shell command. Values that the user has to give become
+references to variables (`${NAME}`), which are read when the server starts. A value of the entry that looks like such a
+reference is refused: it would send a variable of the user to the server.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from induscode.consent import build_consent
+from induscode.deck.mcp.config.references import looks_secret
 from induscode.registry.client import RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
+    from induscode.consent import Consent
     from induscode.registry.client import RegistryServer
 
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}", re.ASCII)
+_EXACT_VERSIONS = {
+    # A part of a version (`1.2`) is a range for npm and an exact version for PyPI: https://semver.org/,
+    # https://packaging.python.org/en/latest/specifications/version-specifiers/#version-scheme. A tag of an image isn't
+    # exact, and the question says so: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pull.
+    "npm": re.compile(r"\d+\.\d+\.\d+(?:-[0-9a-z-]+(?:\.[0-9a-z-]+)*)?(?:\+[0-9a-z.-]+)?", re.ASCII | re.IGNORECASE),
+    "pypi": re.compile(
+        r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[0-9a-z]+(?:[._-][0-9a-z]+)*)?",
+        re.ASCII | re.IGNORECASE,
+    ),
+    "oci": re.compile(r"(?!latest$)\w[\w.-]{0,127}", re.ASCII),
+}
+_MAX_VERSION_CHARS = 100
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 _IDENTIFIERS = {
@@ -32,12 +48,31 @@ _IDENTIFIERS = {
     "oci": re.compile(r"[a-z0-9][\w.:/-]*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", re.ASCII),
 }
 _LAUNCHERS = {"npm": "npx", "pypi": "uvx", "oci": "docker"}
-_RUNTIME_WORDS = {"npm": re.compile(r"-q|--quiet"), "pypi": re.compile(r"-q|--quiet|--isolated|--python=[0-9.]+")}
-"""Words for a launcher that an entry may give; others could name a package or an index of their own."""
+_LAUNCHER_WORDS = {
+    "npm": re.compile(r"-q|--quiet"),
+    "pypi": re.compile(r"-q|--quiet|--isolated|--python=[0-9.]+"),
+    "oci": re.compile(
+        r"-i|-t|-it|-ti|--interactive|--tty|--rm|--init|--read-only|--network=none|--cap-drop=\w+"
+        r"|--security-opt=no-new-privileges(?::true)?|--(?:memory|memory-swap|shm-size|cpus|pids-limit)=[0-9.]+[bkmg]?"
+        r"|--platform=[a-z0-9]+/[a-z0-9/]+|--pull=(?:always|missing|never)|(?:-e|--env)=[A-Za-z_]\w*=.*",
+        re.ASCII | re.DOTALL,
+    ),
+}
+"""Words for a launcher that an entry may give. Others could name another package or index, or give it more rights;
+`-e=NAME` without a value would hand on a variable of the user."""
+_VOLUME = re.compile(r"(?:-v|--volume)=(?P<source>[^:]+):/[^:]*(?::(?:ro|rw|z|Z))?")
+_MOUNT = re.compile(
+    r"--mount=type=(?P<type>bind|volume),(?:src|source)=(?P<source>[^,]+),(?:dst|destination|target)=/[^,]*"
+    r"(?:,(?:ro|readonly))?"
+)
+_VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SWITCHES = re.compile(r"-y|--yes|-q|--quiet|--isolated|-i|-t|-it|--interactive|--tty|--rm|--init")
 """Switches of the launchers, which entries often give without their format."""
 _STEERING = re.compile(
-    r"(?:npm_config|uv|pip|ld|dyld|docker)_.*|node_(?:options|path)|python(?:path|home|startup)|path", re.IGNORECASE
+    r"(?:npm|uv|pip|ld|dyld|docker|containers?|git|ssl|xdg|bun|deno|yarn|corepack)_.*|python.*|bash_env|env|ifs|shell"
+    r"|node_(?:options|path|extra_ca_certs|tls_reject_unauthorized)|path|home|tmpdir|perl5(?:lib|opt)|ruby(?:lib|opt)"
+    r"|(?:http|https|all|no)_proxy|requests_ca_bundle|curl_ca_bundle|_?java(?:_tool)?_options|classpath",
+    re.IGNORECASE,
 )
 """Variables that decide what a launcher downloads, or what a program loads."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{[^{}]{0,100}\}")
@@ -57,6 +92,7 @@ class Installation:
     """The published hash of the package's file; empty if there is none."""
     needed: Sequence[str] = ()
     """Variables that must be set before the server starts."""
+    warnings: Sequence[str] = ()
 
     @property
     def verification(self) -> str:
@@ -69,7 +105,22 @@ class Installation:
         if "url" in self.fields:
             return str(self.fields["url"])
         words = self.fields["args"]
-        return " ".join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
+        return shlex.join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
+
+    def describe(self, server: RegistryServer, registry: str, name: str) -> Consent:
+        """Build the question about adding a server under a name."""
+        lines = [
+            server.description,
+            f"{'address' if 'url' in self.fields else 'command'}: {self.shown}",
+            f"package: {self.package}",
+            f"verified: {self.verification}",
+            *(f"{key}: {json.dumps(self.fields[key])}" for key in ("env", "headers") if self.fields.get(key)),
+            *([f"set before it starts: {', '.join(self.needed)}"] if self.needed else []),
+            *([f"status: {server.status}"] if server.status != "active" else []),
+            f"name here: {name}",
+        ]
+        subject = f"server {server.name} {server.version} of {registry}"
+        return build_consent(subject, [name, self.fields], lines, self.warnings)
 
 
 def describe_verification(package: str, sha256: str) -> str:
@@ -113,7 +164,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     kind, identifier, version = (str(package.get(key) or "") for key in ("registryType", "identifier", "version"))
     if _IDENTIFIERS[kind].fullmatch(identifier) is None:
         raise RegistryError(f"{server.name} names an invalid {kind} package: {identifier[:100]!r}")
-    if version and (_VERSION.fullmatch(version) is None or version == "latest"):
+    if version and (len(version) > _MAX_VERSION_CHARS or _EXACT_VERSIONS[kind].fullmatch(version) is None):
         raise RegistryError(f"{server.name} names no exact version of {identifier}: {version[:100]!r}")
     if not version and kind != "oci":
         raise RegistryError(f"{server.name} names no version of {identifier}")
@@ -129,11 +180,16 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
         for word in inputs.read_arguments(package.get("runtimeArguments"), _SWITCHES)
         if word not in {"-y", "--yes"}
     ]
-    foreign = [word for word in runtime if kind != "oci" and _RUNTIME_WORDS[kind].fullmatch(word) is None]
+    foreign = [
+        word
+        for word in runtime
+        if _LAUNCHER_WORDS[kind].fullmatch(word) is None and not (kind == "oci" and _mounts_given_path(word, given))
+    ]
     foreign += [name for name in env if name not in given and _STEERING.fullmatch(name) is not None]
+    foreign += [name for name in env if _VARIABLE.fullmatch(name) is None]
     if foreign:
-        message = f"{server.name} gives {_LAUNCHERS[kind]} {foreign[0][:80]!r}: it could start another package"
-        raise RegistryError(message)
+        danger = "it could start another package, or give it more rights; if you want that, use indus mcp add"
+        raise RegistryError(f"{server.name} gives {_LAUNCHERS[kind]} {foreign[0][:80]!r}: {danger}")
     if kind == "npm":
         target, first = f"{identifier}@{version}", ["-y"]
     elif kind == "pypi":
@@ -174,9 +230,25 @@ def _finish(
     unknown = [name for name in inputs.given if name not in inputs.used]
     if unknown:
         raise RegistryError(f"{server.name} takes no value {unknown[0]!r}")
+    warnings = [f"{name} looks like a secret: the server gets its value." for name in dict.fromkeys(inputs.secrets)]
+    if package.startswith("oci:") and "@sha256:" not in package:
+        warnings.append("The image is named by a tag, without a digest: another image can take its place.")
     return Installation(
-        fields={**kept, "registry": origin}, package=package, sha256=sha256, needed=tuple(dict.fromkeys(inputs.needed))
+        fields={**kept, "registry": origin},
+        package=package,
+        sha256=sha256,
+        needed=tuple(dict.fromkeys(inputs.needed)),
+        warnings=tuple(warnings),
     )
+
+
+def _mounts_given_path(word: str, given: Mapping[str, str]) -> bool:
+    """Tell whether a word mounts a volume, or a path that the user has given for this entry."""
+    found = _VOLUME.fullmatch(word) or _MOUNT.fullmatch(word)
+    if found is None:
+        return False
+    is_bind = found.re is _MOUNT and found["type"] == "bind"
+    return found["source"] in given.values() or (not is_bind and _VOLUME_NAME.fullmatch(found["source"]) is not None)
 
 
 class _Inputs:
@@ -189,6 +261,8 @@ class _Inputs:
         self.given = given
         self.used: set[str] = set()
         self.needed: list[str] = []
+        self.secrets: list[str] = []
+        """Those of them that look like secrets, by name or by the word of the entry."""
         self._server = server
 
     def read_variables(self, rows: JsonValue) -> JsonObject:
@@ -200,7 +274,7 @@ class _Inputs:
                 continue
             value = self._read_value(row, name)
             if value is None and row.get("isRequired") is True:
-                value = self._refer(name)
+                value = self._refer(name, row)
             if value is not None:
                 values[name] = value
         return values
@@ -222,7 +296,7 @@ class _Inputs:
             is_known = isinstance(flag, str) and switches is not None and switches.fullmatch(flag) is not None
             is_switch = is_known or (isinstance(flag, str) and row.get("format") == "boolean")
             if value is None and row.get("isRequired") is True and not is_switch:
-                value = self._refer(name)
+                value = self._refer(name, row)
             if isinstance(flag, str) and (value is not None or row.get("isRequired") is True):
                 words.append(self._check(flag) if value is None else f"{self._check(flag)}={value}")
             elif value is not None:
@@ -236,7 +310,7 @@ class _Inputs:
         for name, row in known.items():
             if is_json_object(row) and f"{{{name}}}" in text:
                 value = self._read_value(row, name)
-                text = text.replace(f"{{{name}}}", self._refer(name) if value is None else value)
+                text = text.replace(f"{{{name}}}", self._refer(name, row) if value is None else value)
         return text
 
     def _read_value(self, row: JsonObject, name: str) -> str | None:
@@ -253,11 +327,13 @@ class _Inputs:
         default = row.get("default")
         return self._check(default) if isinstance(default, str) and row.get("isSecret") is not True else None
 
-    def _refer(self, name: str) -> str:
+    def _refer(self, name: str, row: JsonObject) -> str:
         variable = re.sub(r"[^A-Za-z0-9_]", "_", name).upper()
         if _VARIABLE.fullmatch(variable) is None:
             raise RegistryError(f"{self._server.name} has an input without a usable name: {name[:50]!r}")
         self.needed.append(variable)
+        if row.get("isSecret") is True or looks_secret(variable):
+            self.secrets.append(variable)
         return f"${{{variable}}}"
 
     def _check(self, text: str) -> str:

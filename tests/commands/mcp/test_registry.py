@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,8 +91,17 @@ def test_without_a_terminal_and_without_yes_nothing_is_added(capsys: pytest.Capt
     with mirror(GIT) as (url, _):
         use(url)
         assert program.run(["mcp", "install", "org.example/git"]) == 1
-    assert "agree with --yes" in capsys.readouterr().err
-    assert not user_file().exists()
+        shown = capsys.readouterr()
+        digest = re.search(r"use --yes --digest ([0-9a-f]{64})\n", shown.err)
+        assert digest is not None
+        assert f"  digest: {digest[1]}" in shown.out
+        words = ["mcp", "install", "org.example/git", "--yes", "--no-check", "--digest"]
+        assert program.run([*words, "0" * 64]) == 1
+        assert "it has changed since you looked" in capsys.readouterr().err
+        assert program.run([*words, digest[1], "--as", "other"]) == 1
+        assert not user_file().exists()
+        assert program.run([*words, digest[1]]) == 0
+        assert servers_of(user_file()).keys() == {"git"}
 
 
 @pytest.mark.process

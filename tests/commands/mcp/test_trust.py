@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,21 @@ def test_a_yes_is_for_what_was_shown(tmp_path: Path) -> None:
     assert "theirs: trusted as it is" in done.stdout
     assert not log.exists()
     assert run("call", "theirs__echo", "text=x", cwd=tmp_path).stdout == "x\n"
+
+
+def test_a_yes_of_a_script_is_for_the_digest_it_names(tmp_path: Path) -> None:
+    watched(tmp_path)
+    shown = typed("n\n", "mcp", "trust", cwd=tmp_path).stdout
+    digest = re.search(r"  digest: ([0-9a-f]{64})", shown)
+    assert digest is not None
+    log = watched(tmp_path, env={"A": "1"})
+    refused = run("mcp", "trust", "--yes", "theirs", "--digest", digest[1], cwd=tmp_path)
+    assert (refused.returncode, "it has changed since you looked" in refused.stderr) == (1, True)
+    assert phases(tmp_path) == {"theirs": "untrusted"}
+    watched(tmp_path)
+    assert run("mcp", "trust", "--yes", "theirs", "--digest", digest[1], cwd=tmp_path).returncode == 0
+    assert phases(tmp_path) == {"theirs": "unchecked"}
+    assert not log.exists()
 
 
 def test_c12_every_server_is_a_decision_of_its_own(tmp_path: Path) -> None:

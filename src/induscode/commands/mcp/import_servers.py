@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.redaction import Redaction
 from induscode.clients import DEFAULT_ADDRESS, PROGRAMS, config_places
 from induscode.clients.entry import is_own_row
 from induscode.commands.mcp.configure import give_consent
-from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
+from induscode.commands.support.output import as_json, ask_consent, can_ask_user, print_notes, print_table, write_json
 from induscode.commands.support.server_rows import is_server_name, parse_server_row
 from induscode.commands.support.servers import name_transport, scope_option
 from induscode.deck.mcp.config.dialects import detect_dialect, find_dialect
@@ -306,11 +306,7 @@ def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
         reason = "not copied: it comes with the project, and there is no terminal for a question"
         print_status(f"server {server.name!r} of {server.origin}: {reason} (--yes copies it)")
         return False
-    question = describe_row(server.row)
-    print_line(question.heading)
-    for line in question.details:
-        print_line(f"  {line}")
-    return confirm(f"Copy server {server.name}?")
+    return ask_consent(describe_row(server.row), f"Copy server {server.name}?")
 
 
 def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:

@@ -6,14 +6,13 @@ has agreed.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from induscode.commands.mcp.configure import add_server, no_check
-from induscode.commands.support.output import as_json, can_ask_user, confirm, print_table, write_json
+from induscode.commands.support.output import as_json, ask_consent, digest_option, print_table, write_json
 from induscode.commands.support.runner import run_until_signal
 from induscode.commands.support.servers import scope_option
 from induscode.launch.options import flags, read_invocation
@@ -74,6 +73,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 @click.option("--as", "local", metavar="NAME", help="The name it gets here; the last part of its name by default.")
 @click.option("-e", "--set", "values", multiple=True, metavar="NAME=VALUE", help="A value that it takes.")
 @click.option("--yes", is_flag=True, help="Agree without a question.")
+@digest_option
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @scope_option
 @no_check
@@ -87,6 +87,7 @@ def install(
     local: str | None,
     values: tuple[str, ...],
     yes: bool,
+    digests: tuple[str, ...],
     replace: bool,
     scope: str | None,
     no_check: bool,
@@ -119,29 +120,12 @@ def install(
         return code
     server, made = found[0]
     own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
-    _show(url, server, made, own)
-    if not yes and not can_ask_user():
-        print_status("nothing was added: there is no terminal to ask on; agree with --yes")
-        return 1
-    if not yes and not confirm(f"Add it as {own!r}?"):
-        print_status("nothing was added")
+    try:
+        if not ask_consent(made.describe(server, url, own), f"Add it as {own!r}?", yes=yes, digests=digests):
+            print_status("nothing was added")
+            return 1
+    except click.UsageError as exc:
+        print_status(f"nothing was added. {exc.message}")
         return 1
     where = cast("Scope", scope or "user")
     return add_server(context, own, made.fields, where, replace=replace, check=not no_check and not made.needed)
-
-
-def _show(url: str, server: RegistryServer, made: Installation, own: str) -> None:
-    """Print everything that a person agrees to."""
-    print_line(f"{server.name} {server.version} of {url}")
-    print_line(f"  {server.description}")
-    print_line(f"  {'address' if 'url' in made.fields else 'command'}: {made.shown}")
-    print_line(f"  package: {made.package}")
-    print_line(f"  verified: {made.verification}")
-    for key in ("env", "headers"):
-        if made.fields.get(key):
-            print_line(f"  {key}: {json.dumps(made.fields[key])}")
-    if made.needed:
-        print_line(f"  set before it starts: {', '.join(made.needed)}")
-    if server.status != "active":
-        print_status(f"{server.name} {server.version} is {server.status}")
-    print_line(f"  name here: {own}")

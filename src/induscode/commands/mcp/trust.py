@@ -17,9 +17,10 @@ from induscode.boot.plans import is_in_workspace
 from induscode.commands.support.groups import complete_server
 from induscode.commands.support.output import (
     as_json,
+    ask_consent,
     build_unknown_name,
     can_ask_user,
-    confirm,
+    digest_option,
     print_notes,
     write_json,
 )
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import Drift
     from induscode.deck.mcp.plan import ServerPlan
 
@@ -50,8 +50,9 @@ _FAULT = 3
 @click.command("trust")
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_server)
 @click.option("--yes", is_flag=True, help="Consent to the named servers without a question.")
+@digest_option
 @click.pass_context
-def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: object) -> int:
+def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], **_: object) -> int:
     """Consent to servers of the project: those named, or all without consent.
 
     With --mcp FILE: to changed servers of that file, which a running gateway has held back. Exit code 1 if one of them
@@ -78,22 +79,16 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
         message = f"There is no terminal for a question: look at the file, then indus mcp trust --yes {waiting}"
         raise click.UsageError(message, context)
     store = TrustStore()
-    declined = [row for row in rows if not _ask_consent(store, row, yes=yes)]
-    return _DECLINED if declined else 0
-
-
-def _ask_consent(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
-    """Show a server completely, and store the answer for exactly that."""
-    question = store.question(row)
-    print_line(question.heading)
-    for line in question.details:
-        print_line(f"  {line}")
-    if not yes and not confirm(f"Start server {row.id} from now on?"):
-        print_line(f"{row.id}: not trusted")
-        return False
-    store.approve(row, question.digest)
-    print_line(f"{row.id}: trusted as it is")
-    return True
+    code = 0
+    for row in rows:
+        question = store.question(row)
+        if ask_consent(question, f"Start server {row.id} from now on?", yes=yes, digests=digests):
+            store.approve(row, question.digest)
+            print_line(f"{row.id}: trusted as it is")
+        else:
+            print_line(f"{row.id}: not trusted")
+            code = _DECLINED
+    return code
 
 
 @flags("--cwd")

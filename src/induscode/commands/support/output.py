@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonLike
+    from induscode.consent import Consent
 
 _GAP = "  "
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+digest_option = click.option(
+    "--digest", "digests", multiple=True, metavar="DIGEST", help="With --yes: only to what was shown with this digest."
+)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -116,6 +120,34 @@ def confirm(question: str) -> bool:
     """Ask a yes-or-no question on the terminal; anything but a yes is a no."""
     print(escape_unprintable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def ask_consent(
+    consent: Consent, question: str, *, yes: bool = False, digests: Sequence[str] = (), quiet: bool = False
+) -> bool:
+    """Show what the user is asked to agree to, and return whether they agree to exactly that.
+
+    Args:
+        consent: What it's about.
+        question: The question after it.
+        yes: Whether the user has agreed on the command line.
+        digests: What they have agreed to there; empty: to whatever is shown.
+        quiet: Whether nothing is shown if `yes` is given.
+
+    Raises:
+        click.UsageError: There's nobody to ask.
+    """
+    if not (quiet and yes):
+        print_line(consent.heading)
+        for line in (*consent.details, f"digest: {consent.digest}"):
+            print_line(f"  {line}")
+    if digests and consent.digest not in digests:
+        print_status(f"{consent.subject}: it has changed since you looked; look at it again")
+        return False
+    if not yes and not can_ask_user():
+        message = f"There is no terminal to ask on: look at it, then use --yes --digest {consent.digest}"
+        raise click.UsageError(message, click.get_current_context(silent=True))
+    return yes or confirm(question)
 
 
 def can_ask_user() -> bool:
