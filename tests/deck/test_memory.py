@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +135,14 @@ def test_appended_notes_are_on_separate_lines(parts: list[str]) -> None:
         kept = part.removesuffix("\n")
         assert notes == f"{kept}\n" or notes.endswith(f"\n{kept}\n")
         assert append_note_line(notes, part) == notes or not kept
+
+
+async def test_finding_p8_notes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
+    """Each store has its own lock file descriptor, as each process has."""
+    path = tmp_path / ".indusvx" / "memory.md"
+    notes = [f"note {number}" for number in range(60)]
+    stores = [FileMemory(path) for _ in range(3)]
+    async with anyio.create_task_group() as group:
+        for number, note in enumerate(notes):
+            group.start_soon(stores[number % 3].append, note)
+    assert sorted((await stores[0].read()).splitlines()) == sorted(notes)

@@ -271,7 +271,14 @@ class ShellProcess(Protocol):
         ...
 
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
-        """Write to its standard input, if it was started with one; `close` ends the input."""
+        """Write to its standard input, if it was started with one; `close` ends the input.
+
+        Returns when the command has room for the data. What's left when the caller is cancelled stays queued.
+        """
+        ...
+
+    def unread_input(self) -> int:
+        """Return how many bytes of its input are still queued."""
         ...
 
     def survivors(self) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -268,11 +268,21 @@ async def _write_fails(session: Session, job: str) -> bool:
     return (await session.call("write", id=job, input="x")).is_error
 
 
-async def test_write_to_a_job_that_does_not_read_times_out(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("eof", [False, True])
+async def test_finding_f13_unread_input_is_queued_once(
+    session: Session, eof: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_S", 0.05)
-    job = await session.start(STAY)
-    outcome = await session.call("write", id=job, input="x" * 1_000_000)
-    assert outcome.output == "job-1 does not read its input"
+    job = await session.start("until [ -e go ]; do sleep 0.01; done; head -c 1000000 | wc -c")
+    outcome = await session.call("write", id=job, input="x" * 1_000_000, eof=eof)
+    assert not outcome.is_error
+    assert str(outcome.output).startswith("queued for job-1: 1,000,000 bytes")
+    assert 0 < cast("int", outcome.details["unread"]) <= 1_000_000
+    again = await session.call("write", id=job, input="x" * 1_000_000)
+    assert again.is_error
+    assert "bytes from before are still unread" in str(again.output)
+    (session.root / "go").touch()
+    assert "1000000" in str((await session.poll(job, r"\d+", waitMs=30_000)).output)
 
 
 # -- list -----------------------------------------------------------------------------------------

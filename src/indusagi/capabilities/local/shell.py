@@ -140,15 +140,24 @@ class LocalProcess:
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
         """Write to its standard input; `close` ends the input.
 
+        Data that the command hasn't read when the caller is cancelled stays queued: `unread_input` says how much.
+
         Raises:
-            OSError: With EPIPE, the input is closed, or the command was started without one.
+            OSError: With EPIPE, the input is closed, or the command was started without one. With EAGAIN, it hasn't
+                read what was written before.
         """
         if not self._child.input_open:
             raise BrokenPipeError(errno.EPIPE, "its standard input is closed")
-        self._child.write(data)
-        await self._child.writable.wait()
+        if unread := self.unread_input():
+            raise BlockingIOError(errno.EAGAIN, f"{unread:,} bytes from before are still unread")
+        self._child.write(data, report_unread=True)
         if close:
             self._child.close_input()
+        await self._child.writable.wait()
+
+    def unread_input(self) -> int:
+        """Return how many bytes wait in our buffer because the command doesn't read."""
+        return self._child.unread_input
 
     def survivors(self) -> Sequence[int]:
         """List its running descendants; reads the process list."""

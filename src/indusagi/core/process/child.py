@@ -250,10 +250,20 @@ class ChildProcess:
         """How many bytes wait to be read by its standard input."""
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
 
-    def write(self, data: bytes) -> None:
-        """Write to its standard input; a closed input drops the data."""
+    def write(self, data: bytes, *, report_unread: bool = False) -> None:
+        """Write to its standard input; a closed input drops the data.
+
+        With `report_unread`, `writable` is clear while any byte waits for room in the pipe, not only many.
+        """
         if self._stdin is not None and not self._stdin.is_closing():
+            if report_unread:
+                self._stdin.set_write_buffer_limits(0)
             self._stdin.write(data)
+
+    @property
+    def unread_input(self) -> int:
+        """How many bytes wait for room in the pipe of its standard input."""
+        return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
 
     def close_input(self) -> None:
         """Close its standard input after the data written so far."""

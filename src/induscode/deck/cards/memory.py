@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from functools import partial
 
 from anyio import to_thread
@@ -11,7 +10,7 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.app_dirs import make_dirs, read_small_file, replace_private_file
+from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_private_file
 from indusagi.core.json import JsonObject
 from indusagi.core.secrets.patterns import holds_secret
 from indusagi.runtime.contract import JsonSchema, ToolResult
@@ -50,11 +49,10 @@ class InMemoryStore:
 
 
 class FileMemory:
-    """The notes in one Markdown file of a project; an absent file is empty."""
+    """The notes in one Markdown file of a project, which several processes may change; an absent file is empty."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
-        self._lock = threading.Lock()
 
     async def read(self) -> str:
         """Return the notes.
@@ -88,10 +86,11 @@ class FileMemory:
         return data.decode("utf-8", "replace")
 
     def _write_file(self, content: str, *, append: bool) -> None:
-        with self._lock:
+        folder = os.path.dirname(self._path)
+        make_dirs(folder)
+        with locked_directory(folder):
             if append:
                 content = append_note_line(self._read(), content)
-            make_dirs(os.path.dirname(self._path))
             replace_private_file(self._path, content.encode("utf-8", "backslashreplace"))
 
 

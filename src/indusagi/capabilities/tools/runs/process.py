@@ -182,9 +182,11 @@ async def _write(job: Job, arguments: JsonObject) -> ToolResult:
             await job.process.write_input(data, close=eof)
     except (OSError, UnicodeEncodeError) as exc:
         return ToolResult.error(f"{job.id} could not be written to: {exc}", code="failed")
-    if timer.cancelled_caught:
-        return ToolResult.error(f"{job.id} does not read its input", code="timeout", id=job.id)
     end = " and the end of its input" if eof else ""
+    if timer.cancelled_caught and (unread := job.process.unread_input()):
+        text = f"queued for {job.id}: {len(data):,} bytes{end}, {unread:,} bytes unread"
+        text += ". It gets them once it reads: don't send them again"
+        return ToolResult.text(text, id=job.id, unread=unread)
     return ToolResult.text(f"{job.id} was given {len(data):,} bytes{end}", id=job.id)
 
 
