@@ -110,6 +110,7 @@ THIRD_REVIEW: dict[str, str] = {
     "f10": "What the file tools refuse to read, sandboxed commands can't read either.",
     "f17": "Commands inherit no URL with a password.",
     "r3": "Sandboxed commands reach no socket of the user outside the workspace, and no browser data or history.",
+    "r10": "A gateway that starts itself with its environment cleared is noticed.",
     "p8": "Notes that several processes append are all kept.",
     "f13": "Input that a job hasn't read yet is reported as queued, and more is refused until it has.",
     "r4": "A fault carries no secret of its server's row, and none of a known shape from its output.",

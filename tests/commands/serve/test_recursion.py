@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,6 +85,32 @@ def test_gateway_behind_a_script_refuses_to_start_itself(tmp_path: Path) -> None
         gateway.until(lambda: "was itself started as server 'hidden'" in gateway.said())
         # It is retried like any server that fails, each time by this gateway and never by one below it.
         assert {*diary(starts, "start")} == {str(gateway.pid)}
+
+
+@pytest.mark.parametrize("clear", ["-i", "-u INDUS_SERVED_BY", "-i PATH=/bin:/usr/bin nice"])
+def test_finding_r10_a_gateway_below_a_cleared_environment_notices_itself(tmp_path: Path, clear: str) -> None:
+    kept = " ".join(f"{name}={shlex.quote(os.environ[name])}" for name in ("HOME", "PATH") if clear.startswith("-i"))
+    words = clear.split()
+    script = tmp_path / "again"
+    script.write_text(f"#!/bin/sh\nexec env {words[0]} {kept} {' '.join(words[1:])} {INDUS} serve --profile none\n")
+    script.chmod(0o755)
+    configured(user_file(), {"again": {"command": str(script)}})
+    outer = subprocess.Popen(
+        [command(), "serve", "--profile", "none"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    with outer:
+        assert outer.stderr is not None
+        said = b""
+        while b"has the same command line and directory" not in said:
+            line = outer.stderr.readline()
+            assert line, said
+            said += line
+        outer.terminate()
+        outer.communicate()
 
 
 def test_gateway_below_another_serves_other_servers(tmp_path: Path) -> None:

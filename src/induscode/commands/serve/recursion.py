@@ -1,18 +1,21 @@
 """Recursion of gateways: a gateway that serves itself, directly or through others.
 
-Three mechanisms. The environment variable `INDUS_SERVED_BY` holds the server rows below which a process was started:
+Four mechanisms. The environment variable `INDUS_SERVED_BY` holds the server rows below which a process was started:
 a gateway that would start one of these rows again refuses to start, and so does one with too many rows above it (the
-hop count). Each gateway has an instance id in its server info: a server that reports the id of this gateway is closed.
-A row with the address this gateway listens on is left out.
+hop count). Where a row clears the environment (`env -i`), the processes above tell: one with the command line and
+directory of this gateway is the gateway that would start itself. Each gateway has an instance id in its server info:
+a server that reports the id of this gateway is closed. A row with the address this gateway listens on is left out.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
+from indusagi.core.process.procfs import read_descriptor, read_proc_file, read_process
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo
@@ -50,6 +53,11 @@ def add_ancestry(above: Sequence[str], config: ServerConfig) -> ServerConfig:
 
 def refuse_recursion(plan: ServerPlan, above: Sequence[str]) -> str | None:
     """Return why a gateway below the rows `above` must not start; None if it may."""
+    if not above and (parent := find_same_gateway()):
+        return (
+            f"the process {parent} above this gateway has the same command line and directory, and started it with its "
+            f"environment cleared: take the row that starts indus serve out of the configuration"
+        )
     if len(above) >= _MOST_HOPS:
         return f"{len(above)} gateways stand above this one already: they would start without end"
     for server, config in plan.configs.items():
@@ -59,6 +67,23 @@ def refuse_recursion(plan: ServerPlan, above: Sequence[str]) -> str | None:
                 f"again: take {server!r} out of one of the two configurations"
             )
     return None
+
+
+def find_same_gateway() -> int:
+    """Return the pid of a process above this one with the same command line and directory; 0 if there's none."""
+    own = _read_command(os.getpid())
+    process = read_process(os.getpid())
+    while own is not None and process is not None and process.parent > 1:
+        if _read_command(process.parent) == own:
+            return process.parent
+        process = read_process(process.parent)
+    return 0
+
+
+def _read_command(pid: int) -> tuple[bytes, str] | None:
+    """Read the command line and directory of a gateway; None for other processes, and without `/proc`."""
+    line = read_proc_file(pid, "cmdline")
+    return (line, read_descriptor(pid, "../cwd")) if line and b"serve" in line.split(b"\0") else None
 
 
 def _short_identity(config: ServerConfig) -> str:
