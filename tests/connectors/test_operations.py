@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from induscode.connectors.faults import ConnectorFault, DocumentFault
 from induscode.connectors.operations import build_arguments_schema, build_slug, list_operations
 from induscode.connectors.requests import build_request
 from induscode.connectors.schemas import abbreviate_schema
+from induscode.connectors.sources import examine_source
 
 if TYPE_CHECKING:
     from induscode.connectors.operations import OperationSpec
@@ -31,6 +34,9 @@ def _only(root: JsonObject) -> OperationSpec:
 
 def _parameter(name: str, place: str = "query", **more: JsonValue) -> JsonObject:
     return {"name": name, "in": place, "schema": {}, **more}
+
+
+_OBJECT: JsonObject = {"type": "object", "properties": {"a": {}, "b": {}}}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +104,7 @@ def test_parameters_of_one_name_have_two_arguments() -> None:
         (_parameter("q", explode=False), ["a", "b"], "?q=a%2Cb"),
         (_parameter("q", style="pipeDelimited"), ["a", "b"], "?q=a%7Cb"),
         (_parameter("q", style="deepObject"), {"a": {"b": 1}, "c": [2]}, "?q%5Ba%5D%5Bb%5D=1&q%5Bc%5D%5B0%5D=2"),
-        (_parameter("q"), {"a": 1, "b": 2}, "?a=1&b=2"),
+        (_parameter("q", schema=_OBJECT), {"a": 1, "b": 2}, "?a=1&b=2"),
         (_parameter("q", explode=False), {"a": 1}, "?q=a%2C1"),
         ({"name": "q", "in": "query", "content": {"application/json": {}}}, {"a": [1]}, "?q=%7B%22a%22%3A%5B1%5D%7D"),
         (_parameter("q"), None, ""),
@@ -118,11 +124,117 @@ def test_a_value_of_the_path_stays_one_segment(value: JsonValue, path: str) -> N
     assert build_request(operation, BASE, {"id": value}).url == f"{BASE}/a/{path}/b"
 
 
-@pytest.mark.parametrize("value", ["", ".", "..", "a\nb", "\0"])
+@pytest.mark.parametrize("value", ["", ".", "..", "a\nb", "\0", "../x", "a/../b", "%2e%2e", "..\\x", "..;a", "\u2025"])
 def test_a_value_that_would_change_the_path_is_refused(value: str) -> None:
     operation = _only(_document("/a/{id}/b", parameters=[_parameter("id", "path")]))
     with pytest.raises(ConnectorFault, match="part of the path"):
         build_request(operation, BASE, {"id": value})
+
+
+# -- leaving the base URL ---------------------------------------------------------------------
+
+OUTSIDE = [
+    "/../../admin", "/a/../../admin", "/..", "/.", "/./a", "/a/..;/admin", "/a/%2e%2e/admin", "/%2E%2E/admin",
+    "/.%2e/a", "../a", "/%252e%252e/a", "/%25252e%25252e/a", "/..%2fadmin", "/a%2f..%2fadmin", "/..%5cadmin",
+    "/..\\admin", "\\admin", "\\..\\a",
+    "/\\evil.example/a", "//evil.example/a", "///evil.example", "https://evil.example/a", "HTTP://evil.example",
+    "/\uff0e\uff0e/admin", "/\u2025/admin", "/a\u2028b", "/a\n", "/../{id}", "/{id}/../../admin",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_finding_r13_a_path_that_leaves_the_base_url_is_refused(path: str) -> None:
+    good: JsonObject = {"get": {"operationId": "good"}}
+    item: JsonObject = {"get": {"operationId": "bad", "parameters": [_parameter("id", "path")]}}
+    root: JsonObject = {"openapi": "3.0.0", "servers": [{"url": BASE}], "paths": {"/good": good, path: item}}
+    with pytest.raises(ConnectorFault, match=r"could lead out of|begins with|no operation"):
+        examine_source("api", "/f", json.dumps(root).encode(), None, None)
+    if path.startswith("/"):  # a document that was approved before
+        spec = replace(_only(_document("/a/{id}", parameters=[_parameter("id", "path")])), path=path)
+        with pytest.raises(ConnectorFault, match="could lead out of"):
+            build_request(spec, BASE, {"id": "1"})
+
+
+@pytest.mark.parametrize(("path", "values"), [("/{a}{b}", (".", ".")), ("/.{a}", (".",)), ("/{a}%2e", (".",))])
+def test_finding_r13_values_never_make_a_step_upwards_together(path: str, values: tuple[str, ...]) -> None:
+    names = "ab"[: len(values)]
+    operation = _only(_document(path, parameters=[_parameter(name, "path") for name in names]))
+    with pytest.raises(ConnectorFault):
+        build_request(operation, BASE, dict(zip(names, values, strict=True)))
+
+
+@pytest.mark.parametrize("path", ["/a..b/c", "/...", "/a.", "/.well-known/x", "/a//b", "/v1.0/{id}", "/x?y=../z"])
+def test_an_ordinary_path_is_listed(path: str) -> None:
+    root = _document(path, parameters=[_parameter("id", "path")] if "{" in path else [])
+    assert build_request(_only(root), BASE, {"id": "1"}).url == f"{BASE}{path.replace('{id}', '1')}"
+
+
+@pytest.mark.parametrize(
+    ("url", "variables"),
+    [
+        ("https://{host}.example", {"host": "evil.example/"}),
+        ("https://{host}.example", {"host": "evil.example/x"}),
+        ("https://{host}.example", {"host": "evil.example#"}),
+        ("https://{host}.example", {"host": "evil.example?x="}),
+        ("https://{host}.example", {"host": "me@evil"}),
+        ("https://{host}.example", {"host": "evil.example:443/"}),
+        ("https://api.example{rest}", {"rest": ".evil.example"}),
+        ("https://api.example{rest}", {"rest": "@evil.example"}),
+        ("https://api.example/{path}", {"path": "../admin"}),
+        ("https://api.example/{path}", {"path": "..%2fadmin"}),
+        ("https://api.example/{path}", {"path": "a/../../admin"}),
+        ("https://api.example/{path}", {"path": "v1?x="}),
+        ("{all}", {"all": "https://evil.example"}),
+        ("https://{a}", {"a": "{b}", "b": "evil/"}),
+        ("https://api.example/v1/../admin", {}),
+        ("https://api.example/%2e%2e/admin", {}),
+        ("https://api.example/v1\\..\\admin", {}),
+    ],
+)
+def test_finding_r13_a_server_url_whose_variables_move_it_is_refused(url: str, variables: dict[str, str]) -> None:
+    given: JsonObject = {name: {"default": value} for name, value in variables.items()}
+    root: JsonObject = {
+        "openapi": "3.0.0",
+        "servers": [{"url": url, "variables": given}],
+        "paths": {"/a": {"get": {"operationId": "a"}}},
+    }
+    with pytest.raises(ConnectorFault):
+        examine_source("api", "/f", json.dumps(root).encode(), None, None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": ["object", "null"]},
+        {"type": "object", "additionalProperties": True},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": {}},
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {".*": {}}},
+        {"allOf": [{"type": "object"}]},
+        {"anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": True}]},
+        {"$ref": "#/components/schemas/Free"},
+        {"type": "object", "properties": {"key": {}}},
+        {"type": "object", "properties": {"KEY": {}}},
+        {"type": "object", "properties": {"other": {}}},
+    ],
+)
+def test_finding_r13_an_object_that_adds_any_query_key_is_refused(schema: JsonObject) -> None:
+    parameters: list[JsonValue] = [_parameter("q", schema=schema), _parameter("other")]
+    root: JsonObject = {**_document(parameters=parameters), "components": {"schemas": {"Free": {"type": "object"}}}}
+    operations, (note,) = list_operations(root, "api", BASE, "/f", frozenset({("query", "key")}))
+    assert not operations
+    assert "query parameters of any name" in str(note) or "which is another parameter" in str(note)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "string"}, _OBJECT, {"$ref": "#/components/schemas/Fixed"}])
+def test_finding_r13_only_declared_keys_become_query_parameters(schema: JsonObject) -> None:
+    root: JsonObject = {
+        **_document(parameters=[_parameter("q", schema=schema)]),
+        "components": {"schemas": {"Fixed": {"allOf": [_OBJECT]}}},
+    }
+    with pytest.raises(ConnectorFault, match="has no 'admin'"):
+        build_request(_only(root), BASE, {"q": {"admin": True}})
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "ü"])

@@ -80,6 +80,7 @@ THIRD_REVIEW: dict[str, str] = {
     "p3": "A read-only page acts for nobody, whatever the credential.",
     "p4": "A yes on the page counts for what the page showed.",
     "p9": "A registry entry gives a launcher listed words and an exact version, and its secrets are named.",
+    "r13": "No path, server URL, value or parameter of a connector leaves the base URL or adds a query key.",
     "p12": "A row that was held back starts after a yes on the page.",
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
     "f7": "Gates, addons and permissions see the arguments that run, with aliases resolved.",

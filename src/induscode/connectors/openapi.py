@@ -8,6 +8,8 @@ https://spec.openapis.org/oas/v3.1.1.html.
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -24,6 +26,9 @@ _MOST_VALUES: Final = 3_000_000
 _DEEPEST: Final = 200
 _LONGEST_CHAIN: Final = 32
 _VERSIONS: Final = ("3.0.", "3.1.")
+_MOST_DECODINGS: Final = 5
+_HOST_VALUE = re.compile(r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*")
+_PATH_VALUE = re.compile(r"(?:[A-Za-z0-9_~][\w.~-]*(?:/[A-Za-z0-9_~][\w.~-]*)*)?", re.ASCII)
 YAML_EXTRA: Final = "indus-deck[connectors]"
 
 
@@ -170,6 +175,28 @@ def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
     raise DocumentFault("references of the document lead in a circle")
 
 
+# -- paths ----------------------------------------------------------------------------------------
+
+
+def find_path_problem(path: str) -> str | None:
+    """Say why a path could lead out of the base URL it's added to; None if it can't.
+
+    A server may decode a path more than once, normalize it, or take a backslash for a slash.
+    """
+    if path.startswith("//") or "\\" in path or not path.isprintable():
+        return "it begins with '//', or has a backslash or an invisible character"
+    text = path.partition("?")[0]
+    for _ in range(_MOST_DECODINGS):
+        steps = (step.partition(";")[0] for step in re.split(r"[/\\]", unicodedata.normalize("NFKC", text)))
+        if any(step in {".", ".."} for step in steps):
+            return "it has a step '.' or '..'"
+        decoded = unquote(text)
+        if decoded == text:
+            return None
+        text = decoded
+    return "it's percent-encoded too often"
+
+
 # -- servers --------------------------------------------------------------------------------------
 
 
@@ -184,14 +211,22 @@ def find_server_url(document: JsonObject, source: str) -> str | None:
 
 
 def expand_server(server: JsonObject, source: str) -> str | None:
-    """Expand the variables of one server, and resolve its URL against the source; None if that is impossible."""
+    """Expand the variables of one server, and resolve its URL against the source; None if that is impossible.
+
+    A default is a plain name: it can't end the host of the template, or add a user, a query or a step upwards.
+    """
     url = server.get("url")
     if not isinstance(url, str):
         return None
     variables = server.get("variables")
     for name, variable in (variables if is_json_object(variables) else {}).items():
         default = variable.get("default") if is_json_object(variable) else None
-        if isinstance(default, str):
+        if isinstance(default, str) and f"{{{name}}}" in url:
+            scheme, _, rest = url.rpartition("://")
+            host = rest.partition("/")[0] if not rest.startswith("/") else ""
+            in_host = f"{{{name}}}" in f"{scheme}{host}"
+            if (_HOST_VALUE if in_host else _PATH_VALUE).fullmatch(default) is None:
+                return None
             url = url.replace(f"{{{name}}}", default)
     if "{" in url:
         return None

@@ -15,7 +15,7 @@ from indusagi.core.json import exact_hash, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.faults import DocumentFault
 from induscode.connectors.oauth import is_public, list_alternatives
-from induscode.connectors.openapi import expand_server, resolve_object
+from induscode.connectors.openapi import expand_server, find_path_problem, resolve_object
 from induscode.connectors.schemas import SchemaBuilder
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch")
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110 §9.2.1)."""
 _MOST_OPERATIONS: Final = 20_000
+_MOST_BRANCHES: Final = 100
 _SLUG = re.compile(r"[A-Z][A-Z0-9_]*")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _FIELD = re.compile(r"\{([^{}/]+)\}")
@@ -66,6 +67,8 @@ class Parameter:
     """Whether its value is sent as JSON text."""
     schema: JsonValue
     description: str
+    keys: frozenset[str] = frozenset()
+    """Of an object that becomes several query parameters: their names. Other names are refused."""
 
 
 @record(kw_only=True)
@@ -123,16 +126,24 @@ def list_operations(
         source: The file or address of the document.
         hidden: Parameters that the connector sends itself, as (place, lower-case name).
         scheme: The security scheme by which the connector signs in.
+
+    Raises:
+        DocumentFault: A path could lead out of the base URL.
     """
     operations: list[OperationSpec] = []
     notes: list[Note] = []
     taken: set[str] = set()
     for path, method, item, operation in _iter_raw(root):
         owner = f"{method.upper()} {path}"
+        problem = "it's a URL" if "://" in path and not path.startswith("/") else find_path_problem(path)
+        if problem is not None:
+            raise DocumentFault(f"the path {path[:200]!r} could lead out of {base_url}: {problem}")
         if len(operations) >= _MOST_OPERATIONS:
             notes.append(Note(owner, f"left out with all that follow it: {_MOST_OPERATIONS:,} operations are the most"))
             break
         try:
+            if not path.startswith("/") or "#" in path:
+                raise DocumentFault("its path doesn't begin with '/', or has a fragment")
             _check_servers(operation.get("servers", item.get("servers")), base_url, source)
             parameters = _list_parameters(root, item, operation, hidden)
             fields = {parameter.name for parameter in parameters if parameter.place == "path"}
@@ -194,7 +205,7 @@ def _iter_raw(root: JsonObject) -> Iterator[tuple[str, str, JsonObject, JsonObje
             continue
         for method in METHODS:
             operation = item.get(method)
-            if path.startswith("/") and is_json_object(operation):
+            if not path.startswith("x-") and is_json_object(operation):
                 yield path, method, item, operation
 
 
@@ -232,22 +243,58 @@ def _list_parameters(
         argument = name if name not in taken else f"{name}_{place}"
         taken.add(argument)
         content = parameter.get("content")
+        keys = frozenset[str]()
         media = next(iter(content.values()), None) if is_json_object(content) else None
         explode = parameter.get("explode")
+        explode = explode if isinstance(explode, bool) else style in {"form", "deepObject"}
+        if place == "query" and style == "form" and explode and media is None:
+            keys = _list_query_names(root, name, parameter.get("schema", {}))
+            taken_by_us = [key for key in keys if ("query", key.lower()) in hidden or ("query", key) in raw]
+            if taken_by_us:
+                raise DocumentFault(f"its parameter {name!r} also sends {taken_by_us[0]!r}, which is another parameter")
         parameters.append(
             Parameter(
                 name=name,
                 argument=argument,
                 place=place,
                 style=style,
-                explode=explode if isinstance(explode, bool) else style in {"form", "deepObject"},
+                explode=explode,
                 required=required or place == "path",
                 as_json=media is not None,
                 schema=media.get("schema", {}) if is_json_object(media) else parameter.get("schema", {}),
                 description=_get_text(parameter, "description"),
+                keys=keys,
             )
         )
     return tuple(parameters)
+
+
+def _list_query_names(root: JsonObject, name: str, schema: JsonValue) -> frozenset[str]:
+    """List the query parameters that an exploded object can become; empty if the parameter is no object.
+
+    Raises:
+        DocumentFault: It could become parameters of any name.
+    """
+    names: set[str] = set()
+    pending, is_object = [schema], False
+    for _ in range(_MOST_BRANCHES):
+        if not pending:
+            break
+        part = pending.pop()
+        if not is_json_object(part):
+            continue
+        part = resolve_object(root, part)
+        kind, properties = part.get("type"), part.get("properties")
+        is_object |= kind == "object" or (isinstance(kind, list) and "object" in kind) or is_json_object(properties)
+        names |= (properties if is_json_object(properties) else {}).keys()
+        if part.get("additionalProperties", False) is not False or "patternProperties" in part:
+            raise DocumentFault(f"its parameter {name!r} is an object whose keys become query parameters of any name")
+        for key in ("allOf", "anyOf", "oneOf"):
+            branches = part.get(key)
+            pending += branches if isinstance(branches, list) else []
+    if pending or (is_object and not names):
+        raise DocumentFault(f"its parameter {name!r} is an object whose keys become query parameters of any name")
+    return frozenset(names)
 
 
 def _parse_body(root: JsonObject, operation: JsonObject) -> RequestBody | None:
@@ -345,7 +392,10 @@ def list_definition(root: JsonObject, operation: OperationSpec) -> JsonObject:
         "path": operation.path,
         "summary": operation.summary,
         "description": operation.description,
-        "parameters": [[row.name, row.place, row.style, row.explode] for row in operation.parameters],
+        "parameters": [
+            [row.name, row.place, row.style, row.explode, *(["json"] if row.as_json else [])]
+            for row in operation.parameters
+        ],
         "body": None if operation.body is None else [operation.body.media_type, operation.body.encoding],
         "arguments": schema,
     }

@@ -1,6 +1,7 @@
 """HTTP requests of operations: checked arguments as path, query, headers and body.
 
-A value of a path is percent-encoded completely and can therefore never add a segment; `.` and `..` are refused.
+A value of a path is percent-encoded completely and can therefore never add a segment. A request never leaves the base
+URL: steps like `..` are refused, however they are encoded.
 Styles: https://spec.openapis.org/oas/v3.0.4.html#style-values.
 """
 
@@ -13,6 +14,7 @@ from urllib.parse import quote, urlencode
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import find_path_problem
 from induscode.connectors.operations import BODY
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ def build_request(operation: OperationSpec, base_url: str, arguments: JsonObject
             headers[parameter.name] = text.strip()
         else:
             query += _iter_query(parameter, value)
+    problem = find_path_problem(path)
+    if problem is not None:
+        raise ConnectorFault(f"the path {path[:200]!r} could lead out of {base_url}: {problem}")
     url = f"{base_url.rstrip('/')}{path}"
     if query:
         url += f"{'&' if '?' in url else '?'}{urlencode(query, quote_via=quote)}"
@@ -89,7 +94,7 @@ def _format_simple(parameter: Parameter, value: JsonValue) -> str:
 
 def _format_segment(parameter: Parameter, value: JsonValue) -> str:
     text = _format_simple(parameter, value)
-    if text in {"", ".", ".."} or not text.isprintable():
+    if find_path_problem(text) is not None or not text:
         raise ConnectorFault(f"{parameter.argument!r} is part of the path: it cannot be {text!r}")
     # A comma separates items; inside one it is encoded like everything else.
     if isinstance(value, list) and not parameter.as_json:
@@ -110,6 +115,9 @@ def _iter_query(parameter: Parameter, value: JsonValue) -> Iterator[tuple[str, s
             yield name, _SEPARATORS.get(parameter.style, ",").join(map(_format_value, value))
     elif is_json_object(value):
         if parameter.explode:
+            unknown = next((key for key in value if key not in parameter.keys), None)
+            if unknown is not None:
+                raise ConnectorFault(f"{parameter.argument!r} has no {unknown!r}: its keys become query parameters")
             yield from ((key, _format_value(item)) for key, item in value.items())
         else:
             yield name, ",".join(part for key, item in value.items() for part in (key, _format_value(item)))

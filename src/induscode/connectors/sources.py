@@ -18,7 +18,7 @@ from indusagi.core.time import now_ms
 from indusagi.interop.auth.locations import is_loopback
 from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.oauth import OAuthReference, choose_scheme
-from induscode.connectors.openapi import LARGEST_BYTES, find_server_url, parse_document
+from induscode.connectors.openapi import LARGEST_BYTES, find_path_problem, find_server_url, parse_document
 from induscode.connectors.operations import digest_definitions, list_definition, list_operations
 from induscode.connectors.store import ConnectorRow
 from induscode.consent import build_consent
@@ -136,6 +136,9 @@ def examine_source(
         raise ConnectorFault(f"the base URL of {name!r} cannot be used: {exc}") from exc
     if "?" in target.path or "#" in base:
         raise ConnectorFault(f"the base URL of {name!r} has a query or a fragment: give it without one by --base-url")
+    problem = find_path_problem(target.path)
+    if problem is not None:
+        raise ConnectorFault(f"the base URL {base[:200]!r} of {name!r} can't be used: {problem}")
     base = target.url.rstrip("/")
     scheme_name = sign_in_at = ""
     if isinstance(auth, OAuthReference):
