@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Literal, TypeAlias
@@ -31,7 +31,8 @@ from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from indusagi.interop.protocol_bridge.client.watches import ServerWatches
+from indusagi.interop.protocol_bridge.client.transient import is_transient
+from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     EndpointStatus,
@@ -56,9 +57,6 @@ from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
-
-_LISTEN_PAUSE_S = 60.0
-"""The longest pause before a subscription that the server ended is opened again."""
 
 EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start"]
 """What changed: the phase, the list of tools, another list, or that the start takes long."""
@@ -113,6 +111,7 @@ class ServerEndpointImpl:
         self._listing_fault: ProtocolFault | None = None
         self._session: ClientSession | None = None
         self._items: dict[ItemKind, tuple[RemoteTool, ...]] = {}
+        self._lists = ChangedLists(config.limits.relist_gap_s, self._relist)
         self._notes: tuple[Note, ...] = ()
         self._item_notes: dict[ItemKind, tuple[Note, ...]] = {}
         self._listing = asyncio.Lock()
@@ -120,8 +119,6 @@ class ServerEndpointImpl:
         self._opened: Attempt[None] | None = None
         """Settles when the endpoint is ready or has failed."""
         self._stop = asyncio.Event()
-        self._changed: set[ItemKind] = set()
-        self._has_changed = asyncio.Event()
         self._watches: ServerWatches | None = None
         """What the server reports, while it is ready."""
         self._answer_s: float | None = None
@@ -241,7 +238,7 @@ class ServerEndpointImpl:
                     opening = self._open_session(self._config, self._handlers, self._session_factory, watch)
                     session = await stack.enter_async_context(opening)
                 self._history.record_up(self._config)
-                session.on_list_changed = self._note_change
+                session.on_list_changed, session.on_gap = self._lists.note, self._read_again
                 self._session, self._log_messages = session, session.log
                 self._enter(EndpointPhase.READY)
                 opened.settle(None)
@@ -276,7 +273,7 @@ class ServerEndpointImpl:
     async def _serve(self, session: ClientSession) -> None:
         """Follow changes and check health until `close` is called or the connection ends."""
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(self._relist())]
+            helpers = [tasks.create_task(self._lists.run())]
             if self._config.kind == "stdio" and self._session_factory is None:
                 helpers.append(tasks.create_task(self._check_health(session)))
             facts, subjects = session.facts, ("tools", "resources", "prompts")
@@ -344,9 +341,15 @@ class ServerEndpointImpl:
             ProtocolFault: Not ready, or the listing failed.
         """
         session = self._require_ready()
+        self._lists.wanted.add(kind)
         async with self._listing:
             if kind not in self._items:
-                await self._list(session, kind)
+                try:
+                    await self._list(session, kind)
+                except ProtocolFault as fault:
+                    if kind != "tool" and is_transient(fault):  # the owner of the endpoint asks for its tools again
+                        self._lists.note((kind,))
+                    raise
             return self._items[kind]
 
     async def _list(self, session: ClientSession, kind: ItemKind) -> None:
@@ -383,42 +386,31 @@ class ServerEndpointImpl:
         self._listing_fault = None
         self._report("tools")
 
-    def _note_change(self, kinds: Iterable[ItemKind]) -> None:
-        self._changed.update(kinds)
-        self._has_changed.set()
-
-    async def _relist(self) -> None:
-        """List again what the server reports as changed, at most once per `relist_gap_s`."""
-        while True:
-            await self._has_changed.wait()
-            await asyncio.sleep(self._config.limits.relist_gap_s)
-            self._has_changed.clear()
-            changed, self._changed = [*self._changed], set()
-            for kind in changed:
-                session = self._session
-                if session is None or kind not in self._items:
-                    continue
-                async with self._listing:
-                    try:
-                        await self._list(session, kind)
-                    except ProtocolFault:
-                        # The old list stays; the status has the fault.
-                        continue
+    async def _relist(self, kind: ItemKind) -> None:
+        session = self._session
+        if session is not None:
+            async with self._listing:
+                await self._list(session, kind)
 
     async def _listen(self, session: ClientSession, changes: Mapping[str, JsonValue]) -> None:
         """Subscribe to changes of a modern server; after each gap everything is listed again."""
-        pause_s = self._config.limits.relist_gap_s
+
+        async def listen(on_acknowledged: Callable[[JsonObject], None]) -> None:
+            await session.listen(on_acknowledged, **changes)
+
         try:
-            while True:
-                await session.listen(**changes)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LISTEN_PAUSE_S)
-                self._note_change(self._items)
+            await keep_listening(listen, self._config.limits, self._lists.note_gap)
         except ConnectionClosedError:
             return  # the status has the fault
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
             text = f"it does not tell when its lists change: {describe_error(exc)}"
             self._notes = (*self._notes, Note(f"server {self._config.id!r}", text))
+
+    def _read_again(self) -> None:
+        """List and read everything again: the server's notifications had a gap."""
+        self._lists.note_gap()
+        if self._watches is not None:
+            self._watches.read_again()
 
     # -- updates of resources ---------------------------------------------------------------
 

@@ -672,3 +672,88 @@ async def test_a_notification_follows_a_redirect_to_the_same_origin() -> None:
         await until(lambda: len(heard) == 2)
         await endpoint.close()
     assert heard == ["/mcp", "/mcp/"]
+
+
+# -- subscriptions that are cut -------------------------------------------------------------------
+
+
+class CutModern(Modern):
+    """A modern server whose subscriptions a test cuts, and which counts what it's asked."""
+
+    def __init__(self) -> None:
+        self.listening: list[Exchange] = []
+        self.asked: Counter[str] = Counter()
+        self.refuse_next = 0
+
+    async def __call__(self, exchange: Exchange) -> None:
+        method = str(exchange.request.rpc.get("method"))
+        self.asked[method] += 1
+        if self.refuse_next and method in {"subscriptions/listen", "tools/list"}:
+            self.refuse_next -= 1
+            await status(503)(exchange)
+        elif method == "subscriptions/listen":
+            self.listening.append(exchange)
+            await self._listen(exchange)
+        else:
+            await super().__call__(exchange)
+
+    async def cut(self) -> None:
+        for exchange in self.listening:
+            exchange.cut()
+        self.listening.clear()
+
+
+async def test_finding_f3_a_subscription_that_is_cut_is_opened_again_and_everything_is_read_again() -> None:
+    behaviour, heard = CutModern(), list[tuple[str, Any]]()
+    handlers = Handlers(on_notification=lambda method, params: heard.append((method, params)))
+    async with http_server(behaviour) as server:
+        limits = replace(STEADY, relist_gap_s=0.01)
+        endpoint = create_server_endpoint(remote(server, limits=limits), handlers=handlers)
+        await endpoint.open()
+        try:
+            await endpoint.list_tools()
+            await endpoint.watch_resource("file:///a")
+            await until(lambda: len(behaviour.listening) == 2)
+            for refused in (0, 3):
+                lists, count = behaviour.asked["tools/list"], len(heard)
+                behaviour.refuse_next = refused
+                await behaviour.cut()
+                await until(lambda: len(behaviour.listening) == 2)
+                await until(lambda lists=lists: behaviour.asked["tools/list"] > lists)
+                await until(lambda count=count: len(heard) > count)
+            assert behaviour.refuse_next == 0
+            assert endpoint.phase is EndpointPhase.READY
+            updated = ("notifications/resources/updated", {"uri": "file:///a"})
+            assert [one for one in heard if one[0].endswith("updated")] == [updated] * 2
+        finally:
+            await endpoint.close()
+
+
+async def test_finding_f3_the_standing_stream_of_a_legacy_server_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(guard_module, "_LONGEST_PAUSE_S", 0.001)
+    honest = Legacy()
+    gets: list[Exchange] = []
+
+    async def behave(exchange: Exchange) -> None:
+        if exchange.request.method == "GET":
+            gets.append(exchange)
+            if 1 < len(gets) < 6:
+                await (status(503) if len(gets) % 2 else cut())(exchange)
+                return
+        await honest(exchange)
+
+    async with http_server(behave) as server:
+        endpoint = create_server_endpoint(remote(server, limits=replace(STEADY, relist_gap_s=0.01)))
+        await endpoint.open()
+        try:
+            await endpoint.list_tools()
+            await until(lambda: honest.is_standing)
+            before = len(server.heard("tools/list"))
+            gets[0].cut()
+            await until(lambda: len(gets) >= 6 and honest.is_standing)
+            await until(lambda: len(server.heard("tools/list")) > before)
+        finally:
+            await endpoint.close()

@@ -461,7 +461,7 @@ def test_each_further_connection_waits_longer(resumes: bool, expected: list[floa
         clock.now += 200
         run_at_once(paced.pace(resumes=True))
         run_at_once(paced.pace(resumes=True))
-        assert clock.slept[-2:] == [0.0, 0.8]
+        assert clock.slept[-2:] == [0.0, 0.5]
 
 
 def run_at_once(coroutine: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indusagi.interop import ServerLimits, StartHistory, StartPolicy, StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
-from indusagi.interop.protocol_bridge.client.start.policy import PERMANENT_REASONS, RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def test_open_circuit_waits_at_least_retry_after(failures: int, asked: float, wa
 def test_permanent_faults_are_not_retried(reason: FaultReason | None, hopeless: bool) -> None:
     record = RestartRecord(RULES)
     delay = record.delay(fault(reason), 0, 0)
-    assert (delay is None) == hopeless == (reason in PERMANENT_REASONS)
+    assert (delay is None) == hopeless
     assert record.in_a_row == (0 if hopeless else 1)
 
 

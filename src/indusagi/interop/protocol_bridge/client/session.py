@@ -144,6 +144,8 @@ class ClientSession:
     ) -> None:
         self.facts: ServerFacts | None = None
         self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
+        self.on_gap: Callable[[], None] = lambda: None
+        """Called when the server's stream of notifications is open again: what it reported meanwhile is lost."""
         self.describe_caller: Callable[[Caller], JsonObject] | None = None
         """Describes the client behind a call to a server that another node owns; None: it is not told."""
         self.share_subscription: Callable[[str, JsonObject], Awaitable[JsonObject]] | None = None
@@ -517,6 +519,10 @@ class ClientSession:
         if handler is None:
             raise RpcError(METHOD_NOT_FOUND, f"{method} is not allowed here")
         return await handler(params)
+
+    def report(self, method: str, params: JsonObject) -> None:
+        """Handle a notification that the server would have sent if its reports had no gap."""
+        self._handle_notification(method, params)
 
     def _handle_notification(self, method: str, params: JsonObject) -> None:
         if (kinds := _LIST_CHANGES.get(method)) is not None:

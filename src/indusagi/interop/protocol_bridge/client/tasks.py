@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
+from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.interop.protocol_bridge.client.transient import get_retry_after, is_transient
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     InvalidResponseError,
@@ -212,43 +214,61 @@ class ServerTasks:
     ) -> JsonObject:
         """Wait until a task has ended, answer its questions, and return its result.
 
-        With `cancels`, the server is told when the wait ends before the task.
+        A poll that fails for a while is repeated. With `cancels`, the task is cancelled when we stop waiting for it:
+        not when the server itself has ended the wait.
 
         Raises:
             RpcError: The task failed or was cancelled, or asked for an input that has no handler.
             RequestTimeoutError: It takes longer than `limit_s`.
         """
-        task_id, has_ended = str(task["taskId"]), False
+        task_id = str(task["taskId"])
         changed = self._changed[task_id] = asyncio.Event()
         if task_id in self._early:
             self._early.remove(task_id)
             changed.set()
+        poll = _TaskPoll(self._send, self._run_handler, self._idle_s, task_id, changed)
         try:
             async with asyncio.timeout(limit_s):
                 report = on_progress if is_modern else None  # a legacy server reports progress itself
-                ended = await self._poll(task, changed, limit_s, report, is_modern=is_modern)
-            has_ended = True
+                ended = await poll.run(task, limit_s, report, is_modern=is_modern)
         except TimeoutError:
             raise RequestTimeoutError(f"the task has not ended within {limit_s:g} s") from None
         finally:
             if self._changed.get(task_id) is changed:
                 del self._changed[task_id]
-            if cancels and not has_ended:
+            if cancels and not poll.is_over:
                 await self._cancel(task_id)
         return read_task_result(ended) if is_modern else ended
 
-    async def _poll(
-        self,
-        task: JsonObject,
-        changed: asyncio.Event,
-        limit_s: float,
-        on_progress: OnProgress | None,
-        *,
-        is_modern: bool,
+    async def _cancel(self, task_id: str) -> None:
+        from anyio import move_on_after  # noqa: PLC0415 — only for a call that ends early
+
+        with suppress(Exception), move_on_after(_CANCEL_S, shield=True):
+            await self._send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
+
+
+class _TaskPoll:
+    """The polls of one task."""
+
+    def __init__(
+        self, send: Send, run_handler: RunHandler, idle_s: float, task_id: str, changed: asyncio.Event
+    ) -> None:
+        self.is_over = False
+        """Whether the server has ended the wait: by the end of the task, or by refusing to say more about it."""
+        self._send = send
+        self._run_handler = run_handler
+        self._idle_s = idle_s
+        self._params: JsonObject = {"taskId": task_id}
+        self._changed = changed
+        self._backoff = Backoff()
+        self._given: JsonObject = {}
+        """Our answers, by question."""
+        self._delivered: set[str] = set()
+
+    async def run(
+        self, task: JsonObject, limit_s: float, on_progress: OnProgress | None, *, is_modern: bool
     ) -> JsonObject:
         """Return the task that has ended; of a legacy server its result."""
-        params: JsonObject = {"taskId": task["taskId"]}
-        answered: set[str] = set()
         untold_s, is_detailed = _FIRST_POLL_S, False  # a handle has neither result nor questions
         for number in itertools.count(1):
             status, message = task.get("status"), task.get("statusMessage")
@@ -256,42 +276,62 @@ class ServerTasks:
                 on_progress({"progress": number, "message": message or f"the task is {status}"})
             if not is_modern and (status in TERMINAL or status == "input_required"):
                 # Waits until the end; the server sends its questions meanwhile.
-                return await self._send("tasks/result", params, limit_s)
+                result = await self._request("tasks/result", limit_s)
+                self.is_over = True
+                return result
             if is_detailed and status in TERMINAL:
+                self.is_over = True
                 return task
             if is_detailed and status == "input_required":
-                await self._answer(task, answered)
+                await self._answer(task)
             if is_detailed or status == "working":
-                await _pause(task, changed, untold_s)
+                await _pause(task, self._changed, untold_s)
                 untold_s = min(untold_s * 2, _UNTOLD_POLL_S)
-            task, is_detailed = read_task(await self._send("tasks/get", params, self._idle_s)), True
+            task, is_detailed = read_task(await self._request("tasks/get", self._idle_s)), True
             if not is_task(task):
                 raise InvalidResponseError("tasks/get answered without a task")
         raise AssertionError  # `count` has no end
 
-    async def _answer(self, task: JsonObject, answered: set[str]) -> None:
-        """Answer the questions that are new, each once."""
+    async def _request(self, method: str, within_s: float) -> JsonObject:
+        """Send a request that changes nothing, until it is answered."""
+        while True:
+            try:
+                answer = await self._send(method, self._params, within_s)
+            except Exception as exc:
+                if not is_transient(exc):
+                    self.is_over = True
+                    raise
+                await self._backoff.pause(get_retry_after(exc))
+            else:
+                self._backoff.reset()
+                return answer
+
+    async def _answer(self, task: JsonObject) -> None:
+        """Answer the questions that are new. Answers that did not get through are sent with the next poll."""
         requests = task.get("inputRequests")
         responses: JsonObject = {}
         for key, value in requests.items() if is_json_object(requests) else ():
-            if key in answered:
+            if key in self._delivered:
                 continue
-            if len(answered) >= _QUESTIONS:
-                raise InvalidResponseError(f"its task asked more than {_QUESTIONS} questions")
-            answered.add(key)
-            request = value if is_json_object(value) else {}
-            params = request.get("params")
-            responses[key] = await self._run_handler(
-                str(request.get("method")), params if is_json_object(params) else {}
-            )
-        if responses:
-            await self._send("tasks/update", {"taskId": task["taskId"], "inputResponses": responses}, self._idle_s)
-
-    async def _cancel(self, task_id: str) -> None:
-        from anyio import move_on_after  # noqa: PLC0415 — only for a call that ends early
-
-        with suppress(Exception), move_on_after(_CANCEL_S, shield=True):
-            await self._send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
+            if key not in self._given:
+                if len(self._given) >= _QUESTIONS:
+                    raise InvalidResponseError(f"its task asked more than {_QUESTIONS} questions")
+                request = value if is_json_object(value) else {}
+                params = request.get("params")
+                self._given[key] = await self._run_handler(
+                    str(request.get("method")), params if is_json_object(params) else {}
+                )
+            responses[key] = self._given[key]
+        if not responses:
+            return
+        try:
+            await self._send("tasks/update", {**self._params, "inputResponses": responses}, self._idle_s)
+        except Exception as exc:
+            if not is_transient(exc):
+                raise
+            await self._backoff.pause(get_retry_after(exc))
+        else:
+            self._delivered.update(responses)
 
 
 async def _pause(task: JsonObject, changed: asyncio.Event, untold_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a client has one server report: updates of resources, and changes of tasks.
+"""What a client has one server report: changed lists, updates of resources, and changes of tasks.
 
 A legacy server is asked by `resources/subscribe`, and reports changes of tasks unasked. A modern server has an open
 request for each watched item (`subscriptions/listen`), and acknowledges what it will report: a resource counts as
@@ -9,23 +9,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.interop.protocol_bridge.client.transient import get_retry_after, is_transient
+from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.session import ClientSession
-    from indusagi.interop.protocol_bridge.contract import ServerLimits
+    from indusagi.interop.protocol_bridge.contract import ItemKind, ServerLimits
 
     SendRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 
 _LONGEST_PAUSE_S = 60.0
-"""Between two subscriptions that the server has ended."""
+_LONGEST_RELIST_S = 30.0
+_TASK = "task "
+"""Begins the keys of watched tasks."""
 _NOT_REPORTED = "the server does not report updates of this resource"
 
 _log = logging.getLogger(__name__)
+
+
+class ChangedLists:
+    """Lists of one server that have changed, and are read again at most once per `gap_s`.
+
+    A listing that fails for a while is repeated.
+
+    Args:
+        gap_s: The shortest time between two listings.
+        relist: Reads one list again; raises `ProtocolFault`.
+    """
+
+    def __init__(self, gap_s: float, relist: Callable[[ItemKind], Awaitable[None]]) -> None:
+        self.wanted: set[ItemKind] = set()
+        """The kinds that somebody has asked for."""
+        self._gap_s = gap_s
+        self._relist = relist
+        self._changed: set[ItemKind] = set()
+        self._has_changed = asyncio.Event()
+
+    def note(self, kinds: Iterable[ItemKind]) -> None:
+        """Have lists read again."""
+        self._changed.update(kinds)
+        self._has_changed.set()
+
+    def note_gap(self) -> None:
+        """Have every list read again that somebody has asked for."""
+        self.note(self.wanted)
+
+    async def run(self) -> None:
+        """Read changed lists again, until cancelled."""
+        backoff = Backoff(self._gap_s, longest_s=_LONGEST_RELIST_S)
+        while True:
+            await self._has_changed.wait()
+            await asyncio.sleep(self._gap_s)
+            self._has_changed.clear()
+            changed, self._changed = self._changed & self.wanted, set()
+            failures: list[ProtocolFault] = []
+            for kind in sorted(changed):
+                try:
+                    await self._relist(kind)
+                except ProtocolFault as fault:
+                    # The old list stays; the status has the fault.
+                    if is_transient(fault):
+                        failures.append(fault)
+                        self._changed.add(kind)
+            if not failures:
+                backoff.reset()
+                continue
+            await backoff.pause(max(get_retry_after(fault) or 0.0 for fault in failures))
+            self._has_changed.set()
 
 
 class ServerWatches:
@@ -99,13 +157,13 @@ class ServerWatches:
 
     def watch_task(self, task_id: str) -> None:
         """Have a modern server report changes of a task (`notifications/tasks`)."""
-        key = f"task {task_id}"
+        key = f"{_TASK}{task_id}"
         if self._session.is_modern and key not in self._watched:
             self._watched[key] = self._tasks.create_task(self._listen(key, None, taskIds=[task_id]))
 
     def unwatch_task(self, task_id: str) -> None:
         """Have the server report no further changes of a task."""
-        self._drop(f"task {task_id}")
+        self._drop(f"{_TASK}{task_id}")
 
     def close(self) -> None:
         """Cancel the open requests."""
@@ -121,19 +179,24 @@ class ServerWatches:
     async def _listen(
         self, key: str, acknowledged: asyncio.Future[JsonObject] | None, **notifications: JsonValue
     ) -> None:
-        """Keep a request open; its first acknowledgement or failure goes to `acknowledged`."""
+        """Keep a request open; its first acknowledgement or refusal goes to `acknowledged`.
+
+        A request that ends or fails for a while is opened again, and what it was about is read again.
+        """
 
         def accept(reported: JsonObject) -> None:
             if acknowledged is not None and not acknowledged.done():
                 acknowledged.set_result(reported)
 
-        pause_s = self._limits.relist_gap_s
+        async def listen(on_acknowledged: Callable[[JsonObject], None]) -> None:
+            def pass_on(reported: JsonObject) -> None:
+                accept(reported)
+                on_acknowledged(reported)
+
+            await self._session.listen(pass_on, **notifications)
+
         try:
-            while True:
-                await self._session.listen(accept, **notifications)
-                accept({})  # it has ended without an acknowledgement
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            await keep_listening(listen, self._limits, partial(self._read_again, key), on_end=partial(accept, {}))
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
             if acknowledged is not None and not acknowledged.done():
                 acknowledged.set_exception(exc)
@@ -141,3 +204,58 @@ class ServerWatches:
                 _log.debug("the server does not report %s: %s", key, exc)
         finally:
             accept({})
+
+    def read_again(self) -> None:
+        """Read everything that is watched again: the server's reports had a gap."""
+        for key in self._watched:
+            self._read_again(key)
+
+    def _read_again(self, key: str) -> None:
+        """Report what is watched as changed; a task is asked for first."""
+        if key.startswith(_TASK):
+            self._tasks.create_task(self._read_task(key.removeprefix(_TASK)))
+        else:
+            self._session.report("notifications/resources/updated", {"uri": key})
+
+    async def _read_task(self, task_id: str) -> None:
+        with suppress(Exception):  # its client asks for it by itself
+            self._session.report("notifications/tasks", await self._request("tasks/get", {"taskId": task_id}))
+
+
+async def keep_listening(
+    listen: Callable[[Callable[[JsonObject], None]], Awaitable[None]],
+    limits: ServerLimits,
+    on_gap: Callable[[], None],
+    on_end: Callable[[], None] = lambda: None,
+) -> None:
+    """Keep a subscription open: again after its end, and after a failure that passes.
+
+    `on_gap` runs when the next one is open: nothing was reported in between. `on_end` runs when the server has ended
+    one. Raises what `listen` raises for good.
+    """
+    loop, backoff = asyncio.get_running_loop(), Backoff(limits.relist_gap_s, longest_s=_LONGEST_PAUSE_S)
+    is_read = True
+
+    def read_again() -> None:
+        nonlocal is_read
+        if not is_read:
+            is_read = True
+            on_gap()
+
+    while True:
+        opened_at, retry_after_s = loop.time(), None
+        unacknowledged = loop.call_later(limits.list_s, read_again)  # some servers acknowledge nothing
+        try:
+            await listen(lambda _: read_again())
+            read_again()
+            on_end()
+        except Exception as exc:
+            if not is_transient(exc):
+                raise
+            retry_after_s = get_retry_after(exc)
+        finally:
+            unacknowledged.cancel()
+        is_read = False
+        if loop.time() - opened_at > _LONGEST_PAUSE_S:
+            backoff.reset()
+        await backoff.pause(retry_after_s)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import httpx2
 
+from indusagi.core.backoff import Backoff
 from indusagi.core.json import is_json_object
 from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.http.failures import (
@@ -46,6 +47,7 @@ from indusagi.interop.protocol_bridge.client.http.responses import (
     add_response_id,
     classify_message,
 )
+from indusagi.interop.protocol_bridge.client.transient import is_passing
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 
@@ -77,9 +79,8 @@ _MAX_POSTS = 64
 """How many notifications are sent at once before the next one waits."""
 _FIRST_POST_S = 1.0
 """How long other requests wait for the answer to `notifications/initialized`, or for a place among the posts."""
-_FIRST_PAUSE_S = 0.5
-_PAUSE_FACTOR = 1.6
-_LONGEST_PAUSE_S = 60.0
+_FIRST_PAUSE_S, _PAUSE_FACTOR, _LONGEST_PAUSE_S = 0.5, 1.6, 60.0
+"""Between two GETs that go on with one stream."""
 
 
 class ResumableRequest:
@@ -90,7 +91,7 @@ class ResumableRequest:
         self._ends_at: float | None = None
         self._timeout: asyncio.Timeout | None = None
         self._next_get_at: float | None = None
-        self._pause_s = _FIRST_PAUSE_S
+        self._backoff = Backoff(_FIRST_PAUSE_S, factor=_PAUSE_FACTOR, longest_s=_LONGEST_PAUSE_S, jitter=0)
 
     async def wait(self, awaitable: Awaitable[T], within_s: float | None = None) -> T:
         """Wait for the network, until the request is given up."""
@@ -115,17 +116,16 @@ class ResumableRequest:
         if self._timeout is not None:
             self._timeout.reschedule(at)
 
-    async def pace(self, *, resumes: bool) -> None:
+    async def pace(self, *, resumes: bool, retry_after_s: float | None = None) -> None:
         """Delay a GET; the first one of a standing stream passes at once, each further one waits longer."""
         loop = asyncio.get_running_loop()
         if self._next_get_at is None and resumes:
-            self._next_get_at = loop.time() + self._pause_s
+            self._next_get_at = loop.time() + self._backoff.next_pause()
         if self._next_get_at is not None:
             if loop.time() - self._next_get_at > _LONGEST_PAUSE_S:
-                self._pause_s = _FIRST_PAUSE_S
-            await asyncio.sleep(max(0.0, self._next_get_at - loop.time()))
-            self._pause_s = min(self._pause_s * _PAUSE_FACTOR, _LONGEST_PAUSE_S)
-        self._next_get_at = loop.time() + self._pause_s
+                self._backoff.reset()
+            await asyncio.sleep(max(retry_after_s or 0.0, self._next_get_at - loop.time()))
+        self._next_get_at = loop.time() + self._backoff.next_pause()
 
 
 class HttpGuard(httpx2.AsyncBaseTransport):
@@ -144,6 +144,9 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         self.on_session_lost: Callable[[], object] = lambda: None
         self.on_foreign_response: Callable[[str], None] = lambda note: None
         """Receives a sentence about the server when it has answered another request."""
+        self.on_gap: Callable[[], None] = lambda: None
+        """Called when the stream for messages that belong to no request is open again."""
+        self._had_stream = False
         self._is_session_lost = False
         self._network = network
         self._origin = get_origin(address)
@@ -198,12 +201,13 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             return self._fail(resumable, build_redirect_failure(request.url))
         if request.method == "DELETE":
             return await self._end_session(request)
+        if resumable.request_id is None:
+            is_stream = request.method == "GET"
+            return await (self._open_stream(request, resumable) if is_stream else self._post_notification(request))
         if request.method == "GET":
             await resumable.pace(resumes="last-event-id" in request.headers)
             if resumable.is_given_up:
                 return self._fail(resumable, build_failure("was given up", "cancelled"))
-        if request.method == "POST" and resumable.request_id is None:
-            return await self._post_notification(request)
         try:
             response = await resumable.wait(self._send(request))
             return await self._check(request, response, resumable)
@@ -211,6 +215,35 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             return self._fail(resumable, classify_auth_fault(exc), HTTPStatus.UNAUTHORIZED)
         except (TimeoutError, httpx2.TransportError) as exc:
             return self._fail(resumable, classify_network_error(exc, self.via))
+
+    async def _open_stream(self, request: httpx2.Request, resumable: ResumableRequest) -> httpx2.Response:
+        """Open the stream for messages that belong to no request; a failure that passes is waited for.
+
+        The SDK gives up after two failures, and the server's notifications would never come again.
+        """
+        resumes, retry_after_s = "last-event-id" in request.headers, None
+        while True:
+            await resumable.pace(resumes=resumes, retry_after_s=retry_after_s)
+            response, failure = None, None
+            try:
+                response = await self._send(request)
+            except AuthFault as exc:
+                failure = classify_auth_fault(exc)
+            except (TimeoutError, httpx2.TransportError) as exc:
+                failure = classify_network_error(exc, self.via)
+            if response is not None and response.status_code >= HTTPStatus.BAD_REQUEST:
+                failure = classify_status(response, self.via)
+            if failure is None or not is_passing(failure.detail):
+                break
+            if response is not None:
+                await response.aclose()
+            retry_after_s = failure.detail.retry_after_s
+        if response is None:
+            return self._fail(resumable, failure or build_failure("failed", "closed"))
+        if failure is None and self._had_stream:
+            self.on_gap()
+        self._had_stream = self._had_stream or failure is None
+        return await self._check(request, response, resumable)
 
     async def _end_session(self, request: httpx2.Request) -> httpx2.Response:
         """End the session; a server that does not respond ends it by itself."""
@@ -329,7 +362,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         if len(body) > _ERROR_BODY or not is_rpc_error(body):
             return self._fail(resumable, failure, response.status_code)
         if failure.detail.reason not in {"auth", "rate_limited"}:
-            failure = build_failure("", None, response.status_code)
+            failure = build_failure("", None, response.status_code, failure.detail.retry_after_s)
         self.note(resumable.request_id, failure)
         return httpx2.Response(response.status_code, headers={"content-type": "application/json"}, content=body)
 
@@ -382,6 +415,8 @@ class _CountedBody(httpx2.AsyncByteStream):
                 raise httpx2.SSEError("the request was cancelled") from None
             except httpx2.TransportError:
                 self._guard.note(self._resumable.request_id, incomplete)
+                if self._resumable.request_id is None:
+                    return  # the SDK opens a standing stream again when it has ended, and not often when it has failed
                 raise httpx2.StreamError(incomplete.message) from None
             if self._is_events:
                 # An event may end in the middle of a piece, and its end may be split over two.

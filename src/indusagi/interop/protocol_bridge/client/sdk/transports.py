@@ -181,6 +181,7 @@ async def _stream_session(
         if guard is not None:
             transport.headers = McpHeaders(session)
             guard.on_foreign_response = session.note
+            guard.on_gap = lambda: session.on_gap()
         tasks.start_soon(transport.read)
         tasks.start_soon(transport.write)
         try:

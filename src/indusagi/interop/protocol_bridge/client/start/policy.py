@@ -15,9 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from indusagi.core.backoff import grow_pause
 from indusagi.core.json import content_hash
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
+from indusagi.interop.protocol_bridge.client.transient import RECOVERIES
 from indusagi.interop.protocol_bridge.contract import LATER_START_S, ProtocolFault, ServerConfig, StdioServerConfig
 
 if TYPE_CHECKING:
@@ -187,10 +189,6 @@ async def _wait_while_computing(cpu_seconds: Callable[[], Awaitable[float | None
         used = seconds
 
 
-PERMANENT_REASONS = frozenset({"auth", "not_found", "untrusted", "version", "malformed", "redirect"})
-"""Reasons that do not pass by themselves: the user has to change something first."""
-
-
 @record(kw_only=True)
 class Supervision:
     """The rules of restarts: backoff with jitter, and a circuit breaker."""
@@ -227,11 +225,12 @@ class RestartRecord:
         self.opened = 0
 
     def delay(self, fault: ProtocolFault | None, up_s: float, now: float) -> float | None:
-        """Record a failure; return the seconds until the next start, or `None`: only when it is requested."""
+        """Record a failure and return the restart delay, or `None` to wait for the next call."""
         rules = self.rules
-        if fault is not None and fault.detail.reason in PERMANENT_REASONS:
+        reason = None if fault is None else fault.detail.reason
+        if reason is not None and RECOVERIES[reason] == "user":
             return None
-        if fault is not None and fault.detail.reason == "moved":
+        if reason == "moved":
             return 0.0  # no failure: it starts elsewhere
         if up_s >= rules.healthy_s:
             self.forget()
@@ -241,16 +240,9 @@ class RestartRecord:
         if len(self.starts) >= rules.failures:
             self.starts.clear()
             self.opened += 1
-            wait_s = _grow(rules.open_s, 2.0, self.opened - 1, rules.open_longest_s)
+            wait_s = grow_pause(rules.open_s, 2.0, self.opened - 1, rules.open_longest_s)
         else:
-            wait_s = _grow(rules.first_s, rules.factor, self.in_a_row - 1, rules.longest_s)
+            wait_s = grow_pause(rules.first_s, rules.factor, self.in_a_row - 1, rules.longest_s)
             wait_s *= 1 + random.uniform(-rules.jitter, rules.jitter)
         retry_after_s = fault.detail.retry_after_s if fault is not None else None
         return max(wait_s, retry_after_s or 0.0)
-
-
-def _grow(first_s: float, factor: float, times: int, longest_s: float) -> float:
-    try:
-        return min(first_s * factor**times, longest_s)
-    except OverflowError:  # after a day of failures
-        return longest_s
