@@ -179,9 +179,9 @@ def stop_changed_tool(demo):
     expect_texts(lines, f'+  "description": "{POISONED}"')
     demo.show(lines, ('"description"',))
     release.write_text(HARMLESS, encoding="utf-8")
-    lines = demo.run("mcp", "approve", "gallery", remark="after the next update, which is harmless")
+    lines = demo.run("mcp", "approve", "gallery", "--yes", remark="after the next update, which is harmless")
     expect_texts(lines, "approved as it is now")
-    demo.show(lines)
+    demo.show(lines, ("approved as it is now",))
     return "The call was stopped before a model could read the new text; only a person can approve it."
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from indusagi.core.ids import new_ulid
+from indusagi.core.time import now_ms
 from induscode.session.transcript import (
     KEEP,
     ConversationError,
@@ -96,7 +97,12 @@ def test_old_and_surplus_conversations_are_removed_unless_in_use() -> None:
     os.utime(os.path.join(root, aged, "transcript.log"), ns=(1, 1))
     os.utime(os.path.join(root, used.id, "transcript.log"), ns=(1, 1))
     keep = held("/a", "young")
-    assert sorted(os.listdir(root)) == sorted([used.id, keep])
+    days_ago = now_ms() * 1_000_000 - 2 * 86_400 * 1_000_000_000
+    # A single conversation after a long pause may come from a clock that's wrong.
+    assert sorted(os.listdir(root)) == sorted([aged, used.id, keep])
+    os.utime(os.path.join(root, keep, "transcript.log"), ns=(days_ago, days_ago))
+    last = [held("/a", "last"), held("/a", "last")]
+    assert sorted(os.listdir(root)) == sorted([used.id, keep, *last])
     used.close()
     for _ in range(KEEP + 5):
         Transcript(os.path.join(root, new_ulid()), "/many").close()
@@ -106,6 +112,21 @@ def test_old_and_surplus_conversations_are_removed_unless_in_use() -> None:
     found = [name for name in os.listdir(root) if Path(root, name, "transcript.log").exists()]
     assert len(found) == KEEP
     assert (Path(root) / "not-ours").exists()
+
+
+def test_conversations_of_scripts_never_displace_those_of_a_user() -> None:
+    root = conversations_dir()
+    mine = held("/a", "mine")
+    taken_up = open_transcript("/a", scripted=True)
+    taken_up.close()
+    open_transcript("/a", resume=taken_up.id).close()  # a user went on with what a script began
+    for _ in range(KEEP + 5):
+        open_transcript("/a", scripted=True).close()
+    again = open_transcript("/a", scripted=True)
+    again.close()
+    found = {*os.listdir(root)}
+    assert {mine, taken_up.id, again.id} <= found
+    assert len(found) == KEEP + 3
 
 
 def test_removal_without_conversations_does_nothing(tmp_path: Path) -> None:

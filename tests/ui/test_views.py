@@ -122,8 +122,9 @@ class Source:
             raise self.fault
         return ActionReply(f"{server}: {action} done", "https://issuer.example/sign-in" if action == "sign-in" else "")
 
-    def approve(self, ref: RemoteToolRef) -> None:
-        self.done.append((ref,))
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
+        self.done.append((ref, digest))
+        return True
 
     async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
         self.done.append((name, arguments, answer))
@@ -374,19 +375,19 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
     unseen = DisabledTool(RemoteToolRef("lib", "old"), "lib__old", DriftGrade.ROUTING, ["inputSchema"])
     source = Source(drifts=[changed, title], disabled=[seen, unseen])
     pages = [await drift.show_drifts(ask(source, user)) for user in (PERSON, GUEST)]
-    form = {"server": "lib", "item": "look", "kind": "tool", "pin": "0" * 64, "action": "approve"}
-    with pytest.raises(PageError, match="has changed again") as failed:
+    form = {"server": "lib", "item": "look", "kind": "tool", "digest": "0" * 64, "action": "approve"}
+    with pytest.raises(PageError, match="has changed since you looked") as failed:
         await drift.show_drifts(ask(source, PERSON, form))
     assert (failed.value.status, source.done) == (409, [])
-    pin = pages[0].content.partition('name="pin" value="')[2].partition('"')[0]
-    with pytest.raises(PageError, match="has changed again"):
-        await drift.show_drifts(ask(source, PERSON, {**form, "pin": pin, "kind": "prompt"}))
+    pin = pages[0].content.partition('name="digest" value="')[2].partition('"')[0]
+    with pytest.raises(PageError, match="has changed since you looked"):
+        await drift.show_drifts(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
     pages += [
-        await drift.show_drifts(ask(source, PERSON, {**form, "pin": pin, "action": action}))
+        await drift.show_drifts(ask(source, PERSON, {**form, "digest": pin, "action": action}))
         for action in ("approve", "refuse")
     ]
     refused = ("drift", "lib", "look", "refused by a person: routing change of description")
-    assert source.done == [(ref,), refused]
+    assert source.done == [(ref, pin), refused]
     check_page("drift", *pages, await drift.show_drifts(ask(Source())))
 
 

@@ -5,10 +5,14 @@ the event loop's clock instead.
 """
 
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY_MS = 86_400_000
+MAX_JUMP_MS = 31 * DAY_MS
+"""A clock that moves further than this between two uses may be wrong."""
 
 
 class Clock(Protocol):
@@ -54,3 +58,19 @@ def iso_utc(at_ms: int | None = None) -> str:
     """Format a time as RFC 3339 in UTC with milliseconds: `2026-11-15T20:08:29.000Z`."""
     moment = _EPOCH + timedelta(milliseconds=now_ms() if at_ms is None else at_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def find_safe_now(now_at_ms: int, times_ms: Iterable[int]) -> int:
+    """Return the time by which old things may be removed: a clock that jumps ahead once removes nothing.
+
+    `times_ms` says when the things were made. A jump ahead counts once they show use on two days after it.
+    """
+    times = sorted(times_ms)
+    if not times:
+        return now_at_ms
+    present = times[0]
+    for at_ms in times:
+        if at_ms - present > MAX_JUMP_MS and times[-1] - at_ms < DAY_MS:
+            break
+        present = at_ms
+    return min(now_at_ms, present)

@@ -566,6 +566,7 @@ async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerat
             resume=invocation.resume,
             last=invocation.continue_last,
             fork=invocation.fork,
+            scripted=invocation.prompt is not None,
         )
         try:
             transcript = await to_thread.run_sync(open_stored)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import deque
+from contextlib import suppress
 from shutil import copytree, ignore_patterns, rmtree
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.context import ReadState
-from indusagi.core.app_dirs import make_private_dir, state_dir
+from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.time import iso_utc, now_ms
+from indusagi.core.time import DAY_MS, find_safe_now, iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog, decode_line, read_lines
 
 if TYPE_CHECKING:
@@ -28,15 +29,17 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 KEEP = 200
-"""Number of conversations that are kept."""
+"""Number of conversations that are kept, of scripts (`-p`) and of others each."""
 KEEP_DAYS = 30
 LOG_NAME = "transcript.log"
+_SCRIPTED = "scripted"
+"""A file in the directory of a conversation that no user has opened yet, only a script (`-p`)."""
 _READ_OP = "read"
 REWIND_OP = "rewind"
 COMPACT_OP = "compact"
 FORK_OP = "fork"
 _MESSAGE_OP = "message"
-_DAY_NS = 24 * 3_600 * 1_000_000_000
+_MS_NS = 1_000_000
 _FIRST_LINE = 64 * 1024
 
 
@@ -227,28 +230,41 @@ def conversations_dir() -> str:
     return os.path.join(state_dir(), "conversations")
 
 
-def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False, fork: bool = False) -> Transcript:
+def open_transcript(
+    cwd: str, *, resume: str | None = None, last: bool = False, fork: bool = False, scripted: bool = False
+) -> Transcript:
     """Open conversation `resume`, the `last` one in `cwd`, or a new one. It blocks.
 
-    With `fork` a copy of it is opened, under a new id.
+    With `fork` a copy of it is opened, under a new id. Conversations that only scripts have opened (`scripted`) make
+    room for each other, never at the cost of the others.
 
     Raises:
         OSError: The log cannot be opened.
         ConversationError: The conversation is absent or in use.
     """
     root = conversations_dir()
+    name, is_new = resume, False
     if resume is not None:
         if not is_ulid(resume) or not os.path.isfile(os.path.join(root, resume, LOG_NAME)):
             raise ConversationError(f"there is no conversation {resume!r}; --continue takes the last one")
-        return Transcript(os.path.join(root, fork_conversation(resume, root) if fork else resume), cwd)
-    if last:
+    elif last:
         name = find_last_conversation(cwd, root)
         if name is None:
             raise ConversationError(f"there is no conversation in {cwd} to go on with")
-        return Transcript(os.path.join(root, fork_conversation(name, root) if fork else name), cwd)
-    make_private_dir(root)
-    remove_old_conversations(root)
-    return Transcript(os.path.join(root, new_ulid()), cwd)
+    if name is None:
+        make_private_dir(root)
+        remove_old_conversations(root)
+        name, is_new = new_ulid(), True
+    elif fork:
+        name = fork_conversation(name, root)
+    transcript = Transcript(os.path.join(root, name), cwd)
+    mark = os.path.join(transcript.directory, _SCRIPTED)
+    with suppress(OSError):  # the mark only decides how long the conversation is kept
+        if scripted and is_new:
+            os.close(create_private_file(mark))
+        elif not scripted:
+            os.unlink(mark)
+    return transcript
 
 
 def fork_conversation(name: str, root: str) -> str:
@@ -296,11 +312,20 @@ def read_rows(directory: str) -> Sequence[JsonObject]:
 
 
 def remove_old_conversations(root: str) -> None:
-    """Remove conversations past `KEEP_DAYS` or past the newest `KEEP`; one that is in use stays."""
-    oldest = now_ms() * 1_000_000 - KEEP_DAYS * _DAY_NS
-    for index, (modified, name) in enumerate(list_by_age(root)):
-        if (index >= KEEP or modified < oldest) and not _is_in_use(os.path.join(root, name)):
-            rmtree(os.path.join(root, name), ignore_errors=True)
+    """Remove conversations past `KEEP_DAYS` or past the newest `KEEP` of their kind; one that is in use stays.
+
+    A clock that jumps ahead removes nothing.
+    """
+    found = list_by_age(root)
+    safe_ms = find_safe_now(now_ms(), [modified // _MS_NS for modified, _ in found])
+    oldest = (safe_ms - KEEP_DAYS * DAY_MS) * _MS_NS
+    counts = {True: 0, False: 0}
+    for modified, name in found:
+        directory = os.path.join(root, name)
+        is_scripted = os.path.exists(os.path.join(directory, _SCRIPTED))
+        counts[is_scripted] += 1
+        if (counts[is_scripted] > KEEP or modified < oldest) and not _is_in_use(directory):
+            rmtree(directory, ignore_errors=True)
 
 
 def list_by_age(root: str) -> list[tuple[int, str]]:

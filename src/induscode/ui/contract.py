@@ -120,7 +120,7 @@ class PageSource(Protocol):
         """
         ...
 
-    def approve(self, ref: RemoteToolRef) -> None:
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
         """Approve the present definition of a disabled item; clients hear of it."""
         ...
 

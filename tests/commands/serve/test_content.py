@@ -197,7 +197,7 @@ def test_an_app_keeps_its_scheme_and_its_policy_and_is_pinned(tmp_path: Path) ->
         refused = gateway.ask("resources/read", uri=app)["error"]["message"]
         assert "indus mcp approve one ui://shelf/app.html" in refused
         assert all("is disabled" in gateway.ask("resources/read", uri=uri)["error"]["message"] for uri in others)
-        assert run("mcp", "approve", "one", APP, cwd=tmp_path).returncode == 0
+        assert run("mcp", "approve", "one", APP, "--yes", cwd=tmp_path).returncode == 0
         gateway.until(lambda: "result" in gateway.ask("resources/read", uri=app))
 
 
@@ -247,7 +247,7 @@ def test_changes_of_each_list_are_announced(era: str, tmp_path: Path) -> None:
         assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["two__greet"]
         refused = gateway.ask("prompts/get", name="one__greet", arguments={"who": "x"})["error"]["message"]
         assert "indus mcp approve one greet" in refused
-        assert run("mcp", "approve", "one", cwd=tmp_path).returncode == 0
+        assert run("mcp", "approve", "one", "--yes", cwd=tmp_path).returncode == 0
         gateway.until(lambda: count("prompts") == 2)
         assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["one__greet", "two__greet"]
 

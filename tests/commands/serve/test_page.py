@@ -208,12 +208,12 @@ def test_a_changed_definition_is_approved_as_it_was_shown(tmp_path: Path) -> Non
         assert "<script>alert(1)</script>" in browser.get("/drift")
         assert "disabled" in browser.client.get("/ui/tool?name=markup__show").text
         page = browser.client.get("/ui/drift").text
-        pin = re.search(r'name="pin" value="([^"]+)"', page)
+        pin = re.search(r'name="digest" value="([^"]+)"', page)
         assert pin is not None
         item = {"server": "markup", "item": "show", "kind": "tool"}
-        assert "changed again" in browser.post("/drift", action="approve", pin="0" * 64, **item)
-        assert "stays disabled" in browser.post("/drift", action="refuse", pin=pin[1], **item)
-        assert "approved as it is now" in browser.post("/drift", action="approve", pin=pin[1], **item)
+        assert "changed since you looked" in browser.post("/drift", action="approve", digest="0" * 64, **item)
+        assert "stays disabled" in browser.post("/drift", action="refuse", digest=pin[1], **item)
+        assert "approved as it is now" in browser.post("/drift", action="approve", digest=pin[1], **item)
         assert "Try it" in browser.get("/tool?name=markup__show")
         assert "refused by a person" in browser.get("/timeline")
         run = re.search(r"/ui/timeline\?run=(\w+)|option value=\"(\w+)\"", browser.client.get("/ui/timeline").text)

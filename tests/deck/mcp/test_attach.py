@@ -27,7 +27,8 @@ from induscode.deck.mcp.attach import (
     bridge_tool_names,
     detach_bridge,
 )
-from induscode.deck.mcp.drift import closest_drift, is_same_definition
+from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.drift import PinVerdict, closest_drift, is_same_definition
 from induscode.deck.mcp.ledger import (
     BridgeCapability,
     BridgeLedger,
@@ -59,6 +60,13 @@ class Pins:
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
         known = self.known.setdefault(ref, raw)
         return None if is_same_definition(known, raw) else closest_drift(ref, [known], raw)
+
+    def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+        drift = self.check(ref, raw)
+        return PinVerdict(drift, None if drift is not None and drift.disables else self.known[ref])
+
+    def finish_listing(self, server: str, kind: ItemKind) -> None:
+        """Whatever comes later is seen first then."""
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
         self.known[ref] = raw
@@ -195,8 +203,8 @@ async def test_r41_a_definition_that_drifted_is_kept_out_until_it_is_approved() 
         assert [remote.ref for remote in enrolment.quarantined] == [echo.ref]
         assert sink.usable["h"] == list(HONEST_TOOLS[1:])
         assert sink.disabled["h"] == ["echo"]
-        assert enrolment.approve(echo.ref)
-        assert not enrolment.approve(echo.ref)
+        assert enrolment.approve(echo.ref, definition_pin(echo.raw))
+        assert not enrolment.approve(echo.ref, definition_pin(echo.raw))
         assert "h__echo" in bridge_tool_names(enrolment.ledger)
         assert enrolment.notes == ()
         assert sink.usable["h"] == list(HONEST_TOOLS)
@@ -236,9 +244,10 @@ async def test_r41_a_tool_that_drifts_while_it_is_live_gets_its_place_back_when_
         before = bridge_tool_names(enrolment.ledger)
         await endpoint.invoke("mutate", {"kind": "describe"})
         await until(lambda: len(enrolment.quarantined) == 1)
-        drifted = enrolment.quarantined[0].ref
-        assert f"h__{drifted.name}" not in bridge_tool_names(enrolment.ledger)
-        assert enrolment.approve(drifted)
+        drifted = enrolment.quarantined[0]
+        assert f"h__{drifted.ref.name}" not in bridge_tool_names(enrolment.ledger)
+        assert not enrolment.approve(drifted.ref, "another digest")
+        assert enrolment.approve(drifted.ref, definition_pin(drifted.raw))
         assert bridge_tool_names(enrolment.ledger) == before
 
 

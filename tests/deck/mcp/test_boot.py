@@ -17,6 +17,7 @@ from indusagi.capabilities.local import make_local_context
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef
 from induscode.deck.mcp.attach import bridge_tool_names
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
+from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.rows import Origin, ServerRow
 from induscode.deck.mcp.known import find_started_before
 from induscode.deck.mcp.ledger import BridgeLedger
@@ -85,7 +86,7 @@ async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_f
             assert (first.from_store, len(diary(log, "start"))) == ((), 1)
             shown = first.ledger.live_capabilities()
             ops = [row.op for row in await store.rows(first.journal.run)]
-            assert ops[:3] == ["run", "connect", "ready"]
+            assert ops[:4] == ["run", "place", "connect", "ready"]
         async with booted(store, server, lazy=["h"]) as bridge:
             await bridge.wait_started()
             assert bridge.from_store == ("h",)
@@ -150,13 +151,13 @@ async def test_a_server_without_consent_is_neither_shown_nor_started(tmp_path: P
             assert bridge.fleet.status()["h"].trust == "untrusted"
 
 
-async def test_a_server_that_is_configured_differently_is_another_one(tmp_path: Path) -> None:
+async def test_a_server_whose_row_was_edited_keeps_its_tools(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         async with booted(store, honest(id="h")):
             pass
         async with booted(store, honest(id="h", env={"X": "1"}), lazy=["h"]) as bridge:
-            assert bridge.from_store == ()
-            assert phase_of(bridge, "h") is EndpointPhase.READY
+            assert bridge.from_store == ("h",)
+            assert phase_of(bridge, "h") is EndpointPhase.IDLE
 
 
 async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str) -> RemoteToolRef:
@@ -193,7 +194,8 @@ async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_r
             assert bridge_tool_names(bridge.ledger) == ALL[1:]
         async with booted(store, server) as bridge:
             await bridge.wait_started()
-            assert enrolment_of(bridge).approve(ref)
+            (present,) = enrolment_of(bridge).quarantined
+            assert enrolment_of(bridge).approve(ref, definition_pin(present.raw))
             answer = await call(bridge, "h__echo", tmp_path, text="hi")
             assert not answer.is_error
             ops = [row.op for row in await store.rows(bridge.journal.run)]

@@ -12,6 +12,7 @@ from tests.support.stores import stored
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.attach import bridge_tool_names
+from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.enrolment import MOST_SWITCHES, Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.journal import Journal
@@ -73,7 +74,7 @@ async def test_finding_d10_an_alternating_tool_is_stable_once_both_forms_are_app
         enrolment, _ = await enrolment_in(store)
         for one in (A, B) * 3:
             enrolment.sync_tools("s", [one])
-        assert enrolment.approve(A.ref)
+        assert enrolment.approve(A.ref, definition_pin(B.raw))
         names = bridge_tool_names(enrolment.ledger)
         assert len(names) == 1
         before = enrolment.ledger.next_seq
@@ -106,18 +107,18 @@ async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(tmp
     async with stored(tmp_path) as store:
         enrolment, journal = await enrolment_in(store)
         enrolment.sync_tools("s", [A])
-        for number in range(10):
-            enrolment.sync_tools("s", [tool(description="Allowed: ls, cat", icons=[number])])
+        for text in ("ls Allowed: cat,", "cat, ls Allowed:") * 5:
+            enrolment.sync_tools("s", [tool(description=text)])
             assert len(bridge_tool_names(enrolment.ledger)) == 1
         assert (enrolment.disabled, enrolment.quarantined) == ((), ())
         assert [str(one.grade) for one in enrolment.drifts] == ["cosmetic"]
         await store.flush()
         rows = await store.rows(journal.run)
-        assert [row.facts["detail"] for row in rows if row.op == "drift"] == ["cosmetic: icons"]
-        # What the server says now is what is shown, but not without end.
+        assert [row.facts["detail"] for row in rows if row.op == "drift"] == ["cosmetic: description"]
+        # What was approved is what is shown.
         found = enrolment.ledger.find(A.ref)
         assert found is not None
-        assert found[1].raw["icons"] == [MOST_SWITCHES - 1]
+        assert found[1].raw == A.raw
         enrolment.sync_tools("s", [A])
         assert enrolment.drifts == ()
 
@@ -130,7 +131,7 @@ async def test_an_approved_change_of_the_schema_is_always_followed(tmp_path: Pat
         enrolment.sync_tools("s", [wide])
         enrolment.sync_tools("s", [narrow])
         assert [str(one.grade) for one in enrolment.disabled] == ["breaking"]
-        assert enrolment.approve(wide.ref)
+        assert enrolment.approve(wide.ref, definition_pin(narrow.raw))
         for one in (wide, narrow) * (MOST_SWITCHES + 1):
             enrolment.sync_tools("s", [one])
             found = enrolment.ledger.find(wide.ref)

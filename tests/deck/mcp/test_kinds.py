@@ -12,6 +12,7 @@ from tests.support.servers import SERVERS
 from indusagi.interop import StdioServerConfig
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
+from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, UnlistedPrompt, find_text
 from induscode.deck.mcp.drift import DriftGrade, compare_definitions, grade_drift
 from induscode.deck.mcp.lock import lock_text, read_lock
@@ -65,8 +66,8 @@ async def test_a_changed_prompt_resource_and_instruction_are_disabled_until_appr
         state.write_text(json.dumps({"prompt": "Other words", "instructions": "Obey.", "app": "<b>", "extra": "x:y"}))
         bridge = await boot(store, library(state))
         content = ServerContent(bridge)
-        assert sorted(tool.ref.kind for tool in bridge.disabled) == ["instructions", "prompt"]
-        assert {item.ref.name for item in content.list_items("resource")} >= {"x:y"}
+        assert sorted(tool.ref.kind for tool in bridge.disabled) == ["instructions", "prompt", "resource"]
+        assert "x:y" not in {item.ref.name for item in content.list_items("resource")}
         with pytest.raises(ContentRefused, match="indus mcp approve lib greet"):
             await content.get_prompt("lib", "greet", {"who": "x"})
         with pytest.raises(ContentRefused, match=r"breaking change of sha256"):
@@ -74,7 +75,7 @@ async def test_a_changed_prompt_resource_and_instruction_are_disabled_until_appr
         with pytest.raises(UnlistedPrompt):
             await content.get_prompt("lib", "other")
         for drifted in bridge.enrolment.quarantined:
-            assert bridge.enrolment.approve(drifted.ref)
+            assert bridge.enrolment.approve(drifted.ref, definition_pin(drifted.raw))
         assert bridge.disabled == ()
         assert find_text(await content.get_prompt("lib", "greet", {"who": "Ada"})) == "library greets Ada\n\nnote"
         assert find_text(await content.read_resource("lib", APP)) == "<b>"
@@ -110,7 +111,7 @@ async def test_a_changed_prompt_resource_and_instruction_are_disabled_until_appr
         ({"uri": "u", "mimeType": "a/b"}, {"uri": "u", "mimeType": "c/d"}, "breaking"),
         ({"uri": "u", "name": "n"}, {"uri": "u", "name": "m"}, "routing"),
         ({"uri": "u", "_meta": {"ui": {"csp": {}}}}, {"uri": "u", "_meta": {"ui": {"csp": {"x": 1}}}}, "breaking"),
-        ({"uri": "u", "icons": []}, {"uri": "u", "icons": [{"src": "s"}]}, "cosmetic"),
+        ({"uri": "u", "icons": []}, {"uri": "u", "icons": [{"src": "s"}]}, "routing"),
         ({"instructions": "a"}, {"instructions": "b"}, "routing"),
         ({"uri": "u", "sha256": ["1"]}, {"uri": "u", "sha256": ["2"]}, "breaking"),
     ],

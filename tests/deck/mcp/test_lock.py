@@ -56,8 +56,9 @@ def with_schema(**parts: JsonValue) -> JsonObject:
             ),
             "routing",
         ),
-        (changed(icons=[{"src": "x"}]), "cosmetic"),
-        (changed(_meta={"a": 1}), "cosmetic"),
+        (changed(icons=[{"src": "x"}]), "routing"),
+        (changed(_meta={"a": 1}), "routing"),
+        (changed(execution={"taskSupport": "required"}), "breaking"),
     ],
 )
 def test_a_change_is_graded_by_its_effect(after: JsonObject | None, grade: str) -> None:

@@ -279,6 +279,11 @@ class ServerFleetImpl:
         """Return the state of every server, in the order of the configuration."""
         return MappingProxyType({identity: owner.status() for identity, owner in self._owners.items()})
 
+    def status_of(self, server: str) -> EndpointStatus | None:
+        """Return the state of one server; None if there's no such server."""
+        supervisor = self._supervisors.get(server)
+        return None if supervisor is None else supervisor.status()
+
     async def restart(self, server: str) -> None:
         """Restart a server at once, whatever the rules of supervision say, and wait until it is up or has failed.
 

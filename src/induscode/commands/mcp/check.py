@@ -26,16 +26,20 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
     found: list[EndpointStatus] = []
 
     async def start(_: CancelToken) -> int:
+        from dataclasses import replace  # noqa: PLC0415 — for a check
         from time import monotonic  # noqa: PLC0415 — for a check
 
         from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
         from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+        from induscode.deck.mcp.content import CONTENT_KINDS  # noqa: PLC0415 — imports the bridge
 
         async with opened_store() as store:
             began = monotonic()
-            mcp = await attach_servers(plan, store, START_ONCE)
-            took_s = monotonic() - began
+            # Everything it has is enrolled now, so that the first session knows it.
+            mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
             try:
+                await mcp.wait_listed(name)
+                took_s = monotonic() - began
                 status = mcp.status()[name]
             finally:
                 await mcp.aclose()

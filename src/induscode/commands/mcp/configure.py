@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
@@ -238,7 +239,7 @@ def give_consent(row: ServerRow) -> None:
 @scope_option
 @click.pass_context
 def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
-    """Remove the server NAME from our file, with the consent to it."""
+    """Remove the server NAME from our file, with the consent to it. One that's added under its name later is new."""
     from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)
@@ -247,7 +248,25 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
     if whose == "project":
         TrustStore().revoke(path, name)
     print_line(f"Removed server {name!r} from {path}")
-    return 0
+    return _forget_row(path, name)
+
+
+def _forget_row(path: str, name: str) -> int:
+    """Record that a row is gone, so that another server under its name isn't compared with it."""
+    from induscode.commands.support.runner import opened_store, run_until_signal  # noqa: PLC0415 — opens the ledger
+    from induscode.deck.mcp.plan import digest_place  # noqa: PLC0415 — opens the ledger
+    from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger
+    from induscode.deck.mcp.store.pins import forget_row  # noqa: PLC0415 — opens the ledger
+
+    place = digest_place(path, name)
+
+    async def record(_: CancelToken) -> int:
+        async with opened_store() as store:
+            await forget_row(store, lambda: Journal(store), name, place)
+            await store.flush()
+        return 0
+
+    return run_until_signal(record)
 
 
 @flags("--cwd")

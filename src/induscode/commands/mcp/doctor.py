@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     plan = load_plan(read_invocation(context))
     if name is not None:
         plan = plan.narrow([find_row(plan, name).id])
-    examined = [_build_findings(row, plan) for row in plan.rows]
+    examined, places = [_build_findings(row, plan) for row in plan.rows], plan.find_places()
 
     async def work(_: CancelToken) -> int:
         from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
@@ -127,7 +128,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
         # A server that never came up before has the longer limit of a first start.
         history = StartHistory()
         async with opened_store() as store:
-            pins = await read_pins(store, plan.configs.values())
+            pins = await read_pins(store, plan.configs.values(), places)
             for config in await find_started_before(store, plan.configs.values()):
                 history.record_up(config)
         async with create_task_group() as tasks:
@@ -188,6 +189,7 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
 
     from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
+    from induscode.deck.mcp.content import CONTENT_KINDS  # noqa: PLC0415 — brings the bridge
 
     clock = get_running_loop().time
     started = clock()
@@ -208,8 +210,11 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
             info = facts.server_info
             if info is not None:
                 findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
-        listed = await endpoint.list_tools()
+        listed = [*await endpoint.list_tools()]
         findings.tools = len(listed)
+        for kind in CONTENT_KINDS:
+            with suppress(ProtocolFault):  # a note of the status says so
+                listed += await endpoint.list_items(kind)
         _add_disabled_tools(findings, listed, pins)
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
@@ -235,8 +240,8 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
         except NotJson:
             continue  # without a digest; a note of the listing says so
         if drift is not None and drift.disables:
-            name = remote.descriptor.name
-            disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields))
+            name, cause = remote.descriptor.name, "added" if drift.is_added else "changed"
+            disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields, cause=cause))
     findings.disabled = disabled
     if disabled:
         diff = command_line("indus", "mcp", "diff", findings.name)
@@ -271,7 +276,8 @@ def _print_report(
         lines += [f"stderr: {line}" for line in findings.stderr]
         lines += [f"note: {note}" for note in findings.notes]
         lines += [
-            f"tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}" for tool in findings.disabled
+            f"{tool.ref.kind} {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}"
+            for tool in findings.disabled
         ]
         if findings.fault is not None:
             lines.append(f"fault: {findings.fault}")

@@ -248,6 +248,7 @@ def _read_states(plan: ServerPlan) -> _States:
     states = _States({}, {}, {})
 
     async def read_all(_: CancelToken) -> int:
+        from indusagi.interop.protocol_bridge.contract import ITEM_KINDS  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
@@ -258,7 +259,7 @@ def _read_states(plan: ServerPlan) -> _States:
                 is_of_tools = "kind" not in row.facts
                 if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
                     states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
-            states.disabled.update(await read_disabled_tools(store, plan.configs.values()))
+            states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
         return 0
 
     code = run_until_signal(read_all) if plan.configs else 0
@@ -282,20 +283,21 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
     if status is not None and state == "startable":
         phase = str(status.phase)
         if phase not in {"idle", "connecting"}:  # nothing is listed yet; the ledger knows what it had
-            count = max(0, status.tool_count - len(disabled))
+            count = max(0, status.tool_count - sum(one.ref.kind == "tool" for one in disabled))
         if status.fault is not None:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
     if not message and disabled:
         from indusagi.core.text import format_count  # noqa: PLC0415 — loaded with the ledger
-        from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — loaded with the ledger
+        from induscode.deck.mcp.drift import command_line, describe_causes  # noqa: PLC0415 — loaded with the ledger
 
         names = ", ".join(tool.ref.name for tool in disabled[:_NAMED])
         more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
         all_of_them = command_line("indus", "mcp", "approve", disabled[0].ref.server)
         approve = disabled[0].approve_command if len(disabled) == 1 else all_of_them
-        number = format_count(len(disabled), "tool is", "tools are")
-        message = f"{number} disabled, changed since approved: {names}{more}"
+        noun = "tool" if all(one.ref.kind == "tool" for one in disabled) else "item"
+        number = format_count(len(disabled), f"{noun} is", f"{noun}s are")
+        message = f"{number} disabled, {describe_causes(disabled)}: {names}{more}"
         message += f"; look: {disabled[0].diff_command}; approve: {approve}"
     return {
         "name": row.id,

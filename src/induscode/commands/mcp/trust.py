@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import click
@@ -26,16 +27,19 @@ from induscode.commands.support.output import (
 )
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import build_unknown_server, find_row
+from induscode.consent import ConsentChangedError
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import own_config_path
+from induscode.deck.mcp.drift import build_approval, command_line, name_item
 from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
+    from induscode.consent import Consent
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import Drift
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 _DECLINED = 1
 _DIFFERENT = 1
 _FAULT = 3
+_APPROVED = "approved as it is now"
 
 
 @flags("--mcp", "--cwd")
@@ -127,7 +132,7 @@ async def _connected(plan: ServerPlan) -> AsyncGenerator[tuple[BootedBridge, Seq
         mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
         try:
             for server in plan.configs:
-                await mcp.fleet.wait_listed(server)
+                await mcp.wait_listed(server)
             yield mcp, await ServerContent(mcp).read_apps()
         finally:
             await mcp.aclose()
@@ -210,13 +215,17 @@ def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
     return _DIFFERENT if any(drift.disables for drift in drifts) else 0
 
 
-def _print_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
+def _print_drifts(
+    drifts: Sequence[Drift], *, as_json: bool, approvals: Mapping[str, Consent] = MappingProxyType({})
+) -> None:
+    """Print changes, and for each server the digest that approves exactly these."""
     if as_json:
         rows: list[JsonObject] = [
             {
                 "server": drift.ref.server,
                 "kind": drift.ref.kind,
                 "tool": drift.ref.name,
+                "added": drift.is_added,
                 "grade": str(drift.grade),
                 "fields": [*drift.fields],
                 "before": drift.before,
@@ -224,11 +233,15 @@ def _print_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
             }
             for drift in drifts
         ]
-        write_json({"drifts": rows})
+        digests: JsonObject = {server: approval.digest for server, approval in approvals.items()}
+        write_json({"drifts": rows, **({"digests": digests} if approvals else {})})
         return
     for drift in drifts:
         print_line(drift.summary)
         print_text(drift.diff())
+    for server, approval in approvals.items():
+        command = command_line("indus", "mcp", "approve", server)
+        print_line(f"To approve {approval.subject}: {command}; in a script: {command} --yes --digest {approval.digest}")
 
 
 @flags("--mcp", "--cwd")
@@ -237,9 +250,10 @@ def _print_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
 @as_json
 @click.pass_context
 def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
-    """Show the tools of SERVER, or of all servers, that differ from what was approved.
+    """Show what SERVER, or any server, has changed or added since it was approved.
 
-    Exit code 1 if some of them are disabled because of that; a cosmetic change disables no tool.
+    Exit code 1 if something is disabled because of that; a cosmetic change disables no tool, and the approved text
+    stays in use. The digest at the end is for `approve --digest`.
     """
     plan = _load_servers(context, server)
 
@@ -247,7 +261,9 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
         async with _connected(plan) as (mcp, _contents):
             has_faults = _report_faults(mcp)
             drifts = mcp.enrolment.drifts
-        _print_drifts(drifts, as_json=as_json)
+        names = dict.fromkeys(drift.ref.server for drift in drifts)
+        approvals = {name: build_approval(name, [one for one in drifts if one.ref.server == name]) for name in names}
+        _print_drifts(drifts, as_json=as_json, approvals=approvals)
         if any(drift.disables for drift in drifts):
             return _DIFFERENT
         if has_faults:
@@ -272,28 +288,66 @@ def _load_servers(context: click.Context, server: str | None) -> ServerPlan:
 @click.command("approve")
 @click.argument("server", shell_complete=complete_server)
 @click.argument("tool", required=False)
+@click.option("--yes", is_flag=True, help="Approve without a question, whatever it is; it's printed.")
+@click.option("--digest", metavar="DIGEST", help="Approve only what `indus mcp diff` has shown with this digest.")
 @click.pass_context
-def approve(context: click.Context, server: str, tool: str | None, **_: object) -> int:
-    """Approve the tools of SERVER as they are now, or one TOOL of it. `diff` shows the changes."""
+def approve(
+    context: click.Context, server: str, tool: str | None, *, yes: bool, digest: str | None, **_: object
+) -> int:
+    """Show what SERVER has changed or added, and approve it after a yes; or one TOOL of it.
+
+    The yes counts for exactly what was shown. In a script, `--yes --digest DIGEST` approves what `indus mcp diff` has
+    shown, and `--yes` alone whatever the server says now. Exit code 1 if it was declined, or has changed since.
+    """
     plan = _load_servers(context, server)
 
     async def work(_: CancelToken) -> int:
-        from induscode.deck.mcp.drift import name_item  # noqa: PLC0415 — imports the bridge
-
         async with _connected(plan) as (mcp, _contents):
             if _report_faults(mcp):
                 return _FAULT
-            enrolment = mcp.enrolment
-            waiting = [drift.ref for drift in enrolment.quarantined]
-            wanted = [ref for ref in waiting if tool in {None, ref.name}]
+            waiting = mcp.enrolment.drifts
+            wanted = [drift for drift in waiting if tool in {None, drift.ref.name}]
             if tool is not None and not wanted:
-                names = [ref.name for ref in waiting]
+                names = [drift.ref.name for drift in waiting]
                 raise build_unknown_name(f"No tool {tool!r} of {server!r} waits for approval", tool, names)
-            for ref in wanted:
-                enrolment.approve(ref)
-                print_line(f"{name_item(ref)}: approved as it is now")
-        if not wanted:
-            print_line(f"No tool of {server!r} waits for approval.")
-        return 0
+            if not wanted:
+                print_line(f"No tool of {server!r} waits for approval.")
+                return 0
+            return await _approve(mcp, server, tool, wanted, yes=yes, digest=digest)
 
     return run_until_signal(work)
+
+
+async def _approve(
+    mcp: BootedBridge, server: str, tool: str | None, wanted: Sequence[Drift], *, yes: bool, digest: str | None
+) -> int:
+    """Show definitions, and approve exactly these after a yes."""
+    from anyio import to_thread  # noqa: PLC0415 — loaded by run_loop
+
+    approval = build_approval(server, wanted)
+    for line in approval.details:
+        print_line(line)
+    try:
+        if digest is not None:
+            approval.check_digest(digest)
+    except ConsentChangedError as exc:
+        print_status(f"{exc}: {command_line('indus', 'mcp', 'diff', server)}")
+        return _DECLINED
+    if not yes and not can_ask_user():
+        command = command_line("indus", "mcp", "approve", server, *(() if tool is None else (tool,)))
+        message = f"There is no terminal for a question: {command} --yes --digest {approval.digest} approves this"
+        raise click.UsageError(message, click.get_current_context(silent=True))
+    # In a thread: the server goes on while the user reads.
+    if not yes and not await to_thread.run_sync(
+        confirm, f"Approve {approval.subject} as shown?", abandon_on_cancel=True
+    ):
+        print_line("Nothing was approved.")
+        return _DECLINED
+    changed = [drift.ref for drift in wanted if not mcp.enrolment.approve(drift.ref, drift.digest)]
+    if not await mcp.journal.store.flush():
+        print_status("the ledger could not store the approval: indus ledger verify")
+        return _FAULT
+    for drift in wanted:
+        is_changed = drift.ref in changed
+        print_line(f"{name_item(drift.ref)}: {'it has changed since you looked' if is_changed else _APPROVED}")
+    return _DECLINED if changed else 0

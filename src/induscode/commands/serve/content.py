@@ -8,6 +8,7 @@ to those who subscribed, a log message to the client of the call it belongs to, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, cast
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 
 from indusagi.core.invisible import clean_json
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from indusagi.core.json import JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 INSTRUCTIONS_CHARS = 16_000
 """The limit of the composed instructions; each server has a quarter of it."""
+_MOMENT = re.compile(r"[0-9T:.+Zz-]{4,40}")
+"""A date: nothing else passes as one."""
 _UPDATED = "notifications/resources/updated"
 _MESSAGE = "notifications/message"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
@@ -163,9 +165,9 @@ class GatewayContent:
             name = own if self.plain_names and is_free else item.name
             if name in refs:
                 continue
-            # As it was listed last: sizes and dates change without being an event.
-            definition = present.get(item.ref, item).descriptor.definition
-            row = build_content_row(kind, name, definition or {})
+            row = build_content_row(kind, name, item.descriptor.definition or {})
+            if item.ref in present:
+                row = update_volatile(row, present[item.ref].descriptor.definition or {})
             convert = self.map_uris(item.ref.server)
             if "_meta" in row:
                 row["_meta"] = convert_meta(row["_meta"], convert)
@@ -508,3 +510,15 @@ def build_not_found(uri: str) -> RpcError:
     caller = current_caller.get()
     is_modern = caller is not None and caller.exchange is not None
     return RpcError(INVALID_PARAMS if is_modern else _NOT_FOUND, "no server has this resource", {"uri": uri})
+
+
+def update_volatile(row: JsonObject, listed: Mapping[str, JsonValue]) -> JsonObject:
+    """Update what changes with the content of a resource: its size, and when it was changed last."""
+    size, annotations = listed.get("size"), listed.get("annotations")
+    changed = annotations.get("lastModified") if is_json_object(annotations) else None
+    if type(size) is int:
+        row = {**row, "size": size}
+    if isinstance(changed, str) and _MOMENT.fullmatch(changed):
+        kept = row.get("annotations")
+        row = {**row, "annotations": {**(kept if is_json_object(kept) else {}), "lastModified": changed}}
+    return row

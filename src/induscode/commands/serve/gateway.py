@@ -360,10 +360,12 @@ class Gateway:
         """This gateway as a node of a cluster."""
         return self._context.node
 
-    def approve(self, ref: RemoteToolRef) -> None:
-        """Approve the present definition of a disabled item, and tell the clients."""
-        if self._enrolment.approve(ref):
-            self._changed.set()
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
+        """Approve the definition with this digest, and tell the clients; False if the item has another one by now."""
+        if not self._enrolment.approve(ref, digest):
+            return False
+        self._changed.set()
+        return True
 
     def change_checks(self, checks: CardChecks) -> None:
         """Use other permission checks from now on."""
@@ -409,7 +411,7 @@ class Gateway:
             unknown = self._bridge.unknown_servers()
             await self._bridge.wake(unknown)
             for server in unknown:
-                await self._fleet.wait_listed(server)
+                await self._bridge.wait_listed(server)
         await self.wait_for_required()
         self.content.refresh()
 
@@ -572,7 +574,7 @@ class Gateway:
 
     def _print_remarks(self) -> None:
         """Print remarks on what servers list, of each server the first few."""
-        for server in self._fleet.status():
+        for server in (endpoint.config.id for endpoint in self._fleet.endpoints()):
             # Clients get raw definitions as they are: notes about the model view do not concern them.
             hidden = ViewNote if self._context.schemas == "raw" else ()
             notes = [note for note in self._bridge.list_remarks(server) if not isinstance(note, hidden)]

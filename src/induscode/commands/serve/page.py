@@ -223,7 +223,7 @@ class GatewayPage:
     async def _describe(self, row: ServerRow) -> ServerSummary:
         mcp = self.session.mcp
         cards = [card for card in mcp.capabilities if card.ref.server == row.id]
-        state, status = self.plan.state_of(row), mcp.status().get(row.id)
+        state, status = self.plan.state_of(row), mcp.status_of(row.id)
         facts = ServerSummary(
             name=row.id,
             transport=name_transport(row.config),
@@ -318,9 +318,9 @@ class GatewayPage:
 
     # -- items ------------------------------------------------------------------------------
 
-    def approve(self, ref: RemoteToolRef) -> None:
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
         """Approve the present definition of a disabled item; clients hear of it."""
-        self._gateway.approve(ref)
+        return self._gateway.approve(ref, digest)
 
     async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
         """Call a tool as the person at the page."""

@@ -106,7 +106,8 @@ class GatewaySignIns:
                 await sign_in_to_server(config, _CallerPrompt(caller, server))
             except (AuthFault, RpcError) as exc:
                 return f"not signed in: {exc}; {command}"
-            if self._bridge.fleet.status()[server].phase is not EndpointPhase.READY:
+            status = self._bridge.fleet.status_of(server)
+            if status is not None and status.phase is not EndpointPhase.READY:
                 await self._bridge.fleet.wake(server)
         return None
 

@@ -201,7 +201,7 @@ async def _list_remote_tools(
     limit_s: float | None,
 ) -> ToolListing:
     """List the tools that the ledger knows; with a limit, start servers that it doesn't know first."""
-    from induscode.deck.mcp.known import read_known_items, read_known_tools  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.mcp.known import read_known_tools  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
     known, notes = await read_known_tools(store, plan.configs.values())
@@ -227,7 +227,8 @@ async def _list_remote_tools(
     disabled = [tool for one in plan.configs for tool in remembered.get(one, ())]
     content: list[RemoteTool] = []
     for kind in kinds:
-        for items in (await read_known_items(store, plan.configs.values(), kind)).values():
+        known_items, _ = await read_known_tools(store, plan.configs.values(), kind)
+        for items in known_items.values():
             content += items
     return ToolListing(listed, plan, states, (*notes, *faults), disabled, content)
 

@@ -22,7 +22,7 @@ from induscode.commands.support.runner import (
 )
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
-from induscode.deck.mcp.store.pins import read_definitions
+from induscode.deck.mcp.store.pins import read_pinned
 from induscode.launch.options import read_invocation
 from induscode.terminal import print_line
 
@@ -80,7 +80,7 @@ async def open_content(
     options = BootOptions(lazy=tuple(plan.configs), kinds=CONTENT_KINDS, handlers=handlers)
     async with opened_store() as store:
         if not starts_unseen:
-            plan = plan.narrow([*await read_definitions(store, plan.configs.values())])
+            plan = plan.narrow([*await read_pinned(store, plan.configs.values())])
         bridge = await attach_servers(plan, store, options, wait=wait)
         try:
             yield bridge, ServerContent(bridge, wrap, context)

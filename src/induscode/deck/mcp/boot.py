@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
@@ -21,11 +23,12 @@ from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.enrolment import Enrolment
-from induscode.deck.mcp.known import find_started_before, read_known_items, read_known_tools
+from induscode.deck.mcp.known import find_started_before, read_known_tools
 from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.store import SilentStoreError
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import StorePins, load_pins, read_disabled_tools
+from induscode.deck.mcp.store.pins import StorePins, follow_rows, load_pins, read_disabled_tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +37,14 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.connect import OpenSession
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.start.policy import Supervision
-    from indusagi.interop.protocol_bridge.contract import FleetStatus, ItemKind, RemoteTool, RemoteToolRef, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import (
+        EndpointStatus,
+        FleetStatus,
+        ItemKind,
+        RemoteTool,
+        RemoteToolRef,
+        ServerConfig,
+    )
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import DisabledTool
@@ -123,7 +133,7 @@ class BootedBridge:
         )
         if self.options.on_event is not None:
             self.fleet.subscribe(self.options.on_event)
-        self._pins = StorePins(journal, {})
+        self._pins = StorePins(journal)
         self._configs: dict[str, tuple[ServerConfig, bool]] = {}
         """The configuration of each server, and whether it is trusted."""
         self._known_refs: set[RemoteToolRef] = set()
@@ -174,6 +184,10 @@ class BootedBridge:
         """Return the status of every server; disabled tools are among its notes."""
         return self.enrolment.status()
 
+    def status_of(self, server: str) -> EndpointStatus | None:
+        """Return the status of one server; None: there's no such server."""
+        return self.enrolment.status_of(server)
+
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out so far, with the reason.
@@ -182,7 +196,8 @@ class BootedBridge:
         """
         notes = [*self.plan.notes, *self.fleet.notes, *self.enrolment.notes, *self._store.notes]
         if not self.options.reloadable:
-            remarks = [note for server in self.fleet.status() for note in self.list_remarks(server)]
+            servers = (endpoint.config.id for endpoint in self.fleet.endpoints())
+            remarks = [note for server in servers for note in self.list_remarks(server)]
             notes += [note for note in remarks if isinstance(note, DefinitionNote)]
         return tuple(dict.fromkeys(notes))
 
@@ -197,12 +212,8 @@ class BootedBridge:
 
     def missing(self) -> Sequence[str]:
         """List the required servers that are not ready."""
-        status = self.status()
-        return tuple(
-            row.id
-            for row in self.plan.rows
-            if row.required and (row.id not in status or status[row.id].phase != "ready")
-        )
+        required = {row.id: self.fleet.status_of(row.id) for row in self.plan.rows if row.required}
+        return tuple(server for server, status in required.items() if status is None or status.phase != "ready")
 
     def unknown_servers(self) -> Sequence[str]:
         """List the servers that can be started and whose tools the store did not know."""
@@ -250,8 +261,17 @@ class BootedBridge:
     async def _list_content_of(self, server: str, unlisted: dict[str, None]) -> None:
         with suppress(ProtocolFault):  # it was removed meanwhile
             await self.fleet.wake(server, urgent=False)
-            await self.fleet.wait_listed(server)
+            await self.wait_listed(server)
         unlisted.pop(server, None)
+
+    async def wait_listed(self, server: str) -> None:
+        """Wait until a server that was started has listed everything, or has failed.
+
+        Raises:
+            ProtocolFault: The id is unknown.
+        """
+        await self.fleet.wait_listed(server)
+        self.enrolment.finish_listings(server, ("tool", *self.options.kinds))
 
     async def wait_for_required(self) -> None:
         """Wait until every required server has come up or failed."""
@@ -268,8 +288,7 @@ class BootedBridge:
         plan, options = self.plan, self.options
         untrusted = plan.untrusted
         trusted = [*plan.configs.values()]
-        known, disabled = await self._introduce(trusted)
-        self._pins.lock(plan.locked)
+        known, disabled = await self._introduce(trusted, plan)
         self._configs = {config.id: (config, True) for config in trusted}
         self._configs.update((row.id, (row.config, False)) for row in untrusted)
         waiting: dict[str, Waiting] = dict.fromkeys(plan.configs, "asleep")
@@ -287,26 +306,42 @@ class BootedBridge:
         self._compaction.start(self._compact())
 
     async def _introduce(
-        self, servers: Sequence[ServerConfig]
+        self, servers: Sequence[ServerConfig], plan: ServerPlan
     ) -> tuple[Mapping[str, Sequence[RemoteTool]], Mapping[str, Sequence[DisabledTool]]]:
-        """Read from the store which tools servers have, and which of these are disabled."""
+        """Read from the store which tools servers have, and which of these are disabled.
+
+        If the store does not answer, nothing of these servers is approved until it does.
+        """
         self.journal.add_servers(servers)
-        await load_pins(self._pins, self._store, servers)
-        known, _ = await read_known_tools(self._store, servers)
-        disabled = await read_disabled_tools(self._store, servers)
-        self.journal.set_known_listings(
-            {server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled
-        )
-        self._known_refs.update(tool.ref for tools in known.values() for tool in tools)
-        for config in await find_started_before(self._store, servers):
-            self.fleet.history.record_up(self.options.launch_config(config))
-        return known, disabled
+        self._pins.lock(plan.locked)
+        self._pins.allow_additions(plan.growing)
+        self._pins.forget([config.id for config in servers], unread=True)
+        known: Mapping[str, Sequence[RemoteTool]] = {}
+        disabled: Mapping[str, Sequence[DisabledTool]] = {}
+        with suppress(SilentStoreError):  # a note of the store says so
+            await follow_rows(self.journal, servers, await to_thread.run_sync(plan.find_places))
+            known, _ = await read_known_tools(self._store, servers)
+            disabled = await read_disabled_tools(self._store, servers)
+            started = await find_started_before(self._store, servers)
+            await load_pins(self._pins, self._store, servers)
+            self.journal.set_known_listings(
+                {server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled
+            )
+            self._known_refs.update(tool.ref for tools in known.values() for tool in tools)
+            for config in started:
+                self.fleet.history.record_up(self.options.launch_config(config))
+            return known, disabled
+        return {}, {}
 
     async def _introduce_items(self, servers: Sequence[ServerConfig]) -> None:
         """Enrol what the store knows beside tools of servers that have not listed it yet."""
         for kind in self.options.kinds:
-            known = await read_known_items(self._store, servers, kind)
-            disabled = await read_disabled_tools(self._store, servers, kind)
+            try:
+                known, _ = await read_known_tools(self._store, servers, kind)
+                disabled = await read_disabled_tools(self._store, servers, kind)
+            except SilentStoreError:  # a note of the store says so
+                self._unlisted |= {config.id: None for config in servers}
+                return
             self.journal.set_known_listings(
                 {server: [item.ref.name for item in items] for server, items in known.items()}, disabled, kind
             )
@@ -358,10 +393,9 @@ class BootedBridge:
             for server in (*removed, *replaced):
                 tasks.create_task(self.fleet.remove(server))
         self.journal.remove_servers(removed)
-        self._pins.learn(dict.fromkeys((*removed, *replaced), ""), (), {})
-        self._pins.lock(plan.locked)
+        self._pins.forget((*removed, *replaced))
         fresh = [wanted[server][0] for server in (*replaced, *added) if wanted[server][1]]
-        known, disabled = await self._introduce(fresh)
+        known, disabled = await self._introduce(fresh, plan)
         for server in (*replaced, *added):
             config, trusted = self._configs[server] = wanted[server]
             await self.fleet.add(self.options.launch_config(config), waiting="asleep" if trusted else "untrusted")
@@ -378,7 +412,8 @@ class BootedBridge:
         servers = {tool.ref.server for tool in self.enrolment.disabled}
         configs = [self._configs[server][0] for server in servers if server in self._configs]
         if configs:
-            await load_pins(self._pins, self._store, configs)
+            with suppress(SilentStoreError):  # a note of the store says so; nothing changes until it answers
+                await load_pins(self._pins, self._store, configs)
             for config in configs:
                 self.enrolment.sync_server(config.id)
 

@@ -10,10 +10,21 @@ from dataclasses import field
 from typing import Self, TypeAlias, cast
 
 from indusagi.capabilities.context import ToolContext
+from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, freeze_definition, qualify_tool_name
+from indusagi.interop.protocol_bridge.client.items import INSTRUCTIONS, read_instructions, read_items
+from indusagi.interop.protocol_bridge.client.tools import read_tools
+from indusagi.interop.protocol_bridge.contract import (
+    QUALIFIER,
+    ItemKind,
+    RemoteTool,
+    RemoteToolRef,
+    ServerConfig,
+    freeze_definition,
+    qualify_tool_name,
+)
 from indusagi.runtime.contract import (
     JsonSchema,
     TextContentBlock,
@@ -249,6 +260,18 @@ def definition_pin(raw: JsonObject) -> str:
     """Digest a definition; the order of object keys makes no difference."""
     text = compact_json(raw, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def read_definitions(
+    kind: ItemKind, rows: Sequence[JsonObject], config: ServerConfig
+) -> tuple[Sequence[RemoteTool], Sequence[Note]]:
+    """Turn stored definitions of a kind into the items that a listing gives."""
+    if kind == "tool":
+        return read_tools([*rows], config)
+    if kind == "instructions":
+        text = rows[0].get(INSTRUCTIONS) if rows else None
+        return read_instructions(text if isinstance(text, str) else None, config), ()
+    return read_items(kind, [*rows], config)
 
 
 def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:

@@ -8,26 +8,27 @@ from __future__ import annotations
 import re
 import shlex
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import format_count
+from induscode.consent import build_consent
 from induscode.deck.mcp.canonical import Form, canonical_definition, canonical_schema
+from induscode.deck.mcp.capability import definition_pin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
+    from induscode.consent import Consent
 
-_READ_BY_MODELS = ("description", "title", "annotations", "inputSchema", "outputSchema")
-"""The fields that decide when and how a model calls a tool, and what a person expects of it."""
-
-
-_READ_ELSEWHERE = ("name", "arguments", "instructions", "frontmatter")
-"""The same for items that are no tools."""
 _LONGEST_FIELD = 40
+
+DisabledCause: TypeAlias = Literal["changed", "added", "unread"]
+"""Its definition differs from the approved one, its server added it later, or the ledger can't say what's approved."""
 
 
 class DriftGrade(StrEnum):
@@ -38,12 +39,12 @@ class DriftGrade(StrEnum):
     ROUTING = "routing"
     """The same calls are valid, but a model may make them for other reasons."""
     COSMETIC = "cosmetic"
-    """Neither: the same words in another order, an icon, metadata."""
+    """Neither: the same words and members in another order. The approved text stays in use."""
 
 
 @record
 class Drift:
-    """One tool whose definition changed."""
+    """One tool whose definition changed, or that its server added."""
 
     ref: RemoteToolRef
     grade: DriftGrade
@@ -51,6 +52,13 @@ class Drift:
     """None: there was no such tool, or its approved definition was not stored."""
     after: JsonObject | None
     """None: the tool is gone."""
+    is_added: bool = False
+    """Whether a server that was known already has added it."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the definition as it is now: an approval names it."""
+        return definition_pin(self.after or {})
 
     @property
     def fields(self) -> Sequence[str]:
@@ -67,7 +75,8 @@ class Drift:
     @property
     def summary(self) -> str:
         """The tool, the grade and the parts that differ, in one line."""
-        return f"{name_item(self.ref)}: {self.grade} ({_list_fields(self.fields)})"
+        what = "added" if self.is_added else f"{self.grade} ({_list_fields(self.fields)})"
+        return f"{name_item(self.ref)}: {what}"
 
     def diff(self) -> str:
         """Format the change as a unified diff."""
@@ -76,6 +85,16 @@ class Drift:
         name = name_item(self.ref)
         lines = unified_diff(pretty(self.before), pretty(self.after), f"{name} (approved)", f"{name} (now)", n=2)
         return "".join(lines)
+
+
+@record
+class PinVerdict:
+    """What the pins say about a definition that a server lists. Without a drift and a served definition: nothing."""
+
+    drift: Drift | None = None
+    """How it differs from the approved ones; None: it's approved."""
+    served: JsonObject | None = None
+    """The approved definition that models and clients get for it; None: the item is disabled."""
 
 
 @record
@@ -90,10 +109,15 @@ class DisabledTool:
     """The parts of the definition that differ."""
     unsettled: bool = False
     """Whether it has switched between approved and other definitions, and not just changed."""
+    cause: DisabledCause = "changed"
 
     @property
     def reason(self) -> str:
         """The reason."""
+        if self.cause == "unread":
+            return "disabled: the ledger can't be read, so nobody knows whether its definition is the approved one"
+        if self.cause == "added":
+            return "disabled: its server has added it since you approved the others"
         changed = f"{self.grade} change of {_list_fields(self.fields)}" if self.fields else self.grade
         if self.unsettled:
             return f"disabled: its definition keeps switching away from what was approved ({changed})"
@@ -112,6 +136,8 @@ class DisabledTool:
     @property
     def remedy(self) -> str:
         """The commands that show and approve the change."""
+        if self.cause == "unread":
+            return "see what's wrong: indus ledger verify"
         return f"look at the change: {self.diff_command}; approve it: {self.approve_command}"
 
     @property
@@ -128,9 +154,18 @@ class DisabledTool:
             "name": self.name,
             "grade": str(self.grade),
             "fields": [*self.fields],
+            "cause": self.cause,
             "reason": self.reason,
             "approve": self.approve_command,
         }
+
+
+def describe_causes(tools: Iterable[DisabledTool]) -> str:
+    """Say in a few words why tools are disabled."""
+    causes = {tool.cause for tool in tools}
+    if "unread" in causes:
+        return "the ledger can't be read"
+    return f"{' or '.join(sorted(causes, reverse=True))} since approved"
 
 
 def name_item(ref: RemoteToolRef) -> str:
@@ -163,38 +198,35 @@ def _quote(word: str) -> str:
 def grade_drift(before: JsonObject | None, after: JsonObject | None, kind: ItemKind = "tool") -> DriftGrade:
     """Grade the change from one definition to another of an item of a kind.
 
-    A new tool is graded as routing, since a model may choose it. A `default` validates nothing
-    (https://json-schema.org/draft/2020-12/json-schema-validation#section-9.2): another one is routing, and the same
-    members in another order are no change.
+    A new tool is graded as routing, since a model may choose it. So is any other field that differs, `_meta` and
+    icons too: clients act on them. A `default` validates nothing
+    (https://json-schema.org/draft/2020-12/json-schema-validation#section-9.2), so another one is routing.
     """
     if after is None:
         return DriftGrade.BREAKING
     if before is None:
         return DriftGrade.ROUTING
-    if kind != "tool":
-        return _grade_item(before, after)
+    is_breaking = _breaks_tool(before, after) if kind == "tool" else _breaks_item(before, after)
+    if is_breaking:
+        return DriftGrade.BREAKING
+    return DriftGrade.COSMETIC if differ_in_order_alone(before, after) else DriftGrade.ROUTING
+
+
+def _breaks_tool(before: JsonObject, after: JsonObject) -> bool:
+    """Tell whether a tool accepts other calls, returns other results, or runs another way (`execution`)."""
     if not _accepts_the_same(before.get("inputSchema"), after.get("inputSchema")):
-        return DriftGrade.BREAKING
+        return True
     results = (canonical_schema(raw.get("outputSchema"), Form.VALIDATION) for raw in (before, after))
-    if not same_json(*results):
-        return DriftGrade.BREAKING
-    old, new = (canonical_definition(raw, Form.READING) for raw in (before, after))
-    if any(not same_json(old.get(name), new.get(name)) for name in _READ_BY_MODELS):
-        return DriftGrade.ROUTING
-    return DriftGrade.COSMETIC
+    return not same_json(*results) or not same_json(before.get("execution"), after.get("execution"))
 
 
-def _grade_item(before: JsonObject, after: JsonObject) -> DriftGrade:
-    """Grade a change of a resource, template, prompt, instructions or content.
+def _breaks_item(before: JsonObject, after: JsonObject) -> bool:
+    """Tell whether clients of a resource, template, prompt, skill or content must change.
 
-    Breaking are the arguments of a prompt, the type of a resource, its content where that is pinned, and what an app
+    That's so for the arguments of a prompt, the type of a resource, its content where that is pinned, and what an app
     may load and do (`_meta.ui`: https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps).
     """
-    if not same_json(*map(_list_requirements, (before, after))):
-        return DriftGrade.BREAKING
-    shown = (canonical_definition(raw, Form.READING) for raw in (before, after))
-    old, new = ([raw.get(key) for key in (*_READ_BY_MODELS, *_READ_ELSEWHERE)] for raw in shown)
-    return DriftGrade.COSMETIC if same_json(old, new) else DriftGrade.ROUTING
+    return not same_json(*map(_list_requirements, (before, after)))
 
 
 def _list_requirements(raw: JsonObject) -> JsonValue:
@@ -214,6 +246,14 @@ def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonO
         return Drift(ref, DriftGrade.ROUTING, None, raw)
     # The last of equals: people remember what they approved last.
     return max(reversed(drifts), key=lambda drift: worst_first.index(drift.grade))
+
+
+def build_approval(server: str, drifts: Iterable[Drift]) -> Consent:
+    """Build the question whether to approve definitions of a server as they are now, with every change in full."""
+    shown = sorted(drifts, key=lambda drift: (drift.ref.kind, drift.ref.name))
+    lines = [line for drift in shown for line in (drift.summary, *drift.diff().splitlines())]
+    facts: list[JsonValue] = [[drift.ref.kind, drift.ref.name, drift.digest] for drift in shown]
+    return build_consent(f"{format_count(len(shown), 'definition')} of server {server!r}", facts, lines)
 
 
 def is_same_definition(one: JsonObject, other: JsonObject) -> bool:

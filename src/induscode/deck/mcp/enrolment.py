@@ -1,7 +1,8 @@
 """Enrolment: a ledger that follows a fleet. Listed tools are enrolled, tools no longer listed are retired.
 
 A server that fails keeps its tools enrolled, since it comes back under the same names; calls return its fault
-meanwhile. A tool whose definition is not approved is disabled until it is approved, unless the change is cosmetic.
+meanwhile. A tool whose definition is not approved is disabled until it is approved. While a change is cosmetic, the
+approved definition stays enrolled: a model never reads text that nobody approved.
 
 A server may change its tools for as long as it runs, and every change is an event. When the events are many more than
 the tools, an owner that has stored them can compact the ledger.
@@ -21,16 +22,18 @@ from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import (
     LISTED_KINDS,
+    EndpointStatus,
     FleetStatus,
     ItemKind,
     RemoteTool,
     RemoteToolRef,
+    StdioServerConfig,
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, ServerFleetImpl
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, differ_in_order_alone, grade_drift
+from induscode.deck.mcp.capability import BridgeCapability, definition_pin, read_definitions
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, differ_in_order_alone, grade_drift
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey, BridgeLedger, EnrollRequest
 
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
@@ -43,10 +46,14 @@ LONGEST_LOG = 200
 
 
 class PinChecker(Protocol):
-    """Compares definitions with those seen first, or approved since."""
+    """Compares definitions with those of the first listing, or approved since."""
 
-    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Compare a definition with the approved ones; a first one becomes approved. None: approved."""
+    def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+        """Compare a definition with the approved ones; one of the first listing becomes approved."""
+        ...
+
+    def finish_listing(self, server: str, kind: ItemKind) -> None:
+        """End the first listing of a kind: what comes later is an addition."""
         ...
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
@@ -97,7 +104,8 @@ class Enrolment:
         self._pins = pins
         self._sink = sink
         self._now = now
-        self._drifted: dict[RemoteToolRef, RemoteTool] = {}
+        self._waiting: dict[RemoteToolRef, RemoteTool] = {}
+        """The listed definitions that are not approved, including cosmetic changes."""
         self._drifts: dict[RemoteToolRef, Drift] = {}
         self._disabled: dict[RemoteToolRef, DisabledTool] = {}
         self._switches: Counter[RemoteToolRef] = Counter()
@@ -118,8 +126,8 @@ class Enrolment:
 
     @property
     def quarantined(self) -> Sequence[RemoteTool]:
-        """The tools whose changed definitions wait for approval."""
-        return tuple(self._drifted.values())
+        """The disabled tools whose definitions wait for approval."""
+        return tuple(remote for ref, remote in self._waiting.items() if ref in self._disabled)
 
     @property
     def disabled(self) -> Sequence[DisabledTool]:
@@ -151,10 +159,18 @@ class Enrolment:
     def status(self) -> FleetStatus:
         """Return the status of every server, with a note for each disabled tool."""
         status = dict(self.fleet.status())
-        for tool in self._disabled.values():
-            if (known := status.get(tool.ref.server)) is not None:
-                status[tool.ref.server] = replace(known, notes=(*known.notes, tool.note))
+        notes: dict[str, list[Note]] = {}
+        for ref, tool in self._disabled.items():
+            notes.setdefault(ref.server, []).append(tool.note)
+        for server in notes.keys() & status.keys():
+            status[server] = replace(status[server], notes=(*status[server].notes, *notes[server]))
         return status
+
+    def status_of(self, server: str) -> EndpointStatus | None:
+        """Return the status of one server, with a note for each of its disabled tools; None: there's no such server."""
+        status = self.fleet.status_of(server)
+        notes = [tool.note for ref, tool in self._disabled.items() if ref.server == server]
+        return replace(status, notes=(*status.notes, *notes)) if status is not None and notes else status
 
     def close(self) -> None:
         """Stop following the fleet; the ledger stays as it is."""
@@ -246,66 +262,98 @@ class Enrolment:
                 self._invalid[remote.ref] = str(exc)
                 self._forget_drift(remote.ref)
                 self._retire(remote.ref, server)
-        for known in (self._drifted, self._drifts, self._former_keys):
+        for known in (self._waiting, self._drifts, self._former_keys):
             for ref in [*filter(is_gone, known)]:
                 del known[ref]
+        if self._pins is not None:
+            self._pins.finish_listing(server, kind)
         self._record_since(before)
         self._listed[server, kind] = listed
         self._record_listing(server, kind)
 
     def _record_listing(self, server: str, kind: ItemKind) -> None:
         if self._sink is not None and (server, kind) in self._listed:
-            left_out = self._drifted.keys() | self._invalid.keys()
-            usable = [tool for tool in self._listed[server, kind] if tool.ref not in left_out]
             disabled = [tool for tool in self._disabled.values() if (tool.ref.server, tool.ref.kind) == (server, kind)]
+            if any(tool.cause == "unread" for tool in disabled):
+                return  # the listing in the store is better than this one
+            left_out = {tool.ref for tool in disabled} | self._invalid.keys()
+            usable = [tool for tool in self._listed[server, kind] if tool.ref not in left_out]
             # A sink that is older than the other kinds takes no kind.
             self._sink.record_listing(server, usable, disabled, *(() if kind == "tool" else (kind,)))
 
+    def finish_listings(self, server: str, kinds: Iterable[ItemKind]) -> None:
+        """End the first listing of a server that was asked for these kinds, also of those it failed to list.
+
+        Otherwise a server could fail at first, and add later what nobody looks at.
+        """
+        endpoint = self.fleet.endpoint(server)
+        if self._pins is not None and endpoint is not None and is_usable_phase(endpoint.phase):
+            for kind in kinds:
+                self._pins.finish_listing(server, kind)
+
     def check_content(self, content: RemoteTool) -> DisabledTool | None:
         """Compare the content of a resource with its pin; the first one becomes the pin. None: it may be used."""
-        drift = None if self._pins is None else self._pins.check(content.ref, content.raw)
-        if drift is not None and drift.disables:
-            self._disable(content.ref.server, content, drift)
+        verdict = self._judge(content)
+        if verdict.served is None:
+            self._disable(content.ref.server, content, verdict.drift)
             return self._disabled[content.ref]
         self._forget_drift(content.ref)
         return None
 
+    def _judge(self, remote: RemoteTool) -> PinVerdict:
+        return PinVerdict(served=remote.raw) if self._pins is None else self._pins.judge(remote.ref, remote.raw)
+
     def _sync_tool(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
-        drift = None if self._pins is None else self._pins.check(ref, remote.raw)
-        if drift is not None and drift.disables:
-            self._disable(server, remote, drift)
+        verdict = self._judge(remote)
+        if verdict.served is None:
+            self._disable(server, remote, verdict.drift)
             return
         if self._stays_disabled(ref):
             return
-        switched = ref in self._drifted
+        switched = ref in self._disabled
         self._forget_drift(ref)
-        if drift is not None:
-            self._drifts[ref] = drift
-            self._record_drift(drift)
+        if verdict.drift is not None:
+            self._waiting[ref], self._drifts[ref] = remote, verdict.drift
+            self._record_drift(verdict.drift)
+        served = self._restore(remote, verdict.served)
         live = self._ledger.find(ref)
         if live is not None:
             shares = spells_longer_server(ref, self.list_servers())
-            name = self._name_tool(remote).descriptor.name
+            name = self._name_tool(served).descriptor.name
             if (live[1].name, live[1].shares_name) != (name, shares):
                 # The present configuration gives it another name.
-                self._enroll(server, remote, None)
+                self._enroll(server, served, None)
                 return
         if live is not None and ref in self._mounted:
-            if self._represents(ref, live[1].raw, remote.raw):
+            if self._represents(ref, live[1].raw, served.raw):
                 return
             switched = True
         if switched:
             self._switches[ref] += 1
-        self._enroll(server, remote, self._former_keys.pop(ref, None))
+        self._enroll(server, served, self._former_keys.pop(ref, None))
+
+    def _restore(self, remote: RemoteTool, approved: JsonObject) -> RemoteTool:
+        """Return the item as its approved definition describes it.
+
+        Raises:
+            NotJson: The approved definition can't be shown any more.
+        """
+        if approved == remote.raw and [*approved] == [*remote.raw]:
+            return remote
+        endpoint = self.fleet.endpoint(remote.ref.server)
+        config = StdioServerConfig(remote.ref.server, "") if endpoint is None else endpoint.config
+        items, _ = read_definitions(remote.ref.kind, [approved], config)
+        if not items:
+            raise NotJson("its approved definition can't be shown")
+        return items[0]
 
     def _stays_disabled(self, ref: RemoteToolRef) -> bool:
         """Tell whether a tool that is back in an approved form has switched too often to be enabled."""
-        other = self._drifted.get(ref)
-        if other is None or self._pins is None or self._switches[ref] < MOST_SWITCHES:
+        other = self._waiting.get(ref)
+        if other is None or ref not in self._disabled or self._switches[ref] < MOST_SWITCHES:
             return False
-        drift = self._pins.check(ref, other.raw)
-        return drift is not None and drift.disables
+        return self._judge(other).served is None
 
     def _represents(self, ref: RemoteToolRef, enrolled: JsonObject, raw: JsonObject) -> bool:
         """Tell whether the enrolled definition still represents what a server lists."""
@@ -315,22 +363,28 @@ class Enrolment:
             return False
         return grade_drift(enrolled, raw, ref.kind) is not DriftGrade.BREAKING
 
-    def _disable(self, server: str, remote: RemoteTool, drift: Drift) -> None:
+    def _disable(self, server: str, remote: RemoteTool, drift: Drift | None) -> None:
+        """Retire an item and disable it; without a drift the pins could not be read."""
         ref = remote.ref
         live = self._ledger.find(ref)
-        if ref not in self._drifted:
+        if ref not in self._disabled:
             self._switches[ref] += 1
         if live is not None:
             self._former_keys[ref] = live[0]
             self._retire(ref, server)
         name = self._name_tool(remote).descriptor.name if live is None else live[1].name
+        self._forget_drift(ref)
+        if drift is None:
+            self._disabled[ref] = DisabledTool(ref, name, DriftGrade.ROUTING, cause="unread")
+            return
         unsettled = self._switches[ref] >= MOST_SWITCHES
-        self._drifted[ref], self._drifts[ref] = remote, drift
-        self._disabled[ref] = DisabledTool(ref, name, drift.grade, drift.fields, unsettled)
+        cause = "added" if drift.is_added else "changed"
+        self._waiting[ref], self._drifts[ref] = remote, drift
+        self._disabled[ref] = DisabledTool(ref, name, drift.grade, drift.fields, unsettled, cause)
         self._record_drift(drift)
 
     def _forget_drift(self, ref: RemoteToolRef) -> None:
-        for known in (self._drifted, self._drifts, self._disabled):
+        for known in (self._waiting, self._drifts, self._disabled):
             known.pop(ref, None)
 
     def _record_drift(self, drift: Drift) -> None:
@@ -338,7 +392,7 @@ class Enrolment:
         key = drift.ref, drift.grade
         if self._sink is not None and key not in self._recorded_drifts:
             self._recorded_drifts.add(key)
-            detail = f"{drift.grade}: {', '.join(drift.fields)}"
+            detail = f"{'added' if drift.is_added else drift.grade}: {', '.join(drift.fields)}"
             self._sink.record_event("drift", drift.ref.server, drift.ref.name, detail)
 
     def _retire(self, ref: RemoteToolRef, server: str) -> None:
@@ -364,7 +418,7 @@ class Enrolment:
         self._mounted.add(remote.ref)
 
     def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
-        if ref in self._drifted:
+        if ref in self._disabled:
             return refuse_disabled(self._disabled[ref])
         endpoint = self.fleet.endpoint(ref.server)
         if endpoint is not None and endpoint.known_tools is None and is_usable_phase(endpoint.phase):
@@ -398,10 +452,14 @@ class Enrolment:
 
     # -- on request -------------------------------------------------------------------------
 
-    def approve(self, ref: RemoteToolRef) -> bool:
-        """Approve the present definition of a disabled tool, and enrol it in its former place."""
-        remote = self._drifted.get(ref)
-        if remote is None:
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
+        """Approve the definition that a user was shown, and enrol it in its former place.
+
+        Returns:
+            Whether the item waits for approval with a definition of this digest.
+        """
+        remote = self._waiting.get(ref)
+        if remote is None or definition_pin(remote.raw) != digest:
             return False
         before = self._ledger
         if self._pins is not None:
@@ -409,11 +467,13 @@ class Enrolment:
         self._forget_drift(ref)
         del self._switches[ref]
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0] != ref}
-        present = next((tool for tool in self._listed.get((ref.server, ref.kind), ()) if tool.ref == ref), remote)
         if ref.kind != "content":
-            self._enroll(ref.server, present, self._former_keys.pop(ref, None))
+            # A tool that alternates may be back in another approved form.
+            present = next((tool for tool in self._listed.get((ref.server, ref.kind), ()) if tool.ref == ref), remote)
+            served = self._restore(present, self._judge(present).served or remote.raw)
+            self._enroll(ref.server, served, self._former_keys.pop(ref, None))
         if self._sink is not None:
-            self._sink.record_event("approve", ref.server, ref.name, "")
+            self._sink.record_event("approve", ref.server, ref.name, digest)
         self._record_since(before)
         self._record_listing(ref.server, ref.kind)
         return True
@@ -430,7 +490,7 @@ class Enrolment:
         self._listed = {key: listed for key, listed in self._listed.items() if key[0] != server}
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0].server != server}
         for known in (
-            self._drifted, self._drifts, self._disabled, self._switches, self._former_keys,
+            self._waiting, self._drifts, self._disabled, self._switches, self._former_keys,
             self._invalid,
         ):  # fmt: skip
             for ref in [ref for ref in known if ref.server == server]:

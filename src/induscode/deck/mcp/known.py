@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.interop.protocol_bridge.client.items import read_instructions, read_items
-from indusagi.interop.protocol_bridge.client.tools import read_tools
+from induscode.deck.mcp.capability import read_definitions
 from induscode.deck.mcp.config.trust import server_identity
-from induscode.deck.mcp.store.pins import read_definitions
+from induscode.deck.mcp.store.pins import read_pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,32 +19,17 @@ if TYPE_CHECKING:
 
 
 async def read_known_tools(
-    store: LedgerStore, servers: Iterable[ServerConfig]
+    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
 ) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
-    """Read the tools of servers seen before from the store, in the form a listing gives them."""
+    """Read the tools, or items of another kind, of servers seen before, in the form a listing gives them."""
     configs = {config.id: config for config in servers}
     known: dict[str, Sequence[RemoteTool]] = {}
     notes: list[Note] = []
-    for server, rows in (await read_definitions(store, configs.values())).items():
+    for server, rows in (await read_pinned(store, configs.values(), kind)).items():
         # In a thread: hundreds of schemas take a while to be prepared for a model.
-        known[server], remarks = await to_thread.run_sync(read_tools, [*rows], configs[server])
+        known[server], remarks = await to_thread.run_sync(read_definitions, kind, rows, configs[server])
         notes.extend(remarks)
     return known, notes
-
-
-async def read_known_items(
-    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind
-) -> Mapping[str, Sequence[RemoteTool]]:
-    """Read the items of a kind of servers seen before from the store, in the form a listing gives them."""
-    configs = {config.id: config for config in servers}
-    known: dict[str, Sequence[RemoteTool]] = {}
-    for server, rows in (await read_definitions(store, configs.values(), kind)).items():
-        if kind == "instructions":
-            text = rows[0].get("instructions") if rows else None
-            known[server] = read_instructions(text if isinstance(text, str) else None, configs[server])
-        else:
-            known[server], _ = read_items(kind, [*rows], configs[server])
-    return known
 
 
 async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.records import record
+from induscode.consent import digest_facts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,6 +53,15 @@ class ServerPlan:
         """The ids of servers whose rows say that a first call starts them."""
         return [row.id for row in self.rows if row.start == "lazy"]
 
+    @property
+    def growing(self) -> Collection[str]:
+        """The ids of servers whose rows approve whatever they add (`"added": "allow"`)."""
+        return {row.id for row in self.rows if row.added == "allow"}
+
+    def find_places(self) -> Mapping[str, str]:
+        """Find the place of each server: a digest of its file and its name there, which an edited row keeps."""
+        return {row.id: digest_place(row.origin.file, row.id) for row in self.rows}
+
     def state_of(self, row: ServerRow) -> RowState:
         """Tell whether a row can be started, and if not, why."""
         consent = self.consent.get(row.id, "unknown")
@@ -67,3 +78,8 @@ class ServerPlan:
             configs={server: config for server, config in self.configs.items() if server in servers},
             notes=tuple(note for note in self.notes if not note.owner.startswith(others)),
         )
+
+
+def digest_place(file: str, server: str) -> str:
+    """Digest the name of a server in a file."""
+    return digest_facts([os.path.realpath(file), server])

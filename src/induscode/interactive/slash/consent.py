@@ -135,10 +135,11 @@ async def approve_tools(host: SlashHost, servers: SessionServers, name: str, too
         raise SlashError(f"no tool of {name!r} waits for approval")
     for drift in wanted:
         title = f"Approve {drift.ref.server}/{drift.ref.name} as it is now?"
-        lines = (f"grade: {drift.grade}, differs in: {', '.join(drift.fields)}", *drift.diff().splitlines())
+        differs = "added by its server" if drift.is_added else f"differs in: {', '.join(drift.fields)}"
+        lines = (f"grade: {drift.grade}, {differs}", *drift.diff().splitlines())
         if not await _confirm(host, title, lines):
             host.screen.show(f"{drift.ref.server}/{drift.ref.name}: not approved")
-        elif drift not in enrolment.drifts or not enrolment.approve(drift.ref):
+        elif not enrolment.approve(drift.ref, drift.digest):
             host.screen.show(f"{drift.ref.server}/{drift.ref.name}: it has changed again: /mcp approve {name}")
         else:
             host.screen.show(f"{drift.ref.server}/{drift.ref.name}: approved as it is now")

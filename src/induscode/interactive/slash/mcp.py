@@ -20,6 +20,7 @@ from induscode.commands.support.servers import (
     name_transport,
     switch_server,
 )
+from induscode.deck.mcp.drift import describe_causes
 from induscode.interactive.calls import format_duration
 from induscode.interactive.slash import SlashCommand, SlashError, name_slash_commands, split_words
 from induscode.interactive.slash.consent import approve_tools, ask_about_servers, reload_config, show_drifts
@@ -85,7 +86,7 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
         cells = (name, transport, "disabled", "-", "-", "-", "-", "-")
         return cells, "switched off for this session", f"/mcp enable {name}"
     state = mcp.plan.state_of(row)
-    status = mcp.status().get(name)
+    status = mcp.status_of(name)
     if state != "startable" or status is None:
         cells = (name, transport, state, "-", "-", "-", "-", "-")
         return cells, *_explain_state(servers, row)
@@ -106,9 +107,10 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
     if status.fault is not None:
         return cells, *await _explain_fault(servers, status)
     if disabled:
-        number = format_count(len(disabled), "tool is", "tools are")
+        noun = "tool" if all(tool.ref.kind == "tool" for tool in disabled) else "item"
+        number = format_count(len(disabled), f"{noun} is", f"{noun}s are")
         names = ", ".join(tool.ref.name for tool in disabled)
-        return cells, f"{number} disabled, changed since approved: {names}", f"/mcp approve {name}"
+        return cells, f"{number} disabled, {describe_causes(disabled)}: {names}", f"/mcp approve {name}"
     return cells, "", ""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.drift import name_item
 from induscode.ui.contract import PageError, PageView
 from induscode.ui.html import Html, tag
@@ -46,19 +45,19 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
     ref = drift.ref
     forms = None
     if page.user.rights.can_act and drift.disables:
-        pin = definition_pin(drift.after or {})
-        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "pin": pin}
+        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "digest": drift.digest}
         forms = tag(
             "div",
             build_form(page.user, address("/drift"), button="Approve", look="danger", action="approve", **hidden),
             build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
             cls="actions",
         )
-    consequence = "disabled until it is approved" if drift.disables else "recorded; it stays enabled"
+    differs = "added by the server" if drift.is_added else ", ".join(drift.fields)
+    consequence = "disabled until it is approved" if drift.disables else "the approved text stays in use"
     return tag(
         "article",
-        tag("h2", name_item(ref), " ", show_state(f"{drift.grade} change")),
-        tag("p", f"{', '.join(drift.fields)}: {consequence}."),
+        tag("h2", name_item(ref), " ", show_state("added" if drift.is_added else f"{drift.grade} change")),
+        tag("p", f"{differs}: {consequence}."),
         show_diff(drift.diff()),
         forms,
         cls="fault" if drift.disables else None,
@@ -66,18 +65,20 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
 
 
 async def _decide(page: PageRequest) -> str:
-    server, name, kind, pin = (page.get(key) for key in ("server", "item", "kind", "pin"))
+    server, name, kind, digest = (page.get(key) for key in ("server", "item", "kind", "digest"))
     mcp = page.source.session.mcp
     wanted = [
         one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
     ]
     # The decision is about exactly what was shown.
-    if not wanted or definition_pin(wanted[0].after or {}) != pin:
-        raise PageError(f"{server}/{name} has changed again, or was decided elsewhere. Look once more.", 409)
+    changed = PageError(f"{server}/{name} has changed since you looked, or was decided elsewhere. Look once more.", 409)
+    if not wanted or wanted[0].digest != digest:
+        raise changed
     drift = wanted[0]
     named = name_item(drift.ref)
     if page.get("action") == "approve":
-        page.source.approve(drift.ref)
+        if not page.source.approve(drift.ref, digest):
+            raise changed
         return f"{named}: approved as it is now"
     mcp.journal.record_event(
         "drift", server, name, f"refused by a person: {drift.grade} change of {', '.join(drift.fields)}"

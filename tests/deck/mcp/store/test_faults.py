@@ -15,7 +15,7 @@ from tests.support.scripts import run
 from tests.support.stores import batch, fill_store, run_sql, store_file, stored
 
 from induscode.deck.mcp import store as stores
-from induscode.deck.mcp.store import ThreadedStore, open_store
+from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, open_store
 from induscode.deck.mcp.store import database as store_db
 from induscode.deck.mcp.store import fallback as store_keeper
 from induscode.deck.mcp.store.database import open_database, store_path
@@ -120,10 +120,10 @@ def test_finding_d1_a_flipped_bit_in_the_schema_loses_no_row(tmp_path: Path, mon
         keeper = FallbackStore(path)
         try:
             # From the page of a new ledger every row is read: the file loses nothing at all.
-            assert len(keeper.read(lambda db: db.rows("r1"), ())) == 30, place
+            assert len(keeper.use(lambda db: db.rows("r1"))) == 30, place
             assert len(keeper.latest("pin")) == 30, place
             keeper.append([batch(1_000, run="later")])
-            rows = keeper.read(lambda db: db.rows("later"), ())
+            rows = keeper.use(lambda db: db.rows("later"))
             assert [one.facts["tool"] for one in rows] == ["t1000"], place
         finally:
             keeper.close()
@@ -178,8 +178,9 @@ async def test_finding_d1_the_end_of_the_thread_ends_every_wait(
     store = await open_store(str(store_file(tmp_path)))
     with anyio.fail_after(DEADLINE_S):
         assert not await store.flush()
-        assert (await store.rows("r1"), await store.latest("pin"), await store.runs()) == ((),) * 3
-        assert await store.documents(["x"]) == {}
+        for query in (store.rows("r1"), store.latest("pin"), store.runs(), store.documents(["x"])):
+            with pytest.raises(SilentStoreError, match="its thread has ended"):
+                await query
         assert await store.prune(Retention(), "r1") is None
         assert [note.message for note in await store.verify()] == [
             "it could not be checked: its thread does not answer"
@@ -203,7 +204,7 @@ async def test_finding_d1_a_question_already_asked_is_answered_when_the_thread_e
     with anyio.fail_after(DEADLINE_S):
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
-                tasks.start_soon(store.rows, "r1")
+                tasks.start_soon(store.flush)
             await anyio.lowlevel.checkpoint()
             asked.set()
         await store.aclose()
@@ -239,7 +240,8 @@ async def test_finding_d1_a_thread_that_hangs_is_waited_for_once(
         store.append(hang)
         with monkeypatch.context() as patch:
             patch.setattr(stores, "WAIT_S", 0.05)
-            assert await store.rows("r1") == ()
+            with pytest.raises(SilentStoreError, match="does not answer in time"):
+                await store.rows("r1")
             # From now on not even a check, which may take long, is waited for as long.
             patch.setattr(stores, "LATE_WAIT_S", 0.05)
             assert ["does not answer" in note.message for note in await store.verify()] == [True]

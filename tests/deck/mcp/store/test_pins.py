@@ -12,16 +12,17 @@ from tests.support.stores import batch, forge, query_file, store_file, stored
 
 from indusagi.core.json import compact_json
 from indusagi.core.time import ManualClock, iso_utc
-from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, StdioServerConfig
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.store import SilentStoreError
 from induscode.deck.mcp.store.database import LedgerDb, prune
 from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention, content_address
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import load_pins, open_pins, read_definitions, read_disabled_tools, read_pins
+from induscode.deck.mcp.store.pins import load_pins, open_pins, read_disabled_tools, read_pinned, read_pins
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +90,7 @@ async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_pat
         # A deck that is there before its server shows what was approved last.
         journal = await seen(store, "x")
         await store.flush()
-        assert (await read_definitions(store, [SERVER]))["a"] == [third]
+        assert (await read_pinned(store, [SERVER]))["a"] == [third]
         rows = [row for row in await store.rows(journal.run) if row.op == "pin"]
         assert rows == []
 
@@ -111,7 +112,7 @@ async def test_a_form_that_is_approved_while_the_store_is_read_stays_approved(
 
         monkeypatch.setattr(store, "latest", read_and_approve)
         await load_pins(pins, store, [SERVER])
-        assert reads == 2
+        assert reads == 4  # pins and listings, twice
         assert pins.check(X.ref, CHANGED) is None
         assert pins.check(X.ref, X.raw) is None
 
@@ -119,14 +120,15 @@ async def test_a_form_that_is_approved_while_the_store_is_read_stays_approved(
 async def test_a_store_that_does_not_answer_in_time_approves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def read_nothing(_: str) -> Sequence[Row]:
-        return ()
+    async def answer_nothing(_: str) -> Sequence[Row]:
+        raise SilentStoreError("it does not answer")
 
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
         assert pins.check(X.ref, X.raw) is None
-        monkeypatch.setattr(store, "latest", read_nothing)
-        await load_pins(pins, store, [SERVER])
+        monkeypatch.setattr(store, "latest", answer_nothing)
+        with pytest.raises(SilentStoreError):
+            await load_pins(pins, store, [SERVER])
         assert grade(pins.check(X.ref, CHANGED)) == "routing"
 
 
@@ -174,7 +176,7 @@ async def test_another_server_under_the_same_id_starts_without_pins(tmp_path: Pa
         await seen(store, "x")
         pins = await open_pins(Journal(store, [OTHER]), [OTHER])
         assert pins.check(X.ref, CHANGED) is None
-        assert await read_definitions(store, [OTHER]) == {}
+        assert await read_pinned(store, [OTHER]) == {}
         again = await open_pins(Journal(store, [SERVER]), [SERVER])
         assert again.check(X.ref, X.raw) is None
         assert grade(again.check(X.ref, CHANGED)) == "routing"
@@ -186,7 +188,8 @@ async def test_pins_that_are_only_read_pin_nothing(tmp_path: Path) -> None:
         pins = await read_pins(store, [SERVER])
         assert grade(pins.check(X.ref, CHANGED)) == "routing"
         before = await store.latest("pin")
-        assert [pins.check(Y.ref, Y.raw), pins.check(Y.ref, CHANGED)] == [None, None]
+        other = RemoteToolRef("b", "y")
+        assert [pins.check(other, Y.raw), pins.check(other, CHANGED)] == [None, None]
         await store.flush()
         assert await store.latest("pin") == before
 
@@ -214,11 +217,11 @@ async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_
     async with stored(tmp_path) as store:
         await seen(store, "y", "x", "z")
         await seen(store, "y", "x")
-        found = await read_definitions(store, [SERVER])
+        found = await read_pinned(store, [SERVER])
         assert {server: [one["name"] for one in rows] for server, rows in found.items()} == {"a": ["y", "x"]}
         assert list(found["a"][1].items()) == list(X.raw.items())
         narrower = replace(SERVER, include_tools=["x"])
-        assert await read_definitions(store, [narrower]) == {}
+        assert await read_pinned(store, [narrower]) == {}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ async def test_a_server_with_a_missing_definition_is_left_out(tmp_path: Path, st
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
         forge(store_file(tmp_path), statement)
-        assert await read_definitions(store, [SERVER]) == {}
+        assert await read_pinned(store, [SERVER]) == {}
 
 
 async def test_a_definition_of_another_type_is_ignored(tmp_path: Path) -> None:
@@ -248,7 +251,7 @@ async def test_a_definition_of_another_type_is_ignored(tmp_path: Path) -> None:
                 f"INSERT INTO documents VALUES ('{address}', '{text}')",
                 f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') WHERE op = 'pin'",
             )
-            assert await read_definitions(store, [SERVER]) == {}
+            assert await read_pinned(store, [SERVER]) == {}
 
 
 async def test_an_empty_pin_is_ignored(tmp_path: Path) -> None:
@@ -288,7 +291,7 @@ async def test_runs_beyond_the_limit_are_removed_and_recorded(tmp_path: Path) ->
         # What is in force is in force still.
         pins = await open_pins(last, [SERVER])
         assert grade(pins.check(X.ref, CHANGED)) == "routing"
-        assert [one["name"] for one in (await read_definitions(store, [SERVER]))["a"]] == ["x"]
+        assert [one["name"] for one in (await read_pinned(store, [SERVER]))["a"]] == ["x"]
         last.record_entries(ledger_of(("a", "y")).log)
         assert await store.flush()
         assert [row.seq for row in await store.rows(last.run)] == list(range(1, 9))
@@ -321,18 +324,52 @@ def test_runs_that_are_too_old_go_however_few_there_are(tmp_path: Path) -> None:
     clock = ManualClock(400 * day)
     db = LedgerDb(None)
     try:
-        for number, age in enumerate((300, 200, 100)):
+        for number, age in enumerate((300, 200, 100, 98)):
             made = batch(number, run=f"run{age}")()
             at = iso_utc(clock.now_ms() - age * day)
             event = replace(made.events[0], at=at)
             db.append([replace(made, events=(event,))])
-        done = prune(db, Retention(days=150), "own", now=clock.now_ms)
+        done = prune(db, Retention(days=100), "own", now=clock.now_ms)
         assert done is not None
         assert done == PruneResult(2, 2)
-        assert [run.run for run in db.runs()] == ["run100", "own"]
-        done = prune(db, Retention(days=50), "own", now=clock.now_ms)
+        assert [run.run for run in db.runs()] == ["run100", "run98", "own"]
+        done = prune(db, Retention(days=1), "own", now=clock.now_ms)
         assert done is not None
-        assert [run.run for run in db.runs()] == ["own"]
+        assert [run.run for run in db.runs()] == ["run98", "own"]
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize("jump", [60, 400, 40_000])
+def test_finding_r8_a_clock_that_jumps_removes_nothing(jump: int) -> None:
+    day = 86_400_000
+    clock = ManualClock(20_000 * day)
+    db = LedgerDb(None)
+
+    def run(name: str) -> None:
+        made = batch(1, run=name)()
+        db.append([replace(made, events=(replace(made.events[0], at=iso_utc(clock.now_ms())),))])
+
+    try:
+        for number in range(10):
+            run(f"day{number}")
+            clock.advance(day)
+        clock.advance(jump * day)
+        for number in range(3):  # several runs while the clock is wrong
+            run(f"jumped{number}")
+            assert prune(db, Retention(days=30), f"jumped{number}", now=clock.now_ms) is None
+            clock.advance(day // 10)
+        clock.advance(-jump * day)
+        run("back")
+        assert prune(db, Retention(days=30), "back", now=clock.now_ms) is None
+        # A user who comes back after a long time: the second day shows that the clock is right.
+        clock.advance(jump * day)
+        run("later")
+        clock.advance(2 * day)
+        run("own")
+        done = prune(db, Retention(days=30), "own", now=clock.now_ms)
+        assert done is not None
+        assert "day0" not in [one.run for one in db.runs()]
     finally:
         db.close()
 

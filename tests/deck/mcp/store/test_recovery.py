@@ -257,7 +257,7 @@ def test_finding_d5_with_a_lock_only_its_definitions_are_taken_for_new_tools(tmp
     changed = run("mcp", "diff", cwd=tmp_path)
     assert [changed.stdout.count(f"s/{tool}: ") for tool in ("one", "two", "three")] == [1, 0, 1]
     assert run("call", "s__two", cwd=tmp_path).stdout == "done\n"
-    assert run("mcp", "approve", "s", "one", cwd=tmp_path).returncode == 0
+    assert run("mcp", "approve", "s", "one", "--yes", cwd=tmp_path).returncode == 0
     assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
     (tmp_path / ".indusvx" / "mcp.lock.json").write_text("{", encoding="utf-8")
     assert "not compared with the tools there are" in run("tools", cwd=tmp_path).stderr

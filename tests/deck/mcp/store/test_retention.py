@@ -21,6 +21,7 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp import enrolment as enrolment_module
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
+from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.enrolment import LONGEST_LOG
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, EnrollRequest, content_key_of
 from induscode.deck.mcp.plan import ServerPlan
@@ -235,6 +236,7 @@ async def test_a_server_that_keeps_changing_is_followed_by_a_short_ledger(
     monkeypatch.setattr(enrolment_module, "LONGEST_LOG", 2 * len(HONEST_TOOLS))
     fast = honest(id="h", limits=replace(STEADY, relist_gap_s=0.0))
     async with stored(tmp_path) as store, booted(store, fast) as bridge:
+        bridge._pins.allow_additions({"h"})
         enrolment = enrolment_of(bridge)
         endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
@@ -285,7 +287,7 @@ async def test_a_drifted_tool_gets_its_place_back_after_compaction(tmp_path: Pat
         enrolment.sync_tools("h", [drifted, *listed[1:]])
         enrolment.compact(enrolment.ledger.next_seq)
         assert (enrolment.ledger.events, len(enrolment.quarantined)) == (0, 1)
-        assert enrolment.approve(drifted.ref)
+        assert enrolment.approve(drifted.ref, definition_pin(drifted.raw))
         assert [one.ref for one in enrolment.ledger.live_capabilities()] == [one.ref for one in listed]
 
 

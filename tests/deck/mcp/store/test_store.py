@@ -26,7 +26,7 @@ from tests.support.stores import batch, fill_store, query_file, run_sql, store_f
 from indusagi.core import app_dirs
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
-from induscode.deck.mcp.store import ThreadedStore, memory_store, open_store
+from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, memory_store, open_store
 from induscode.deck.mcp.store import database as ledger_database
 from induscode.deck.mcp.store import fallback as ledger_fallback
 from induscode.deck.mcp.store.database import (
@@ -659,7 +659,8 @@ async def test_a_failing_store_in_memory_reports_the_loss(monkeypatch: pytest.Mo
             patch.setattr(ledger_fallback.LedgerDb, "append", broken)
             patch.setattr(ledger_fallback.LedgerDb, "rows", broken)
             store.append(batch(1))
-            assert await store.rows("r1") == ()
+            with pytest.raises(SilentStoreError, match="out of memory"):
+                await store.rows("r1")
         said = [note.message for note in store.notes]
         assert ["out of memory" in one for one in said] == [True, True]
         assert "1 batches were lost" in said[0]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Scope: TypeAlias = Literal["project", "user", "given"]
 """The owner of a file: the project, the user, or the command line (`given`)."""
 Start: TypeAlias = Literal["eager", "lazy"]
+Added: TypeAlias = Literal["hold", "allow"]
+"""What happens to tools and other items that a known server adds: they wait for approval, or are approved."""
 
 
 class InvalidRowError(Exception):
@@ -56,6 +58,7 @@ class ServerRow:
     required: bool = False
     start: Start | None = None
     """When to start it; None: the default of the session."""
+    added: Added = "hold"
     secrets: tuple[str, ...] = ()
     """Names of environment variables that are passed to the server."""
     auth: JsonObject | None = None
@@ -182,6 +185,7 @@ def parse_row(
         expansion,
         required=reader.row.get("required") is True,
         start=reader.start(),
+        added=reader.added(),
         secrets=tuple(reader.strings("env_vars") or ()),
         auth=auth,
         registry=entry if is_json_object(entry) else None,
@@ -321,6 +325,13 @@ class _RowParser:
             return float(value) * unit
         self.remarks.append(f"its {key} is not a positive number, and was left out")
         return None
+
+    def added(self) -> Added:
+        """Read what happens to items that the server adds later."""
+        value = self.row.get("added")
+        if value not in {None, "hold", "allow"}:
+            self.remarks.append("its added is neither hold nor allow, so additions are held")
+        return "allow" if value == "allow" else "hold"
 
     def start(self) -> Start | None:
         """Read when the server is to be started."""

@@ -5,8 +5,8 @@ was appended before a `flush` that returned True is in the file, also if the pro
 damaged file is recovered and set aside, a file that cannot be written is left alone; either way the session goes on,
 and a note says so.
 
-Every wait for the thread has a deadline. A thread that has ended, whatever ended it, is noticed at once: reading from
-such a store returns empty values, and a note gives the reason.
+Every wait for the thread has a deadline. Reading raises `SilentStoreError` if the thread misses it, has ended, or can't
+read the file: no answer is never the same as an empty one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import concurrent.futures
 import queue
 import threading
 from contextlib import closing, suppress
-from dataclasses import field
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
 from indusagi.core.faults import Note
 from indusagi.core.records import record
+from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.store.database import store_path
 
 if TYPE_CHECKING:
@@ -45,8 +45,15 @@ _MOST_BATCHES = 256
 """Batches in one transaction."""
 
 
+class SilentStoreError(BridgeFault):
+    """The store has no answer: its thread is late or has ended, or its file can't be read."""
+
+
 class LedgerStore(Protocol):
-    """Stores rows and documents. Reading sees everything that was appended before."""
+    """Stores rows and documents. Reading sees everything that was appended before.
+
+    `rows`, `latest`, `runs` and `documents` raise `SilentStoreError` if there's no answer.
+    """
 
     @property
     def path(self) -> str | None:
@@ -101,14 +108,11 @@ class _StoreQuery:
 
     function: Callable[[FallbackStore], object]
     answer: concurrent.futures.Future[object]
-    failed: threading.Event = field(default_factory=threading.Event)
-    """Set before the answer if there is none."""
 
-    def fail(self) -> None:
+    def fail(self, reason: str) -> None:
         """Report that there is no answer."""
-        self.failed.set()
         with suppress(concurrent.futures.InvalidStateError):  # the caller waits no longer
-            self.answer.set_result(None)
+            self.answer.set_exception(SilentStoreError(reason))
 
 
 class ThreadedStore:
@@ -148,33 +152,33 @@ class ThreadedStore:
 
     async def flush(self) -> bool:
         """Wait until everything appended so far is written; False if it is not in a file."""
-        return await self._query(lambda store: store.path is not None, default=False)
+        return await self._try_query(lambda store: store.path is not None, default=False)
 
     async def rows(self, run: str) -> Sequence[Row]:
         """Read the rows of a run, in order."""
-        return await self._query(lambda store: store.read(lambda db: db.rows(run), ()), ())
+        return await self._query(lambda store: store.use(lambda db: db.rows(run)))
 
     async def latest(self, op: str) -> Sequence[Row]:
         """Read the latest row of every subject of an op."""
-        return await self._query(lambda store: store.latest(op), ())
+        return await self._query(lambda store: store.latest(op))
 
     async def runs(self) -> Sequence[RunFacts]:
         """List the runs, in the order in which they began."""
-        return await self._query(lambda store: store.read(lambda db: db.runs(), ()), ())
+        return await self._query(lambda store: store.use(lambda db: db.runs()))
 
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
         """Read documents; absent and damaged ones are left out."""
         wanted = tuple(addresses)
-        return await self._query(lambda store: store.documents(wanted), {})
+        return await self._query(lambda store: store.documents(wanted))
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
         """Check everything and list the damage; with `set_aside` replace a damaged file."""
         unread = (Note("the ledger", "it could not be checked: its thread does not answer"),)
-        return await self._query(lambda store: store.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
+        return await self._try_query(lambda store: store.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
 
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Remove old runs and record it; None if there is nothing to remove."""
-        return await self._query(lambda store: store.prune(keep, own_run), None, wait_s=VERIFY_S)
+        return await self._try_query(lambda store: store.prune(keep, own_run), None, wait_s=VERIFY_S)
 
     # -- for other machines -----------------------------------------------------------------
 
@@ -182,21 +186,21 @@ class ThreadedStore:
         """Read rows of the chain after a position; None if they cannot be read."""
         from induscode.deck.mcp.store.publication import read_part  # noqa: PLC0415 — for a node of a cluster
 
-        return await self._query(
-            lambda store: store.read(lambda db: read_part(db, after, most_rows, most_characters), None), None
+        return await self._try_query(
+            lambda store: store.use(lambda db: read_part(db, after, most_rows, most_characters)), None
         )
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
         """Remember up to where rows of a chain are published."""
         from induscode.deck.mcp.store.publication import mark_published  # noqa: PLC0415 — for a node of a cluster
 
-        await self._query(lambda store: store.read(lambda db: mark_published(db, chain, end), None), None)
+        await self._try_query(lambda store: store.use(lambda db: mark_published(db, chain, end)), None)
 
     async def renew_chain(self, former: str, published: int) -> str | None:
         """Give the chain a new id in place of the former one, and return it; None if that fails."""
         from induscode.deck.mcp.store.publication import renew_chain  # noqa: PLC0415 — for a node of a cluster
 
-        return await self._query(lambda store: store.read(lambda db: renew_chain(db, former, published), None), None)
+        return await self._try_query(lambda store: store.use(lambda db: renew_chain(db, former, published)), None)
 
     async def aclose(self) -> None:
         """Write what is left, and close."""
@@ -208,23 +212,35 @@ class ThreadedStore:
             with anyio.move_on_after(wait_s, shield=True):
                 await anyio.to_thread.run_sync(self._thread.join, wait_s)
 
-    async def _query(self, function: Callable[[FallbackStore], T], default: T, *, wait_s: float | None = None) -> T:
-        """Run a function in the thread; return `default` if it fails, the thread has ended, or the wait is over."""
+    async def _query(self, function: Callable[[FallbackStore], T], *, wait_s: float | None = None) -> T:
+        """Run a function in the thread.
+
+        Raises:
+            SilentStoreError: It failed, the thread has ended, or the wait is over.
+        """
         if self._closed:
             raise RuntimeError("the store is closed")
-        answer: concurrent.futures.Future[T | None] = concurrent.futures.Future()
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         query = _StoreQuery(function, answer)  # type: ignore[arg-type] — the same future, of any answer
         self._jobs.put(query)
         if self._ended.is_set():
             self._reject_jobs()
         with anyio.move_on_after(self._longest_wait(WAIT_S if wait_s is None else wait_s)):
-            result = await asyncio.wrap_future(answer)
-            self._late = False
-            return default if query.failed.is_set() else cast("T", result)
+            try:
+                return await asyncio.wrap_future(answer)
+            finally:
+                self._late = False
         self._late = True
-        message = "it does not answer in time; what is read from it is taken for empty"
-        self._add_note(Note(self._owner, message, "see whether another program holds the file"))
-        return default
+        reason = "it does not answer in time; nothing is approved until it does"
+        self._add_note(Note(self._owner, reason, "see whether another program holds the file"))
+        raise SilentStoreError(f"{self._owner}: {reason}")
+
+    async def _try_query(self, function: Callable[[FallbackStore], T], default: T, *, wait_s: float | None = None) -> T:
+        """Run a function in the thread; return `default` if there's no answer, which a note explains."""
+        try:
+            return await self._query(function, wait_s=wait_s)
+        except SilentStoreError:
+            return default
 
     def _longest_wait(self, wait_s: float) -> float:
         """Bound a wait: a thread that has missed a deadline is not waited for as long again."""
@@ -258,7 +274,7 @@ class ThreadedStore:
         except BaseException as exc:  # noqa: BLE001 — boundary: a waiting caller must be told
             failure = exc
         if query is not None:
-            query.fail()  # changes nothing if it was answered
+            query.fail("its thread has ended")  # changes nothing if it was answered
         self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
@@ -278,7 +294,7 @@ class ThreadedStore:
             except queue.Empty:
                 return
             if isinstance(job, _StoreQuery):
-                job.fail()
+                job.fail(f"{self._owner}: its thread has ended")
 
     def _next_jobs(self) -> tuple[list[Callable[[], Batch]], _StoreQuery | None, bool]:
         """Wait for a job; batches that follow each other are written together."""
@@ -308,13 +324,12 @@ def _append(store: FallbackStore, writes: Sequence[Callable[[], Batch]]) -> None
 def _answer(query: _StoreQuery, store: FallbackStore) -> None:
     if not query.answer.set_running_or_notify_cancel():
         return
-    result: object = None
     try:
-        result = query.function(store)
+        query.answer.set_result(query.function(store))
     except BaseException as exc:  # noqa: BLE001 — boundary: the thread goes on, and a note says so
-        store.add_note(Note("the ledger", f"a question was not answered: {type(exc).__name__}: {exc}"))
-        query.failed.set()
-    query.answer.set_result(result)
+        reason = f"it could not be read: {type(exc).__name__}: {exc}"
+        store.add_note(Note("the ledger", reason, "indus ledger verify"))
+        query.fail(f"the ledger: {reason}")
 
 
 async def open_store(path: str | None = None) -> ThreadedStore:

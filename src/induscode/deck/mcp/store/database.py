@@ -11,13 +11,14 @@ import json
 import os
 import sqlite3
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from indusagi.core.app_dirs import SQLITE_SIDE_FILES, state_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
-from indusagi.core.time import iso_utc, now_ms
+from indusagi.core.time import DAY_MS, find_safe_now, iso_utc, now_ms
 from induscode.deck.mcp.store.events import (
     GENESIS,
     Event,
@@ -43,7 +44,6 @@ BUSY_S = 5.0
 _CACHE_KB = 512
 """Pages in memory: a run reads the pins and documents of its servers once, and then appends (2 MB by default)."""
 _ADDRESSES_PER_QUERY = 500
-_DAY_MS = 86_400_000
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -398,12 +398,13 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
     still the latest of their subject (a pin, a listing) are written again at the end first, so pruning removes nothing
     that applies. A `prune` row then records how many rows were removed and the digest of the last one, from which the
     chain goes on: `indus ledger verify` can still prove every remaining row. Rows that a node has not published yet
-    stay as long as they are not older than `keep.days`.
+    stay as long as they are not older than `keep.days`. A clock that jumps ahead removes nothing.
     """
     at_ms = now()
     with transaction(db.connection):
-        oldest = iso_utc(at_ms - keep.days * _DAY_MS)
         runs = db.runs()
+        safe_ms = find_safe_now(at_ms, filter(None, (_parse_time(run.began) for run in runs)))
+        oldest = iso_utc(safe_ms - keep.days * DAY_MS)
         recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
         stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
         cut = min(stay, default=db.end("head").position + 1)
@@ -419,6 +420,14 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
         _remove_documents(db)
     db.seqs = seqs
     return result
+
+
+def _parse_time(text: str) -> int | None:
+    """Parse a time in milliseconds since 1970; None if it isn't one."""
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        return None
 
 
 def _remove_rows(db: LedgerDb, cut: int, seqs: dict[str, int], own_run: str, at: str) -> PruneResult:

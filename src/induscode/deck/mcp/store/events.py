@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RowOp: TypeAlias = Literal[
     "run", "enroll", "retire", "connect", "ready", "fault", "drift", "approve",
-    "pin", "list", "turn", "prune", "recover", "client", "search",
+    "pin", "list", "place", "turn", "prune", "recover", "client", "search",
 ]  # fmt: skip
 
 _DOCUMENT_FACTS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -64,6 +65,8 @@ _OUTSIDE_CODES = frozenset(
     }
 )
 """Result codes whose cause is outside the file: https://www.sqlite.org/rescode.html."""
+_TRUSTED_OPS = frozenset({PIN, "list"})
+"""Rows that decide what is approved."""
 _MOST_NOTES = 100
 """The first failures of a store that fails at every step say enough."""
 
@@ -76,6 +79,8 @@ class FallbackStore:
         self._uncounted = 0
         self._identity: tuple[int, int] | None = None
         self._recovered = False
+        self._lost: str | None = None
+        """Why the pins are neither in the database nor in their backup; None: they're there, or there were none."""
         if path is None:
             self._db = LedgerDb(None)
             return
@@ -114,6 +119,8 @@ class FallbackStore:
             # A pin is backed up after its row is written: a ledger without rows that has a backup follows one that was
             # lost. `created` proves nothing, since another process may have written in between.
             backup = PinsBackup() if db.end("head").position else self._read_backup(path)
+            if backup.unreadable:
+                raise PermissionError(f"{pins_path(path)} can't be read")
             if backup.pins and db.append([_build_pin_batch(backup, "the ledger was removed")], to_empty=True):
                 message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
                 self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
@@ -140,12 +147,16 @@ class FallbackStore:
         message = f"it {state} ({reason}); what happens is kept until the session ends. {_describe_pins(backup)}"
         remedy = "indus ledger verify" if damaged else "make room, or see who owns the file"
         self.add_note(Note(f"the ledger {path!r}", message, remedy))
+        is_foreign = isinstance(failure, ForeignStoreError) and not isinstance(failure, NewerStoreError)
+        if backup.unreadable or (backup.missing and not is_foreign and _may_hold_rows(path)):
+            self._lost = f"it {state} ({reason}), and its pins are in no other file"
         memory = LedgerDb(None)
         if backup.pins:
             try:
                 memory.append([_build_pin_batch(backup, reason)])
             except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-                self.add_note(Note("the ledger in memory", f"it has no pins: {exc}"))
+                self._lost = f"the ledger in memory has no pins: {exc}"
+                self.add_note(Note("the ledger in memory", self._lost))
         return memory
 
     def _recover(self, path: str, reason: str) -> LedgerDb:
@@ -178,7 +189,7 @@ class FallbackStore:
             backup = read_backup(path)
         except OSError as exc:
             self.add_note(Note(pins_path(path), f"it cannot be read: {exc}", "see who owns the file"))
-            return PinsBackup(missing=True)
+            return PinsBackup(missing=True, unreadable=True)
         return PinsBackup(missing=True) if backup is None else backup
 
     def add_note(self, note: Note) -> None:
@@ -191,7 +202,7 @@ class FallbackStore:
         self._uncounted += 1
         self.notes[_MOST_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
 
-    def _use(self, action: Callable[[LedgerDb], T]) -> T:
+    def use(self, action: Callable[[LedgerDb], T]) -> T:
         """Run an action on the database; if its file fails, on what replaces it (recovered file, then memory).
 
         Raises:
@@ -216,7 +227,7 @@ class FallbackStore:
                 batches.append(make())
             except BaseException as exc:  # noqa: BLE001 — boundary: one batch must not stop the thread
                 self.add_note(Note("the ledger", f"an event could not be written down: {exc}"))
-        self._use(lambda db: db.append(batches))
+        self.use(lambda db: db.append(batches))
         if self._db.path is not None:
             self._back_up(self._db.path, collect_pins(batches))
 
@@ -229,7 +240,7 @@ class FallbackStore:
 
     def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Remove old runs."""
-        pruned = self.read(lambda db: prune(db, keep, own_run), None)
+        pruned = self.use(lambda db: prune(db, keep, own_run))
         if pruned is not None:
             message = f"{pruned.runs} old runs with {pruned.rows} rows were removed; a row says so"
             self.add_note(Note("the ledger", message))
@@ -237,20 +248,14 @@ class FallbackStore:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def read(self, query: Callable[[LedgerDb], T], default: T) -> T:
-        """Query the database; `default` if neither the file nor what replaces it can answer."""
-        try:
-            return self._use(query)
-        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-            self.add_note(Note("the ledger", f"it could not be read: {type(exc).__name__}: {exc}"))
-            return default
-
     def latest(self, op: str) -> Sequence[Row]:
         """Read the latest row of every subject; pins are brought in step with their backup.
 
         A pin that only the backup has is restored, one that only the ledger has is backed up.
         """
-        rows = self.read(lambda db: db.latest(op), ())
+        if op in _TRUSTED_OPS and self._lost is not None:
+            raise DamagedStoreError(self._lost)
+        rows = self.use(lambda db: db.latest(op))
         path = self._db.path
         if op != PIN or path is None:
             return rows
@@ -270,11 +275,11 @@ class FallbackStore:
         self._back_up(path, behind)
         with suppress(OSError):  # the longer file is as good
             compact_backup(path, backup)
-        return self.read(lambda db: db.latest(op), ()) if lost else rows
+        return self.use(lambda db: db.latest(op)) if lost else rows
 
     def documents(self, addresses: Sequence[str]) -> Mapping[str, str]:
         """Read documents whose content matches their address."""
-        found = self.read(lambda db: db.documents(addresses), {})
+        found = self.use(lambda db: db.documents(addresses))
         return {address: text for address, text in found.items() if content_address(text) == address}
 
     def verify(self, *, set_aside: bool) -> Sequence[Note]:
@@ -292,6 +297,17 @@ class FallbackStore:
             for aside in list_set_aside(path)
         ]
         return (*(Note(owner, problem) for problem in damage), *earlier)
+
+
+def _may_hold_rows(path: str) -> bool:
+    """Tell whether a file that failed could be a ledger with pins."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def _build_pin_batch(backup: PinsBackup, reason: str) -> Batch:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import RowOp
 
+LISTED = ""
+"""The name in a pin that says that a kind was listed and had nothing: no item has it."""
 _LONGEST_DETAIL = 2_000
 _MOST_SEARCHES = 1_000
 """Searches of one run that are recorded."""
@@ -144,7 +146,13 @@ class Journal:
             facts |= {"kind": kind, "items": [*names]}
         if disabled:
             facts["disabled"] = [
-                {"tool": tool.ref.name, "name": tool.name, "grade": str(tool.grade), "fields": [*tool.fields]}
+                {
+                    "tool": tool.ref.name,
+                    "name": tool.name,
+                    "grade": str(tool.grade),
+                    "fields": [*tool.fields],
+                    **({"added": True} if tool.cause == "added" else {}),
+                }
                 for tool in disabled
             ]
         self._append("list", facts, build_subject(identity, server, *(() if kind == "tool" else (kind,))))
@@ -164,6 +172,15 @@ class Journal:
             if canonical is not None:
                 facts["canonical"] = canonical
             self.store.append(partial(self._build_pin, self._now(), subject, facts, raw))
+
+    def record_place(self, server: str, place: str, identity: str) -> None:
+        """Record the identity of the server that a row of a file describes now; empty: the row was removed."""
+        self._append("place", {"server": server, "place": place, "identity": identity}, build_subject(place))
+
+    def find_filter(self, server: str) -> JsonValue:
+        """Describe which tools of a server its row lets in."""
+        config = self._configs.get(server)
+        return None if config is None else build_tool_filter(config)
 
     def record_client(self, principal: str, client_id: str, scopes: Sequence[str]) -> None:
         """Record the first request of a principal to a host; no part of its token."""
@@ -211,8 +228,12 @@ class Journal:
         text = descriptor_text(descriptor)
         return _EncodedDescriptor(descriptor, text, content_address(text))
 
+    def make_event(self, op: RowOp, facts: JsonObject, subject: str = "") -> Event:
+        """Make an event of this run, for the caller to append."""
+        return Event(self.run, self._now(), op, facts, subject)
+
     def _append(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
-        batch = Batch((Event(self.run, self._now(), op, facts, subject),))
+        batch = Batch((self.make_event(op, facts, subject),))
         self.store.append(lambda: batch)
 
     # -- in the thread of the store ---------------------------------------------------------

@@ -1,15 +1,21 @@
 """Pins that outlive the session: the approved definitions of every tool.
 
-A tool has a set of approved forms, and may alternate among them. They belong to the server's identity (command,
-arguments, variable names, or address), not to its id alone: another command under the same id starts without any. All
-forms are read when the pins are opened, since the event loop compares them with every tool of every listing.
+A tool has a set of approved forms, and may alternate among them. The first listing of a server is approved as it is.
+What the server adds or changes later is disabled until a user approves it. While a change is one of order alone, the
+approved text stays in use.
+
+Pins belong to the server's identity (command, arguments, variable names, or address). A row that's edited keeps its
+pins: `follow_rows` copies them to the new identity. All forms are read when the pins are opened, since the event loop
+compares them with every tool of every listing. Until they're read, nothing is approved.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
@@ -18,18 +24,24 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.mcp.canonical import canonical_digest
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.trust import server_identity
-from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, closest_drift
-from induscode.deck.mcp.store.events import filter_texts
-from induscode.deck.mcp.store.journal import build_tool_filter
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, closest_drift
+from induscode.deck.mcp.store.events import Batch, Event, build_subject, filter_texts
+from induscode.deck.mcp.store.journal import LISTED, build_tool_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.journal import Journal
+
+_ACTING_SCHEMES = frozenset({"ui", "skill"})
+"""Resources of these schemes are shown as apps or read as instructions."""
+_LONGEST_PLAIN_URI = 512
+_PLAIN_URI = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%{}]+")
+"""Characters of URIs (RFC 3986) and templates: no blanks, so no sentences."""
 
 
 @record
@@ -43,10 +55,8 @@ class ApprovedForm:
     text: str | None
     """The definition; None if it was withheld or is damaged."""
 
-    def matches(self, pin: str, canonical: Callable[[], str]) -> bool:
-        """Tell whether a definition with these digests equals this form, order aside."""
-        if self.pin == pin:
-            return True
+    def matches(self, canonical: Callable[[], str]) -> bool:
+        """Tell whether a definition with this canonical digest equals this form, order aside."""
         own = self.canonical
         if own is None:
             definition = self.definition
@@ -62,75 +72,168 @@ class ApprovedForm:
 class StorePins:
     """The approved forms of the tools of some servers. Open one with `open_pins`."""
 
-    def __init__(
-        self,
-        journal: Journal | None,
-        identities: Mapping[str, str],
-        rows: Iterable[Row] = (),
-        documents: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
         """None: nothing is recorded, and a first definition is not pinned."""
         self._forms: dict[tuple[str, JsonValue, str], list[ApprovedForm]] = {}
         """By server, kind and name."""
+        self._listed: dict[str, set[JsonValue]] = {}
+        """The kinds that servers with forms have listed before, whatever they had."""
+        self._asked: dict[str, set[ItemKind]] = {}
+        """The kinds that servers have listed in this run."""
+        self._filters: dict[str, JsonValue] = {}
+        """Which tools of a server its last listing could have."""
+        self._unread: set[str] = set()
+        """Servers whose forms could not be read: nothing of them is approved or pinned."""
+        self._growing: Collection[str] = ()
+        """Servers whose rows say that what they add is approved (`"added": "allow"`)."""
         self.added = 0
         """How many forms were approved here so far."""
         self._locked: Mapping[RemoteToolRef, JsonObject] = {}
-        self.learn(identities, rows, documents or {})
 
-    def learn(self, identities: Mapping[str, str], rows: Iterable[Row], documents: Mapping[str, str]) -> None:
-        """Replace the forms of servers by those in rows of the store."""
-        self._forms = {key: forms for key, forms in self._forms.items() if key[0] not in identities}
-        for row in rows:
-            facts = row.facts
-            server, tool, pin = facts.get("server"), facts.get("tool"), facts.get("pin")
-            if not isinstance(server, str) or not isinstance(tool, str):
+    # -- from the store ---------------------------------------------------------------------
+
+    def forget(self, servers: Iterable[str], *, unread: bool = False) -> None:
+        """Drop what's known of servers; with `unread` nothing of them is approved until it's learned."""
+        gone = {*servers}
+        self._forms = {key: forms for key, forms in self._forms.items() if key[0] not in gone}
+        for server in gone:
+            for known in (self._listed, self._asked, self._filters):
+                known.pop(server, None)
+        self._unread = self._unread | gone if unread else self._unread - gone
+
+    def learn(self, servers: Iterable[str], approvals: Approvals) -> None:
+        """Replace what's known of servers by what the store has."""
+        self.forget(servers)
+        for server, facts in approvals.pins:
+            kind, tool, pin = facts.get("kind", "tool"), facts.get("tool"), facts.get("pin")
+            if not isinstance(tool, str) or not isinstance(pin, str):
                 continue
-            if isinstance(pin, str) and identities.get(server) == facts.get("identity"):
+            self._listed.setdefault(server, set()).add(kind)
+            if tool != LISTED:
                 canonical, address = facts.get("canonical"), facts.get("definition")
-                form = ApprovedForm(
-                    pin,
-                    canonical if isinstance(canonical, str) else None,
-                    documents.get(address) if isinstance(address, str) else None,
-                )
-                self._forms.setdefault((server, facts.get("kind", "tool"), tool), []).append(form)
+                text = approvals.documents.get(address) if isinstance(address, str) else None
+                form = ApprovedForm(pin, canonical if isinstance(canonical, str) else None, text)
+                self._forms.setdefault((server, kind, tool), []).append(form)
+        for server, facts in approvals.listings:
+            if "filter" in facts:
+                self._filters[server] = facts["filter"]
+            if server in self._listed:  # a server that never listed anything is still new
+                self._listed[server].add(facts.get("kind", "tool"))
 
     def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
         """Compare first definitions with those of the project's lock file."""
         self._locked = definitions
 
-    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Compare a definition with the approved forms; a first one becomes one of them. None: approved.
+    def allow_additions(self, servers: Collection[str]) -> None:
+        """Approve what these servers add; all others hold it."""
+        self._growing = servers
 
-        A first definition of a server must match the lock file if that has items of its server and kind.
+    # -- verdicts ---------------------------------------------------------------------------
+
+    def is_unread(self, server: str) -> bool:
+        """Tell whether the store has not said yet what of a server is approved."""
+        return server in self._unread
+
+    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
+        """Compare a definition with the approved forms. None: approved, or nothing is known; see `judge`."""
+        return self.judge(ref, raw).drift
+
+    def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+        """Compare a definition with the approved forms; one of the first listing becomes one of them.
 
         Raises:
             NotJson: It holds a value that JSON cannot carry.
         """
+        if ref.server in self._unread:
+            return PinVerdict()
         pin = definition_pin(raw)
         forms = self._forms.get((ref.server, ref.kind, ref.name))
         if forms is None:
-            drift = None
-            locked = self._locked.get(ref)
-            if locked is not None and canonical_digest(locked) != canonical_digest(raw):
-                drift = closest_drift(ref, [locked], raw)
-            elif locked is None and any((other.server, other.kind) == (ref.server, ref.kind) for other in self._locked):
-                drift = Drift(ref, DriftGrade.ROUTING, None, raw)
-            if self._journal is not None and (drift is None or not drift.disables):
-                self._add_form(ref, pin, raw)
-            return drift
+            return self._judge_first(ref, pin, raw)
+        if any(form.pin == pin for form in forms):
+            return PinVerdict(served=raw)
         canonical = cache(lambda: canonical_digest(raw))
-        if any(form.matches(pin, canonical) for form in reversed(forms)):
+        for form in reversed(forms):
+            # A form without its text can't stand for other bytes.
+            if form.matches(canonical) and (definition := form.definition) is not None:
+                return PinVerdict(served=definition)
+        drift = closest_drift(ref, [known for form in forms if (known := form.definition) is not None], raw)
+        return PinVerdict(drift, None if drift.disables else drift.before)
+
+    def _judge_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> PinVerdict:
+        """Judge an item without approved forms: by the lock file, then by whether its server is known already."""
+        locked = self._locked.get(ref)
+        if locked is not None:
+            is_same = definition_pin(locked) == pin or canonical_digest(locked) == canonical_digest(raw)
+            drift = None if is_same else closest_drift(ref, [locked], raw)
+            if drift is not None and drift.disables:
+                return PinVerdict(drift)
+            self._pin_first(ref, definition_pin(locked), locked)
+            return PinVerdict(drift, locked)
+        if any((other.server, other.kind) == (ref.server, ref.kind) for other in self._locked):
+            return PinVerdict(Drift(ref, DriftGrade.ROUTING, None, raw, is_added=True))
+        if self._is_addition(ref):
+            plain = self._describe_plainly(ref)
+            grade = DriftGrade.ROUTING if plain is None else DriftGrade.COSMETIC
+            return PinVerdict(Drift(ref, grade, None, raw, is_added=True), plain)
+        self._pin_first(ref, pin, raw)
+        return PinVerdict(served=raw)
+
+    def _is_addition(self, ref: RemoteToolRef) -> bool:
+        # The content of an app is read, not listed: its resource was the addition.
+        if ref.kind == "content" or ref.server in self._growing:
+            return False
+        if ref.kind not in self._listed.get(ref.server, ()):
+            return False
+        former = self._filters.get(ref.server)
+        # A tool that the user has let in since then was left out by the row, not added by the server.
+        return ref.kind != "tool" or _lets_in(former, ref.name)
+
+    def _describe_plainly(self, ref: RemoteToolRef) -> JsonObject | None:
+        """Describe an added resource by its address alone, if the server had others at the same place.
+
+        Servers list files, tables and notes as they come: a user expects to read them. What the server writes about
+        them could be instructions, so names and descriptions wait for approval.
+        """
+        place = _find_place(ref.name)
+        if ref.kind != "resource" or place is None or len(ref.name) > _LONGEST_PLAIN_URI:
             return None
-        definitions = [definition for form in forms if (definition := form.definition) is not None]
-        return closest_drift(ref, definitions, raw)
+        kinds = {"resource", "template"}
+        known = (name for server, kind, name in self._forms if server == ref.server and kind in kinds)
+        return {"uri": ref.name, "name": ref.name} if any(_find_place(name) == place for name in known) else None
+
+    def finish_listing(self, server: str, kind: ItemKind) -> None:
+        """End the first listing of a kind: what comes later is an addition.
+
+        A server that has listed nothing of any kind may still be starting, and stays new.
+        """
+        if server in self._unread or self._journal is None:
+            return
+        if kind == "tool":
+            self._filters[server] = self._journal.find_filter(server)
+        asked = self._asked.setdefault(server, set())
+        asked.add(kind)
+        listed = self._listed.get(server)
+        if listed is None:
+            return
+        for one in asked - listed:
+            listed.add(one)
+            if not any(key[:2] == (server, one) for key in self._forms):
+                # It's a pin, so it's in the backup and at the other nodes too.
+                self._journal.record_pin(RemoteToolRef(server, LISTED, one), LISTED, {})
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
         """Approve this definition too; those approved earlier stay approved."""
         self._add_form(ref, definition_pin(raw), raw)
 
+    def _pin_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
+        if self._journal is not None:
+            self._add_form(ref, pin, raw)
+
     def _add_form(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
         forms = self._forms.setdefault((ref.server, ref.kind, ref.name), [])
+        self._listed.setdefault(ref.server, set())
         canonical = canonical_digest(raw)
         if self._journal is not None:
             self._journal.record_pin(ref, pin, raw, canonical, further=bool(forms))
@@ -138,33 +241,91 @@ class StorePins:
         self.added += 1
 
 
+def _find_place(uri: str) -> tuple[str, str] | None:
+    """Return the scheme of a URI, for web addresses with the host; None if it isn't plain."""
+    if _PLAIN_URI.fullmatch(uri) is None:
+        return None
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return None
+    if not parts.scheme or parts.scheme in _ACTING_SCHEMES:
+        return None
+    return parts.scheme, parts.netloc if parts.scheme in {"http", "https"} else ""
+
+
+def _lets_in(filtered: JsonValue, name: str) -> bool:
+    """Tell whether a filter of `build_tool_filter` lets a tool in."""
+    if not is_json_object(filtered):
+        return True
+    include = filtered.get("include")
+    return name not in filter_texts(filtered.get("exclude")) and (include is None or name in filter_texts(include))
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+@record
+class Approvals:
+    """What the store has about some servers: pins and last listings, each with its server."""
+
+    pins: Sequence[tuple[str, JsonObject]]
+    listings: Sequence[tuple[str, JsonObject]]
+    documents: Mapping[str, str]
+
+
 async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
-    """Read the approved forms of servers' tools from the store of a journal."""
-    pins = StorePins(journal, {})
+    """Read the approved forms of servers' tools from the store of a journal.
+
+    Raises:
+        SilentStoreError: The store does not answer.
+    """
+    pins = StorePins(journal)
     await load_pins(pins, journal.store, servers)
     return pins
 
 
-async def read_pins(store: LedgerStore, servers: Iterable[ServerConfig]) -> StorePins:
-    """Read the approved forms of servers' tools, for comparison only."""
-    pins = StorePins(None, {})
-    await load_pins(pins, store, servers)
+async def read_pins(
+    store: LedgerStore, servers: Iterable[ServerConfig], places: Mapping[str, str] | None = None
+) -> StorePins:
+    """Read the approved forms of servers' tools, for comparison only.
+
+    Raises:
+        SilentStoreError: The store does not answer.
+    """
+    pins = StorePins(None)
+    identities = {server: {identity} for server, identity in build_identities(servers).items()}
+    for server, row in await _read_places(store, places or {}):
+        identities.get(server, set()).add(str(row.facts.get("identity")))
+    pins.learn(identities, await _read_approvals(store, identities))
     return pins
 
 
 async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[ServerConfig]) -> None:
-    """Read the approved forms of these servers' tools into `pins`; a store that is late changes none."""
-    identities = build_identities(servers)
+    """Read the approved forms of these servers' tools into `pins`.
+
+    Raises:
+        SilentStoreError: The store does not answer. Nothing of these servers is approved until it does.
+    """
+    identities = {server: {identity} for server, identity in build_identities(servers).items()}
     while True:
         added = pins.added
-        rows = [row for row in await store.latest("pin") if _find_server(row, identities) is not None]
-        addresses = [address for row in rows if isinstance(address := row.facts.get("definition"), str)]
-        documents = await store.documents(addresses)
+        approvals = await _read_approvals(store, identities)
         if pins.added == added:
             break
         # One was approved here meanwhile, and the rows may be without it.
-    if rows:
-        pins.learn(identities, rows, documents)
+    pins.learn(identities, approvals)
+
+
+async def _read_approvals(store: LedgerStore, identities: Mapping[str, Collection[str]]) -> Approvals:
+    pins = _select_facts(await store.latest("pin"), identities)
+    listings = _select_facts(await store.latest("list"), identities)
+    addresses = [address for _, facts in pins if isinstance(address := facts.get("definition"), str)]
+    return Approvals(pins, listings, await store.documents(addresses))
+
+
+def _select_facts(rows: Iterable[Row], identities: Mapping[str, Collection[str]]) -> Sequence[tuple[str, JsonObject]]:
+    return [(server, row.facts) for row in rows if (server := _find_server(row, identities)) is not None]
 
 
 def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
@@ -172,7 +333,67 @@ def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     return {config.id: server_identity(config) for config in servers}
 
 
-async def read_definitions(
+async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places: Mapping[str, str]) -> None:
+    """Copy the pins of rows that were edited since the last run to the servers they describe now.
+
+    A server is its name in its file: another version, option or command under that name is compared with what was
+    approved before.
+
+    Raises:
+        SilentStoreError: The store does not answer.
+    """
+    store, identities = journal.store, build_identities(servers)
+    known = {server: str(row.facts.get("identity")) for server, row in await _read_places(store, places)}
+    moved = {server: {known[server]} for server in identities if known.get(server, "") not in {"", identities[server]}}
+    if moved:
+        own = await _read_approvals(store, {server: {identities[server]} for server in moved})
+        former = await _read_approvals(store, moved)
+        batch = _build_copies(journal, identities, own, former)
+        store.append(lambda: batch)
+    for server, identity in identities.items():
+        if server in places and known.get(server) != identity:
+            journal.record_place(server, places[server], identity)
+
+
+def _build_copies(journal: Journal, identities: Mapping[str, str], own: Approvals, former: Approvals) -> Batch:
+    """Build the rows that give a server the pins and listings of its former identity."""
+    has_pins = {(server, facts.get("kind"), facts.get("tool")) for server, facts in own.pins}
+    has_forms = {(server, facts.get("kind"), facts.get("tool"), facts.get("pin")) for server, facts in own.pins}
+    has_lists = {(server, facts.get("kind")) for server, facts in own.listings}
+    events: list[Event] = []
+    for server, facts in former.pins:
+        kind, tool, pin = facts.get("kind"), str(facts.get("tool")), str(facts.get("pin"))
+        if (server, kind, tool, pin) not in has_forms:
+            names = (identities[server], server, tool, *(() if kind is None else ("kind", str(kind))))
+            subject = build_subject(*names, pin) if (server, kind, tool) in has_pins else build_subject(*names)
+            has_pins.add((server, kind, tool))
+            events.append(journal.make_event("pin", {**facts, "identity": identities[server]}, subject))
+    for server, facts in former.listings:
+        kind = facts.get("kind")
+        if (server, kind) not in has_lists:
+            names = (identities[server], server, *(() if kind is None else (str(kind),)))
+            events.append(journal.make_event("list", {**facts, "identity": identities[server]}, build_subject(*names)))
+    return Batch(events, former.documents)
+
+
+async def forget_row(store: LedgerStore, begin: Callable[[], Journal], server: str, place: str) -> None:
+    """End a row: a server that's added under its name later is a new one.
+
+    Raises:
+        SilentStoreError: The store does not answer.
+    """
+    if await _read_places(store, {server: place}):
+        begin().record_place(server, place, "")
+
+
+async def _read_places(store: LedgerStore, places: Mapping[str, str]) -> list[tuple[str, Row]]:
+    """Read which identity the rows at these places had last."""
+    subjects = {build_subject(place): server for server, place in places.items()}
+    rows = await store.latest("place") if subjects else ()
+    return [(subjects[row.subject], row) for row in rows if row.subject in subjects]
+
+
+async def read_pinned(
     store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
 ) -> Mapping[str, Sequence[JsonObject]]:
     """Read, for each server seen before, the definitions of its last listing: the pinned ones, in its order.
@@ -180,10 +401,10 @@ async def read_definitions(
     A server with a missing or damaged definition is left out: an incomplete listing would look complete.
     """
     configs = {config.id: config for config in servers}
-    identities = build_identities(configs.values())
+    identities = {server: {identity} for server, identity in build_identities(configs.values()).items()}
     listings = {
         server: filter_texts(row.facts.get("tools" if kind == "tool" else "items"))
-        for server, row in await _read_listings(store, configs, identities, kind)
+        for server, _, row in await _read_listings(store, configs, identities, (kind,))
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
@@ -202,44 +423,51 @@ async def read_definitions(
 
 
 async def read_disabled_tools(
-    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
+    store: LedgerStore, servers: Iterable[ServerConfig], *kinds: ItemKind
 ) -> Mapping[str, Sequence[DisabledTool]]:
-    """Read, for each server seen before, which of its tools, or items of another kind, were disabled then."""
+    """Read, for each server seen before, which of its tools, or items of these kinds, were disabled then.
+
+    Raises:
+        SilentStoreError: The store does not answer.
+    """
     configs = {config.id: config for config in servers}
     grades = {str(grade): grade for grade in DriftGrade}
-    disabled: dict[str, Sequence[DisabledTool]] = {}
-    for server, row in await _read_listings(store, configs, build_identities(configs.values()), kind):
+    disabled: dict[str, list[DisabledTool]] = {}
+    identities = {server: {identity} for server, identity in build_identities(configs.values()).items()}
+    for server, kind, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
         rows = row.facts.get("disabled")
-        tools: list[DisabledTool] = []
+        tools = disabled.setdefault(server, [])
         for facts in filter(is_json_object, rows if isinstance(rows, list) else ()):
             tool, name = facts.get("tool"), facts.get("name")
             if isinstance(tool, str):
                 ref = RemoteToolRef(server, tool, kind)
                 shown = name if isinstance(name, str) else model_name(ref)
                 grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
-                tools.append(DisabledTool(ref, shown, grade, tuple(filter_texts(facts.get("fields")))))
-        disabled[server] = tools
-    return disabled
+                fields = tuple(filter_texts(facts.get("fields")))
+                tools.append(DisabledTool(ref, shown, grade, fields, cause="added" if "added" in facts else "changed"))
+    return {**disabled}
 
 
 async def _read_listings(
-    store: LedgerStore, configs: Mapping[str, ServerConfig], identities: Mapping[str, str], kind: ItemKind
-) -> list[tuple[str, Row]]:
-    """Read the last listing of each server that was made with its present configuration and filter."""
+    store: LedgerStore,
+    configs: Mapping[str, ServerConfig],
+    identities: Mapping[str, Collection[str]],
+    kinds: Sequence[ItemKind],
+) -> list[tuple[str, ItemKind, Row]]:
+    """Read the last listings of each server that were made with its present configuration and filter."""
+    rows = [(row, server) for row in await store.latest("list") if (server := _find_server(row, identities))]
     return [
-        (server, row)
-        for row in await store.latest("list")
-        if (server := _find_server(row, identities)) is not None
-        and row.facts.get("kind", "tool") == kind
+        (server, kind, row)
+        for row, server in rows
+        for kind in kinds
+        if row.facts.get("kind", "tool") == kind
         and (kind != "tool" or row.facts.get("filter") == build_tool_filter(configs[server]))
     ]
 
 
-def _find_server(row: Row, identities: Mapping[str, str]) -> str | None:
+def _find_server(row: Row, identities: Mapping[str, Collection[str]]) -> str | None:
     server = row.facts.get("server")
-    if not isinstance(server, str) or identities.get(server) != row.facts.get("identity"):
-        return None
-    return server
+    return server if isinstance(server, str) and row.facts.get("identity") in identities.get(server, ()) else None
 
 
 def _parse_definition(text: str | None) -> JsonObject | None:

@@ -52,6 +52,7 @@ class PinsBackup:
     """Lines that fail their checksum."""
     missing: bool = False
     """Whether the file is absent or unreadable."""
+    unreadable: bool = False
 
 
 def pins_path(ledger: str) -> str:
