@@ -172,7 +172,11 @@ async def test_what_a_server_lists_later_is_in_the_next_box(work: Path, monkeypa
     async with open_session(Invocation(cwd=str(work), mcp=("a.json",))) as session:
         before = len(session.box().descriptors())
         await session.box().runner.run(ToolCall("1", "h__grow", {"count": 2}))
-        await until(lambda: len(session.box().descriptors()) == before + 2)
+        await until(lambda: len(session.mcp.disabled) == 2)
+        assert len(session.box().descriptors()) == before
+        for drift in session.mcp.enrolment.drifts:
+            assert session.mcp.enrolment.approve(drift.ref, drift.digest)
+        assert len(session.box().descriptors()) == before + 2
 
 
 @pytest.mark.process

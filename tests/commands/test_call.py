@@ -69,7 +69,7 @@ def test_the_first_call_starts_only_the_servers_that_may_have_the_tool(tmp_path:
     assert not log.exists()
 
 
-def test_a_tool_that_a_known_server_has_since_is_found(tmp_path: Path) -> None:
+def test_a_tool_that_a_known_server_has_since_is_found_and_waits_for_approval(tmp_path: Path) -> None:
     configured(user_file(), {"honest": row()})
     run("tools", cwd=tmp_path)
     flag = tmp_path / "flag"
@@ -78,6 +78,9 @@ def test_a_tool_that_a_known_server_has_since_is_found(tmp_path: Path) -> None:
     configured(user_file(), {"g": {"command": row()["command"], "args": [str(script), str(flag)]}})
     run("tools", cwd=tmp_path)
     flag.touch()
+    done = run("call", "g__late", cwd=tmp_path)
+    assert (done.stdout, "indus mcp approve g late" in done.stderr) == ("", True)
+    assert run("mcp", "approve", "g", "--yes", cwd=tmp_path).returncode == 0
     done = run("call", "g__late", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("late\n", "")
 

@@ -49,7 +49,7 @@ def test_the_timeline_tells_what_happened_in_order(past: Path) -> None:
     happened = rows(past)
     assert [one["position"] for one in happened] == list(range(1, len(happened) + 1))
     assert {one["event"] for one in happened} == {
-        "run", "connect", "ready", "enroll", "pin", "list", "fault",
+        "run", "place", "connect", "ready", "enroll", "pin", "list", "fault",
     }  # fmt: skip
     text = run("ledger", cwd=past).stdout
     assert text.splitlines()[0].split() == ["AT", "RUN", "EVENT", "SUBJECT", "DETAIL"]

@@ -560,14 +560,8 @@ def _restore_state(state: KeptState) -> list[str]:
 async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerator[Transcript]:
     """Open the transcript; a new one that cannot be stored is held in a temporary directory."""
     async with AsyncExitStack() as stack:
-        open_stored = partial(
-            open_transcript,
-            invocation.cwd,
-            resume=invocation.resume,
-            last=invocation.continue_last,
-            fork=invocation.fork,
-            scripted=invocation.prompt is not None,
-        )
+        given = {"resume": invocation.resume, "last": invocation.continue_last, "fork": invocation.fork}
+        open_stored = partial(open_transcript, invocation.cwd, **given, scripted=invocation.prompt is not None)
         try:
             transcript = await to_thread.run_sync(open_stored)
         except OSError as exc:

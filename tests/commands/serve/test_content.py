@@ -238,17 +238,20 @@ def test_changes_of_each_list_are_announced(era: str, tmp_path: Path) -> None:
             found = [frame for frame in gateway.heard if frame["method"] == f"notifications/{method}/list_changed"]
             return sum("params" in frame for frame in found) if subscribed else len(found)
 
-        gateway.until(lambda: count("resources") == 2 and count("prompts") == 1)
-        assert count("resources", subscribed=True) == 1
-        stamped = next(frame for frame in gateway.heard if frame.get("params", {}).get("_meta"))
-        assert stamped["params"]["_meta"] == {f"{STAMP}subscriptionId": listen}
-        assert "indus://one/x:new" in [row["uri"] for row in rows(gateway, "resources/list", "resources")]
+        gateway.until(lambda: count("prompts") == 1)
+        # Both wait for approval, and a list without the resource is the same list.
+        assert count("resources") == 0
+        assert "indus://one/x:new" not in [row["uri"] for row in rows(gateway, "resources/list", "resources")]
         # Its description is read by models: it waits for approval.
         assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["two__greet"]
         refused = gateway.ask("prompts/get", name="one__greet", arguments={"who": "x"})["error"]["message"]
         assert "indus mcp approve one greet" in refused
         assert run("mcp", "approve", "one", "--yes", cwd=tmp_path).returncode == 0
-        gateway.until(lambda: count("prompts") == 2)
+        gateway.until(lambda: count("resources") == 2 and count("prompts") == 2)
+        assert count("resources", subscribed=True) == 1
+        stamped = next(frame for frame in gateway.heard if frame.get("params", {}).get("_meta"))
+        assert stamped["params"]["_meta"] == {f"{STAMP}subscriptionId": listen}
+        assert "indus://one/x:new" in [row["uri"] for row in rows(gateway, "resources/list", "resources")]
         assert [row["name"] for row in rows(gateway, "prompts/list", "prompts")] == ["one__greet", "two__greet"]
 
 

@@ -54,7 +54,7 @@ def test_servers_come_and_go_with_their_file(tmp_path: Path) -> None:
         configured(user_file(), {"a": row("--log", log), "b": row()})
         assert gateway.until_tools(lambda tools: tools == [*of("a"), *of("b")])
         assert len(diary(log, "start")) == 1, "a server that stays as it is goes on"
-        configured(user_file(), {"b": row(), "a": row("--log", log, "--tools", 1)})
+        configured(user_file(), {"b": row(), "a": row("--log", log, "--tools", 1, added="allow")})
         assert gateway.until_tools(lambda tools: "a__tool_0" in tools)
         assert len(diary(log, "start")) == 2
         assert gateway.text("a__echo", text="y") == "y"

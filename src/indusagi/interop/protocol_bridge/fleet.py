@@ -281,8 +281,8 @@ class ServerFleetImpl:
 
     def status_of(self, server: str) -> EndpointStatus | None:
         """Return the state of one server; None if there's no such server."""
-        supervisor = self._supervisors.get(server)
-        return None if supervisor is None else supervisor.status()
+        owner = self._owners.get(server)
+        return None if owner is None else owner.status()
 
     async def restart(self, server: str) -> None:
         """Restart a server at once, whatever the rules of supervision say, and wait until it is up or has failed.
