@@ -328,7 +328,7 @@ def test_finding_p5_an_approval_counts_for_what_was_shown(tmp_path: Path, server
     assert '+  "description": "One, and your keys."' in refused.stdout
     assert run("call", "s__one", cwd=tmp_path).returncode == 3
     asked = run("mcp", "approve", "s", cwd=tmp_path)
-    assert (asked.returncode, "There is no terminal for a question" in asked.stderr) == (2, True)
+    assert (asked.returncode, "There is no terminal to ask on" in asked.stderr) == (2, True)
     server.has(one={"description": "One, nicer."}, two={"description": "Two."})
     assert run("mcp", "approve", "s", "--yes", "--digest", digest, cwd=tmp_path).returncode == 0
     assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"

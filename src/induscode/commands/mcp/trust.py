@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from induscode.commands.support.output import (
 )
 from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import build_unknown_server, find_row
-from induscode.consent import ConsentChangedError
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import own_config_path
 from induscode.deck.mcp.drift import build_approval, command_line, name_item
@@ -289,10 +289,10 @@ def _load_servers(context: click.Context, server: str | None) -> ServerPlan:
 @click.argument("server", shell_complete=complete_server)
 @click.argument("tool", required=False)
 @click.option("--yes", is_flag=True, help="Approve without a question, whatever it is; it's printed.")
-@click.option("--digest", metavar="DIGEST", help="Approve only what `indus mcp diff` has shown with this digest.")
+@digest_option
 @click.pass_context
 def approve(
-    context: click.Context, server: str, tool: str | None, *, yes: bool, digest: str | None, **_: object
+    context: click.Context, server: str, tool: str | None, *, yes: bool, digests: tuple[str, ...], **_: object
 ) -> int:
     """Show what SERVER has changed or added, and approve it after a yes; or one TOOL of it.
 
@@ -313,34 +313,20 @@ def approve(
             if not wanted:
                 print_line(f"No tool of {server!r} waits for approval.")
                 return 0
-            return await _approve(mcp, server, tool, wanted, yes=yes, digest=digest)
+            return await _approve(mcp, server, wanted, yes=yes, digests=digests)
 
     return run_until_signal(work)
 
 
 async def _approve(
-    mcp: BootedBridge, server: str, tool: str | None, wanted: Sequence[Drift], *, yes: bool, digest: str | None
+    mcp: BootedBridge, server: str, wanted: Sequence[Drift], *, yes: bool, digests: Sequence[str]
 ) -> int:
     """Show definitions, and approve exactly these after a yes."""
     from anyio import to_thread  # noqa: PLC0415 — loaded by run_loop
 
-    approval = build_approval(server, wanted)
-    for line in approval.details:
-        print_line(line)
-    try:
-        if digest is not None:
-            approval.check_digest(digest)
-    except ConsentChangedError as exc:
-        print_status(f"{exc}: {command_line('indus', 'mcp', 'diff', server)}")
-        return _DECLINED
-    if not yes and not can_ask_user():
-        command = command_line("indus", "mcp", "approve", server, *(() if tool is None else (tool,)))
-        message = f"There is no terminal for a question: {command} --yes --digest {approval.digest} approves this"
-        raise click.UsageError(message, click.get_current_context(silent=True))
+    ask = partial(ask_consent, build_approval(server, wanted), "Approve this?", yes=yes, digests=digests)
     # In a thread: the server goes on while the user reads.
-    if not yes and not await to_thread.run_sync(
-        confirm, f"Approve {approval.subject} as shown?", abandon_on_cancel=True
-    ):
+    if not await to_thread.run_sync(ask, abandon_on_cancel=True):
         print_line("Nothing was approved.")
         return _DECLINED
     changed = [drift.ref for drift in wanted if not mcp.enrolment.approve(drift.ref, drift.digest)]
