@@ -172,8 +172,7 @@ class ClusterRun:
         elif fault.what == "drain":
             if member.node is not None:
                 with suppress(ClusterFault):
-                    subject = member.node.broker.settings.node_subject(member.node.info.instance)
-                    await member.node.broker.request(subject, b'{"op":"drain"}')
+                    await member.node.membership.ask(member.node.info.instance, {"op": "drain"})
             await asyncio.sleep(fault.lasting_s)
             await self._stop_member(member)
             await self._start_member(place)

@@ -10,7 +10,7 @@ import sys
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import pytest
-from tests.support.broker import BrokerProcess, name_node, new_cluster
+from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster
 from tests.support.cluster import open_members
 from tests.support.scripts import ROOT
 from tests.support.servers import honest
@@ -19,11 +19,13 @@ from tests.support.waiting import is_alive, until
 from indusagi.core.process.tree import MARK
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.cluster.broker import open_broker
-from induscode.cluster.contract import ENDED, ClusterSettings
-from induscode.cluster.guard import can_guard, end_dead_lease, end_servers
+from induscode.cluster.guard import LastWord, can_guard, end_dead_lease, end_servers
+from induscode.cluster.seals import Seal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from induscode.cluster.contract import ClusterSettings
 
 pytestmark = [
     pytest.mark.anyio,
@@ -56,7 +58,9 @@ async def test_servers_of_a_killed_node_go_on_elsewhere_before_its_lease_runs_ou
         await asyncio.to_thread(process.communicate)
         await until(lambda: other.owns and other.endpoint().phase is EndpointPhase.READY)
         assert not is_alive(server["pid"])
-        assert await read_lease(settings, server["lease"]) == ENDED
+        ended = await read_lease(settings, server["lease"])
+        assert ended is not None
+        assert Seal.of_cluster(KEY).open(f"{settings.leases}/{server['lease']}", ended) == {"ended": True}
 
 
 async def test_guard_of_a_node_that_leaves_ends_with_it(broker: BrokerProcess) -> None:
@@ -87,12 +91,13 @@ async def test_renewal_under_way_cannot_bring_an_ended_lease_back(broker: Broker
         leases = await opened.open_bucket(settings.leases)
         before = await leases.create("gone-1", b'{"beat":1}')
         await leases.update("gone-1", b'{"beat":2}', before)  # arrives before the guard
-        await end_dead_lease(opened, "gone-1")
+        last = LastWord("gone-1", b"ended", b"gone")
+        await end_dead_lease(opened, last)
         entry = await leases.get("gone-1")
         assert entry is not None
-        assert entry.value == ENDED
-        await end_dead_lease(opened, "gone-1")  # ended before
-        await end_dead_lease(opened, "never-1")
+        assert entry.value == b"ended"
+        await end_dead_lease(opened, last)  # ended before
+        await end_dead_lease(opened, LastWord("never-1", b"ended", b"gone"))
         assert await leases.get("never-1") is None
 
 

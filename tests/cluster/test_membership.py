@@ -8,14 +8,30 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.support.broker import KEY
 from tests.support.cluster import LeaseClock
 
-from induscode.cluster.contract import ENDED, ClusterFault, ClusterSettings, LostRaceError, NodeInfo, UnheardError
+from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError, NodeInfo, UnheardError
+from induscode.cluster.key import ClusterKey
 from induscode.cluster.lease import LeaseTimes
 from induscode.cluster.membership import Membership
+from induscode.cluster.seals import Seal, SealRing
 
 pytestmark = pytest.mark.anyio
 TIMES = LeaseTimes(40.0)
+SEAL = Seal.of_cluster(KEY)
+ADA = Seal.of_offer(KEY.derive_offer("ada", "s1"))
+BEATS, LEASES = "indus.beat", "indus_leases"
+ENDED = {"ended": True}
+CHALLENGE = "c-of-this-one"
+
+
+def seal_entry(lease: str, **value: Any) -> bytes:
+    return SEAL.seal(f"{LEASES}/{lease}", value)
+
+
+async def find_offer(node: str, serial: str) -> Seal | None:
+    return ADA if (node, serial) == ("ada", "s1") else None
 
 
 @dataclass
@@ -64,30 +80,46 @@ class Stage:
     sent: list[Any] = field(default_factory=list[Any])
     told: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
     unheard: Exception | None = None
+    number: int = 0
 
     def __post_init__(self) -> None:
         settings = ClusterSettings(brokers=["nats://127.0.0.1:1"], node="one", role="doors", capacity=7)
-        broker: Any = SimpleNamespace(settings=settings, publish=self.publish, request=self.request)
-        self.node = Membership(broker, cast("Any", self.leases), TIMES, self.clock, is_observer=self.is_observer)
+        broker: Any = SimpleNamespace(settings=settings, publish=self.publish)
+        ring = SealRing(SEAL, find_offer)
+        self.node = Membership(broker, cast("Any", self.leases), TIMES, self.clock, ring, is_observer=self.is_observer)
+        self.node.ask = self.ask
+        self.node._challenges.append(CHALLENGE)
         self.node.on_lost = lambda: self.told.append(("lost",))
         self.node.on_gone = lambda info: self.told.append(("gone", info.node, info.lease))
         self.node.on_joined = lambda info: self.told.append(("joined", info.node, info.lease))
-        self.node.before_join = lambda lease: self.told.append(("before", str(len(self.leases.entries))))
+        self.node.on_restored = lambda: self.told.append(("restored",))
+        self.node.on_unsealed = lambda name: self.told.append(("unsealed", name))
+        self.node.before_join = lambda *_: self.told.append(("before", str(len(self.leases.entries))))
 
     async def publish(self, subject: str, data: bytes) -> None:
-        self.sent.append(json.loads(data))
+        self.sent.append(SEAL.open(BEATS, data) or data)
 
-    async def request(self, subject: str, data: bytes, _: float) -> None:
-        self.sent.append(subject)
+    async def ask(self, instance: str, value: Any, within_s: float | None = None) -> Any:
+        self.sent.append(instance)
         if self.unheard is not None:
             raise self.unheard
 
-    async def hear(self, **value: Any) -> None:
-        await self.node.receive(cast("Any", SimpleNamespace(data=json.dumps(value).encode())))
+    async def hear(self, **value: Any) -> bytes:
+        """Hear a report that answers a challenge of this process, as every report in these tests does."""
+        self.number += 1
+        data = SEAL.seal(BEATS, {"challenge": CHALLENGE, "number": self.number, **value})
+        await self.hear_again(data)
+        return data
+
+    async def hear_again(self, data: bytes) -> None:
+        await self.node.receive(cast("Any", SimpleNamespace(data=data)))
+
+    def open_lease(self, lease: str) -> Any:
+        return SEAL.open(f"{LEASES}/{lease}", self.leases.entries[lease].value)
 
 
 def other(name: str, lease: str = "l1") -> dict[str, Any]:
-    return NodeInfo(node=name, instance=f"i-{name}", lease=lease).to_json()
+    return {"node": NodeInfo(node=name, instance=f"i-{name}", lease=lease).to_json()}
 
 
 async def test_a_lease_is_created_renewed_and_given_up_before_its_end() -> None:
@@ -100,13 +132,13 @@ async def test_a_lease_is_created_renewed_and_given_up_before_its_end() -> None:
     assert stage.told == [("before", "0")]
     lease = node.info.lease
     assert (lease, node.holds(lease), node.holds("other")) == (f"{node.info.instance}-1", True, False)
-    assert json.loads(stage.leases.entries[lease].value) == {"beat": 1, "node": "one"}
-    assert stage.sent == [node.info.to_json()]
+    assert stage.open_lease(lease) == {"beat": 1, "node": "one"}
+    assert stage.sent == [{"node": node.info.to_json(), "challenge": "", "number": 1}]
     assert (node.info.role, node.info.capacity) == ("doors", 7)
     node.check_write()
     stage.clock.now += 35.9
     await node.renew()
-    assert json.loads(stage.leases.entries[lease].value)["beat"] == 2
+    assert stage.open_lease(lease)["beat"] == 2
     stage.clock.now += 36.0
     assert not node.is_held()
     assert not node.is_held()
@@ -126,7 +158,7 @@ async def test_a_renewal_without_an_answer_counts_if_the_broker_has_it() -> None
     with pytest.raises(ClusterFault):
         await node.renew()
     # It was applied after all.
-    stage.leases.write(node.info.lease, b'{"beat": 2, "node": "one"}')
+    stage.leases.write(node.info.lease, seal_entry(node.info.lease, beat=2, node="one"))
     stage.clock.now += 1
     await node.renew()
     stage.clock.now += 34.9
@@ -135,18 +167,65 @@ async def test_a_renewal_without_an_answer_counts_if_the_broker_has_it() -> None
     assert not node.is_held()
 
 
-@pytest.mark.parametrize("value", [b'{"beat": 9}', b'{"beat": "2"}', b"[]", b"not json", ENDED, None])
-async def test_a_lease_that_another_node_has_ended_is_lost(value: bytes | None) -> None:
+async def test_a_lease_that_another_node_has_ended_is_lost() -> None:
     stage = Stage()
     await stage.node.join()
-    entries = stage.leases.entries
-    if value is None:
-        stage.leases.fault, _ = LostRaceError("it is gone"), entries.clear()
-    else:
-        stage.leases.write(stage.node.info.lease, value)
+    stage.leases.write(stage.node.info.lease, seal_entry(stage.node.info.lease, ended=True))
     await stage.node.renew()
     assert stage.told[-1] == ("lost",)
     assert not stage.node.is_held()
+
+
+FORGED = [
+    b'{"ended":true}',
+    b"",
+    b"\x02\x00 not sealed",
+    SEAL.seal(f"{LEASES}/another-1", {"ended": True}),
+    Seal.of_cluster(ClusterKey(bytes(32))).seal(f"{LEASES}/LEASE", {"ended": True}),
+    ADA.seal(f"{LEASES}/LEASE", {"ended": True}),
+    None,
+]
+
+
+@pytest.mark.parametrize("number", range(len(FORGED)))
+async def test_finding_r2_a_lease_that_was_overwritten_or_removed_without_the_key_goes_on(number: int) -> None:
+    stage, value = Stage(), FORGED[number]
+    await stage.node.join()
+    lease = stage.node.info.lease
+    if value is None:
+        stage.leases.fault, _ = LostRaceError("it is gone"), stage.leases.entries.clear()
+    else:
+        stage.leases.write(lease, value)
+    await stage.node.renew()
+    assert stage.told[1:] == [("restored",)]
+    assert stage.node.is_held()
+    assert stage.open_lease(lease)["node"] == "one"
+    await stage.node.renew()
+    assert stage.node.is_held()
+
+
+async def test_a_lease_of_the_own_past_is_no_renewal() -> None:
+    stage = Stage()
+    await stage.node.join()
+    first = stage.leases.entries[stage.node.info.lease].value
+    stage.clock.now += 20
+    await stage.node.renew()
+    stage.leases.write(stage.node.info.lease, first)  # put back
+    stage.clock.now += 1
+    await stage.node.renew()
+    assert stage.told[-1] == ("restored",)
+    stage.clock.now += 35.9
+    assert stage.node.is_held()
+
+
+async def test_a_lease_that_has_run_out_is_not_written_again() -> None:
+    stage = Stage()
+    await stage.node.join()
+    stage.leases.entries.clear()
+    stage.clock.pass_lease()
+    await stage.node._restore(None)
+    assert stage.leases.entries == {}
+    assert stage.told[-1] == ("lost",)
 
 
 async def test_an_unchanged_entry_keeps_the_lease_until_its_end() -> None:
@@ -162,7 +241,7 @@ async def test_leaving_releases_the_lease_and_says_so() -> None:
     stage = Stage()
     await stage.node.join()
     await stage.node.leave()
-    assert (stage.leases.entries, stage.sent[-1]) == ({}, {"gone": stage.node.info.instance})
+    assert (stage.leases.entries, stage.sent[-1]) == ({}, {"gone": stage.node.info.instance, "number": 2})
     assert stage.node.list_nodes() == []
     assert ("lost",) not in stage.told
 
@@ -170,10 +249,11 @@ async def test_leaving_releases_the_lease_and_says_so() -> None:
 async def test_a_lease_that_has_run_out_is_ended_for_good() -> None:
     stage = Stage()
     assert await stage.node.end_lease("l1")
-    assert stage.leases.entries["l1"].value == ENDED
+    assert stage.open_lease("l1") == ENDED
     assert await stage.node.end_lease("l1")
-    stage.leases.write("l2", b"{}")
-    assert not await stage.node.end_lease("l2")
+    for value in (b"{}", seal_entry("l2", beat=1), b'{"ended":true}', ADA.seal(f"{LEASES}/l2", {"ended": True})):
+        stage.leases.write("l2", value)
+        assert not await stage.node.end_lease("l2")
 
 
 async def test_reports_of_other_nodes_are_followed() -> None:
@@ -182,7 +262,7 @@ async def test_reports_of_other_nodes_are_followed() -> None:
     stage.told.clear()
     await stage.hear(**other("two"))
     await stage.hear(**other("two"))
-    await stage.hear(**stage.node.info.to_json())
+    await stage.hear(node=stage.node.info.to_json())
     await stage.hear(odd=1)
     assert stage.told == [("joined", "two", "l1")]
     assert [info.node for info in stage.node.list_nodes()] == ["one", "two"]
@@ -200,7 +280,7 @@ async def test_a_node_without_a_lease_waits_and_has_reported_itself() -> None:
     stage = Stage()
     await stage.hear(**other("two"))
     for name in ("three", "two"):
-        await stage.hear(waiting=other(name))
+        await stage.hear(waiting=other(name)["node"])
     await stage.hear(waiting=stage.node.info.to_json())
     assert stage.told == [("joined", "two", "l1"), ("gone", "two", "l1")]
     assert [info.node for info in stage.node.list_waiting()] == ["three", "two"]
@@ -209,16 +289,18 @@ async def test_a_node_without_a_lease_waits_and_has_reported_itself() -> None:
     assert (stage.node.has_reported("i-two"), len(stage.node.list_waiting())) == (True, 1)
     assert [info.node for info in stage.node.list_nodes()] == ["two"]
     await stage.node.report()
-    assert stage.sent == [{"waiting": {**stage.node.info.to_json(), "lease": ""}}]
+    assert stage.sent == [{"waiting": {**stage.node.info.to_json(), "lease": ""}, "challenge": "", "number": 1}]
 
 
 @pytest.mark.parametrize("is_observer", [False, True])
 async def test_a_new_node_is_answered_by_nodes_alone(is_observer: bool) -> None:
     stage = Stage(is_observer=is_observer)
-    await stage.hear(hello=stage.node.info.instance)
+    await stage.hear_again(f"?{CHALLENGE} *".encode())  # its own
+    await stage.hear_again(b"?c-of-another i-another")
     assert stage.sent == []
-    await stage.hear(hello="i-new")
-    assert len(stage.sent) == (0 if is_observer else 1)
+    for whom in ("*", stage.node.info.instance):
+        await stage.hear_again(f"?c-of-another {whom}".encode())
+    assert [sent["challenge"] for sent in stage.sent] == ([] if is_observer else ["c-of-another"] * 2)
 
 
 async def test_a_silent_node_is_asked_and_dropped_if_nobody_is_there() -> None:
@@ -233,13 +315,9 @@ async def test_a_silent_node_is_asked_and_dropped_if_nobody_is_there() -> None:
 async def test_nodes_with_a_lease_and_no_report_are_silent() -> None:
     stage = Stage()
     await stage.node.join()
-    for lease, value in (
-        ("a", b'{"node": "two"}'),
-        ("b", b'{"node": "four"}'),
-        ("c", b"{}"),
-        ("d", b'{"node": "one"}'),
-    ):
-        stage.leases.write(lease, value)
+    for lease, name in (("a", "two"), ("b", "four"), ("d", "one")):
+        stage.leases.write(lease, seal_entry(lease, node=name))
+    stage.leases.write("c", b'{"node": "forged"}')
     assert await stage.node.list_silent() == ["four", "two"]
     await stage.hear(**other("two"))
     assert await stage.node.list_silent() == ["four"]
@@ -256,14 +334,75 @@ async def test_a_name_is_free_once_its_lease_has_ended() -> None:
             stage.leases.entries.clear()
 
     stage.node.ask_nodes = ask
-    stage.leases.write("a", b'{"node": "one"}')
+    stage.leases.write("a", seal_entry("a", node="one"))
     await stage.node.wait_for_name()
     assert len(asked) == 2
-    stage.leases.write("a", b'{"node": "one"}')
+    stage.leases.write("a", seal_entry("a", node="one"))
     with pytest.raises(ClusterFault, match="there is a node named 'one' already"):
         await stage.node.wait_for_name()
     assert len(asked) == 5
-    await stage.hear(**replace(stage.node.info, instance="i-x", lease="l").to_json())
+    await stage.hear(node=replace(stage.node.info, instance="i-x", lease="l").to_json())
     with pytest.raises(ClusterFault, match="there is a node named 'one' already"):
         await stage.node.wait_for_name()
     assert len(asked) == 5
+
+
+async def test_finding_r2_nobody_joins_or_leaves_by_a_forged_or_repeated_report() -> None:
+    stage = Stage()
+    first = await stage.hear(**other("two"))
+    second = await stage.hear(**other("two"))
+    gone = SEAL.seal(BEATS, {"gone": "i-two", "number": 1})
+    other_key = Seal.of_cluster(ClusterKey(bytes(32)))
+    elsewhere = NodeInfo(node="two", instance="ada.x").to_json()
+    stage.told.clear()
+    for data in (
+        first,  # again
+        second,
+        gone,  # of an earlier time
+        b'{"gone": "i-two"}',
+        b"\x02\x00" + bytes(60),
+        other_key.seal(BEATS, {"gone": "i-two", "number": 99}),
+        SEAL.seal("another place", {"gone": "i-two", "number": 99}),
+        ADA.seal(BEATS, {"gone": "i-two", "number": 99}),  # an offering node speaks for itself alone
+        ADA.seal(BEATS, {**other("ada"), "number": 99, "challenge": CHALLENGE}),
+        ADA.seal(BEATS, {"node": elsewhere, "number": 9, "challenge": CHALLENGE}),
+    ):
+        await stage.hear_again(data)
+    assert stage.told == []
+    assert [info.node for info in stage.node.list_nodes()] == ["two"]
+
+
+async def test_a_process_that_is_new_here_answers_a_challenge_first() -> None:
+    stage = Stage()
+    old = SEAL.seal(BEATS, {**other("ghost"), "number": 7})
+    for _ in range(3):
+        await stage.hear_again(old)
+    assert stage.node.list_nodes() == []
+    assert len(stage.sent) == 1  # it is asked once
+    challenge, _, instance = stage.sent[0][1:].decode().partition(" ")
+    assert instance == "i-ghost"
+    await stage.hear_again(SEAL.seal(BEATS, {**other("ghost"), "number": 8, "challenge": "c-of-another"}))
+    assert stage.node.list_nodes() == []
+    await stage.hear_again(SEAL.seal(BEATS, {**other("ghost"), "number": 9, "challenge": challenge}))
+    assert [info.node for info in stage.node.list_nodes()] == ["ghost"]
+
+
+async def test_an_offering_node_reports_itself_under_its_own_key_until_that_is_revoked() -> None:
+    stage = Stage()
+    info = NodeInfo(node="ada", instance="ada.x", role="offers", lease="ada.x-1")
+    await stage.hear_again(ADA.seal(BEATS, {"node": info.to_json(), "number": 1, "challenge": CHALLENGE}))
+    assert [info.node for info in stage.node.list_nodes()] == ["ada"]
+    assert stage.node.find_seal("ada.x") is ADA
+    revoked = Seal.of_offer(KEY.derive_offer("ada", "s0"))
+    await stage.hear_again(revoked.seal(BEATS, {"gone": "ada.x", "number": 2}))
+    assert [info.node for info in stage.node.list_nodes()] == ["ada"]
+    assert not await stage.node.ring.counts(revoked)
+
+
+async def test_a_node_of_an_earlier_version_is_told_once_and_ignored() -> None:
+    stage = Stage()
+    text = json.dumps(other("old")["node"]).encode()
+    for data in (text, text, b"nonsense", b"[]"):
+        await stage.hear_again(data)
+    assert stage.told == [("unsealed", "old")]
+    assert stage.node.list_nodes() == []

@@ -129,8 +129,7 @@ async def _call_slowly(member: Member, began: asyncio.Event) -> ProtocolFault:
 
 async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
     async with open_pair(await new_cluster(broker), honest()) as (owner, other):
-        subject = other.node.broker.settings.node_subject(owner.node.info.instance)
-        assert json.loads(await other.node.broker.request(subject, b'{"op":"drain"}')) == {"owned": 1}
+        assert await other.node.membership.ask(owner.node.info.instance, {"op": "drain"}) == {"owned": 1}
         await until(lambda: other.owns and not owner.owns)
         await until(lambda: owner.endpoint().phase is EndpointPhase.READY)
         assert await read_pid(owner) == await read_pid(other)
@@ -310,8 +309,7 @@ async def test_node_with_another_key_is_refused(broker: BrokerProcess) -> None:
     with pytest.raises(ClusterFault, match="another key"):
         async with open_node(settings):
             pass
-    with pytest.raises(ClusterFault, match="--cluster-key"):
-        async with open_node(replace(settings, key=None)):
-            pass
-    async with open_node(replace(settings, key=None, role="offers")):
-        pass  # it serves no clients, and shares nothing
+    for role in ("all", "offers"):
+        with pytest.raises(ClusterFault, match="--cluster-key"):
+            async with open_node(replace(settings, key=None, role=role)):
+                pass

@@ -98,8 +98,7 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
             slow = busy.endpoint().invoke("slow", {"seconds": 1.0, "progress": 10}, on_progress=lambda _: began.set())
             call = tasks.create_task(slow)
             await began.wait()
-            subject = busy.node.broker.settings.node_subject(lost.node.info.instance)
-            await busy.node.broker.request(subject, b'{"op":"drain"}')
+            await busy.node.membership.ask(lost.node.info.instance, {"op": "drain"})
 
             async def is_moved() -> bool:
                 return await list_owners() == {member.node.info.node for member in members} - {lost.node.info.node}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.broker import BrokerProcess, name_node, new_cluster
@@ -82,8 +83,7 @@ async def test_drained_node_finishes_its_calls_and_new_ones_wait_for_the_next_ow
             for member in (owner, other):
                 tasks.create_task(call_tool(member, "slow", slow, lambda _: began.set()))
             await began.wait()
-            subject = other.node.broker.settings.node_subject(owner.node.info.instance)
-            await other.node.broker.request(subject, b'{"op":"drain"}')
+            await other.node.membership.ask(owner.node.info.instance, {"op": "drain"})
             calls = [tasks.create_task(call_tool(member, "pid", {})) for member in (owner, other)]
         assert other.owns
         assert not owner.owns
@@ -95,7 +95,8 @@ async def test_message_that_comes_after_the_end_is_refused_for_the_same_reason()
     for reason, expected in reasons.items():
         served = ServedServer(Placement("k", "s", "n", "lease", 1), lambda _, __: pytest.fail("a channel was opened"))
         await served.close(TransportEnd("has ended", FaultDetail(reason=reason)))
-        assert not served.receive("reply", lambda _: None)
+        message: Any = SimpleNamespace(reply="reply", data=b"")
+        assert not await served.receive(message)
         assert served.end_reason == expected
 
 

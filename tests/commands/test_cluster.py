@@ -16,6 +16,7 @@ from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.key import write_key
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.node import open_node
 from induscode.cluster.options import find_node_name, parse_brokers
@@ -149,12 +150,14 @@ async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
         async with open_broker(settings) as broker, open_membership(broker) as membership:
 
             async def refuse(message: Msg) -> None:
-                await broker.publish(message.reply, b"no")
+                await membership.requests.answer(message, {"answer": "no"})
 
+            await asyncio.to_thread(write_key, str(tmp_path / "cluster.key"), KEY)
             stop = await broker.subscribe(settings.node_subject(membership.info.instance), refuse)
             async with asyncio.TaskGroup() as tasks:
                 renewing = tasks.create_task(membership.run())
                 command = [sys.executable, "-m", "induscode", "cluster", "drain", "a", "--cluster", process.url]
+                command += ["--cluster-key", str(tmp_path / "cluster.key")]
                 ended = await anyio.run_process(command, check=False)
                 renewing.cancel()
             await stop()
@@ -172,12 +175,12 @@ async def test_command_waits_for_the_report_of_a_busy_node(tmp_path: Path, monke
             async with open_membership(broker) as busy:
                 report, list_silent = busy.report, Membership.list_silent
 
-                async def report_nothing() -> None:
+                async def report_nothing(_: str = "") -> None:
                     pass
 
                 async def list_and_report(membership: Membership) -> Sequence[str]:
                     silent = await list_silent(membership)
-                    await report()
+                    await report(membership._challenges[-1])
                     return silent
 
                 busy.report = report_nothing
@@ -213,7 +216,9 @@ async def test_two_nodes_of_one_name_are_told(tmp_path: Path, monkeypatch: pytes
                 await until(
                     lambda: "another node is named 'same' too: stop one of them (indus cluster status)" in notes
                 )
-                command = [sys.executable, "-m", "induscode", "cluster", "--cluster", process.url]
+                await asyncio.to_thread(write_key, str(tmp_path / "cluster.key"), KEY)
+                where = ["--cluster", process.url, "--cluster-key", str(tmp_path / "cluster.key")]
+                command = [sys.executable, "-m", "induscode", "cluster", *where]
                 drain = await anyio.run_process([*command[:4], "drain", "same", *command[4:]], check=False)
                 status = await anyio.run_process([*command[:4], "status", *command[4:]], check=False)
     assert (drain.returncode, status.returncode) == (1, 0)

@@ -90,6 +90,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     ),
     "cluster.affinity": ({"a": "gpu-*"}, {"a": "gpu-*"}, ["a", {"a": ""}, {"a": 1}, None]),
     "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
+    "cluster.credentials_file": ("~/broker", "~/broker", ["", 1]),
     "cluster.idle_stop": (900, 900, ["900", -1, 1.5, None, True]),
     "cluster.key_file": ("/etc/indus/cluster.key", "/etc/indus/cluster.key", ["", 1, None]),
     "tool_search.mode": ("on", "on", ["always", True]),

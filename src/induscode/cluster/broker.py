@@ -23,7 +23,6 @@ from induscode.cluster.contract import (
     ClusterFault,
     ClusterSettings,
     LostRaceError,
-    UnheardError,
     WrongKeyError,
     hide_password,
 )
@@ -137,10 +136,8 @@ class Broker:
         """The largest message that the broker takes."""
         return self.client.max_payload
 
-    async def run(
-        self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "", of_node: bool = False
-    ) -> _T:
-        """Await a request within its deadline, and take note of how the broker does; a node says nothing about that.
+    async def run(self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "") -> _T:
+        """Await a request within its deadline, and take note of how the broker does.
 
         `requests`: how many round trips it is made of. `writes`: the bucket or stream that it changes.
 
@@ -149,15 +146,15 @@ class Broker:
             ClusterFault: It did not do what was asked, or did not say so in time.
         """
         try:
-            return await self._run(what, request, requests * self.request_s, writes=writes, of_node=of_node)
+            return await self._run(what, request, requests * self.request_s, writes=writes)
         finally:
             self.report()
 
-    async def _run(self, what: str, request: Awaitable[_T], within_s: float, *, writes: str, of_node: bool) -> _T:
+    async def _run(self, what: str, request: Awaitable[_T], within_s: float, *, writes: str) -> _T:
         import nats.errors  # noqa: PLC0415 — only with a cluster
         from nats.js import errors  # noqa: PLC0415 — only with a cluster
 
-        health = BrokerHealth() if of_node else self.health
+        health = self.health
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -171,8 +168,6 @@ class Broker:
             health.take_failure("missing", writes)
             message = f"{what}: the broker has no such bucket or stream; prepare it once with `indus cluster init`"
             raise ClusterFault("missing", message) from exc
-        except nats.errors.NoRespondersError as exc:
-            raise UnheardError(f"{what}: nothing listens there") from exc
         except errors.APIError as exc:
             if exc.err_code == _WRONG_LAST:
                 health.take_answer(loop.time() - began)
@@ -185,9 +180,8 @@ class Broker:
             raise ClusterFault(state, f"{what}: {why}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # A connection without an answer: the brokers have no majority, or they are slow.
-            self.health.is_connected = self.client.is_connected
+            health.is_connected = self.client.is_connected
             self._count_open_round_trip()
-            health.is_connected, health.round_trip_s = self.health.is_connected, self.health.round_trip_s
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
             raise ClusterFault(health.take_silence(writes), f"{what}: {why}") from exc
         health.take_answer(loop.time() - began, writes)
@@ -286,16 +280,6 @@ class Broker:
 
         return stop
 
-    async def request(self, subject: str, data: bytes, within_s: float | None = None) -> bytes:
-        """Send a request to a node and return its answer.
-
-        Raises:
-            ClusterFault: No node listens there, or it did not answer.
-        """
-        asking = self.client.request(subject, data, timeout=within_s or self.request_s)
-        answer = await self.run(f"{subject} did not answer", asking, requests=2, of_node=True)
-        return answer.data
-
 
 async def keep_cancellation(request: Awaitable[_T]) -> _T:
     """Await a request of the client, and stay cancelled if its answer, or an error, came at the same moment.
@@ -354,7 +338,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
             broker.report()
             broker.on_back()
 
-    client = BrokerClient()
+    client = BrokerClient(settings.credentials)
     try:
         async with asyncio.timeout(settings.connect_s * (1 + len(settings.brokers))):
             await client.connect(
@@ -371,6 +355,8 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
                 pending_size=_PENDING_BYTES,
                 drain_timeout=_FLUSH_S,
                 allow_reconnect=True,
+                # The broker's permissions can tell the answers to an offering node from those to others.
+                inbox_prefix=f"_INBOX.{settings.node}" if settings.role == "offers" else "_INBOX",
             )
     except (TimeoutError, nats.errors.Error, OSError) as exc:
         where = ", ".join(hide_password(url) for url in settings.brokers)
@@ -421,11 +407,16 @@ def _explain_refusal(exc: Exception) -> str:
     if isinstance(exc, TimeoutError):
         return "no answer in time: they are away, or far too slow"
     if "authorization" in text.lower() or "authentication" in text.lower():
-        return "it refuses this user or password; the address has them: nats://USER:PASSWORD@HOST"
+        return "it refuses this user or password (--broker-credentials FILE, or INDUS_BROKER_CREDENTIALS)"
     if isinstance(exc, ssl.SSLCertVerificationError):
         reason = f"its TLS certificate is not trusted ({exc.verify_message})"
         return f"{reason}; SSL_CERT_FILE names a file with the certificate of its authority"
     return text
+
+
+def find_proof_place(settings: ClusterSettings) -> str:
+    """Return the place of the proof of the key. Earlier versions, which sealed no messages, used another place."""
+    return f"{settings.keys}/{PROOF} 2"
 
 
 async def check_key(broker: Broker) -> bool:
@@ -433,19 +424,21 @@ async def check_key(broker: Broker) -> bool:
 
     Raises:
         WrongKeyError: It has another key.
-        ClusterFault: The broker does not answer.
+        ClusterFault: The broker does not answer, or an earlier version has prepared the cluster.
     """
     key = broker.settings.key
-    place = broker.settings.keys
-    bucket = await broker.open_bucket(place)
+    bucket = await broker.open_bucket(broker.settings.keys)
     entry = await bucket.get(PROOF)
     if entry is None:
         return False
-    if key is None or is_sealed_with(key, place, entry.value):
+    if key is None or is_sealed_with(key, find_proof_place(broker.settings), entry.value):
         return True
+    if is_sealed_with(key, broker.settings.keys, entry.value):
+        message = "an earlier version of indus has prepared this cluster, and its nodes send unsealed messages"
+        raise ClusterFault("ready", f"{message}: update and stop all nodes, then run `indus cluster init` once")
     message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
     replaced = await bucket.get(REPLACED)
-    if replaced is not None and is_sealed_with(key, f"{place}/{REPLACED}", replaced.value):
+    if replaced is not None and is_sealed_with(key, f"{broker.settings.keys}/{REPLACED}", replaced.value):
         message = (
             "the key of the cluster was replaced (indus cluster rotate-key): copy the new key file to this machine"
         )

@@ -40,7 +40,7 @@ class Bucket:
     """A bucket of the broker: creations and updates are refused if another writer was first."""
 
     def __init__(self, broker: RequestRunner, values: KeyValue, name: str) -> None:
-        self._name = name
+        self.name = name
         self._broker = broker
         self._values = values
 
@@ -52,19 +52,19 @@ class Bucket:
             ClusterFault: The broker did not do it, or did not say so in time.
         """
         return await self._broker.run(
-            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self._name
+            f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self.name
         )
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Replace an entry of this revision, and return the new revision; raises as `create`."""
         return await self._broker.run(
-            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self._name
+            f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self.name
         )
 
     async def delete(self, key: str, revision: int) -> None:
         """Delete an entry of this revision; raises as `create`."""
         await self._broker.run(
-            f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self._name
+            f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self.name
         )
 
     async def get(self, key: str) -> BucketEntry | None:

@@ -1,8 +1,12 @@
 """Channels: connections between two nodes, over subjects of the broker.
 
-A channel is a `Transport`: it carries frames in both directions and reports its end once. Messages are numbered: one
-that was lost or repeated ends the channel, so a frame is delivered at most once, and never after a gap. A frame larger
-than the broker's limit travels in parts. Nothing is sent again: what was under way at the end has an unknown outcome.
+A channel is a `Transport`: it carries frames in both directions and reports its end once. Messages are sealed and
+numbered (`ChannelCipher`). One that the other end hasn't sent, or that came before, is dropped without a word. One that
+was lost ends the channel, so a frame is delivered at most once, and never after a gap. A frame larger than the broker's
+limit travels in parts. Nothing is sent again: what was under way at the end has an unknown outcome.
+
+The broker says by itself that nobody listens to a subject, and anyone could say so in its name. The other end is then
+probed, and is gone if it doesn't answer.
 """
 
 from __future__ import annotations
@@ -10,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
@@ -21,15 +24,17 @@ from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, TransportEnd, encode_frame
 from induscode.cluster.broker import Broker, is_unheard
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.requests import GRACE_S
+from induscode.cluster.seals import HEAD_BYTES, ChannelCipher, ReplayGuard, Seal, is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from indusagi.core.json import JsonObject
 
-_HEAD = struct.Struct("!cI")
-"""Kind and number of a message."""
-_WHOLE, _PART, _LAST, _END, _REST = b"F", b"P", b"L", b"E", b"R"
+_WHOLE, _PART, _LAST, _END, _REST, _PROBE, _HERE = b"F", b"P", b"L", b"E", b"R", b"Q", b"H"
+_REFUSAL = b"X"
+"""Begins the word of a node that it has no such channel: it has no cipher for it."""
 _FRAME_BYTES = 32 * 1024 * 1024
 """The largest frame that is put together; each server has its own, smaller limit."""
 _CLOSED = FaultDetail(reason="closed")
@@ -44,14 +49,19 @@ _CLOSE_S = 2.0
 class Channel(QueuedTransport):
     """One end of a channel."""
 
-    def __init__(self, broker: Broker, peer: str, inbox: str, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: Broker, peer: str, inbox: str, cipher: ChannelCipher, seal: Seal, on_close: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._broker = broker
+        self._cipher = cipher
+        self._seal = seal
+        self._probe: asyncio.TimerHandle | None = None
+        """Ends the channel, unless the other end answers before."""
         self._peer = peer
         """The subject of the other end."""
         self._inbox = inbox
         self._on_close = on_close
-        self._sent = 0
         self._received = 0
         self._parts: list[bytes] = []
         self._parts_size = 0
@@ -100,7 +110,7 @@ class Channel(QueuedTransport):
             await self._sent_all.wait()
 
     async def _publish(self, frame: JsonObject) -> None:
-        data, limit = encode_frame(frame), self._broker.payload_bytes - _HEAD.size
+        data, limit = encode_frame(frame), self._broker.payload_bytes - HEAD_BYTES
         if len(data) <= limit:
             await self._transmit(_WHOLE, data)
             return
@@ -109,48 +119,74 @@ class Channel(QueuedTransport):
             kind = _PART if start + limit < len(data) else _LAST
             await self._transmit(kind, bytes(view[start : start + limit]))
 
-    async def _transmit(self, kind: bytes, data: bytes) -> None:
-        self._sent += 1
-        await self._broker.publish(self._peer, _HEAD.pack(kind, self._sent) + data, self._inbox)
+    async def _transmit(self, kind: bytes, data: bytes = b"") -> None:
+        # Nothing comes between the number and the sending: the broker keeps the order of what one client sends.
+        await self._broker.publish(self._peer, self._cipher.encrypt(kind, data), self._inbox)
 
-    def receive(self, message: Msg) -> None:
-        """Take a message of the other end."""
+    async def receive(self, message: Msg) -> None:
+        """Take a message of the other end, or of the broker; anything else is dropped."""
+        if self._end is not None:
+            return
         if is_unheard(message):
-            self.is_unheard, self._tells_end = self._end is None, False
-            self.finish("is not there any more")
+            await self._doubt()
             return
-        data = message.data
-        if self._end is not None or len(data) < _HEAD.size:
+        if message.data.startswith(_REFUSAL):
+            refusal = self._seal.open(_find_refusal_place(self._peer, self._inbox), message.data[len(_REFUSAL) :])
+            if refusal is not None:
+                self._take_end(refusal)
             return
-        kind, number = _HEAD.unpack_from(data)
-        if kind == _END:
-            self._take_end(data[_HEAD.size :])
-            return
-        if kind == _REST:
-            self.on_rest()
+        opened = self._cipher.decrypt(message.data, message.reply)
+        if opened is not None and opened[1] > self._received:
+            self._believe()
+            await self._take(*opened)
+
+    async def _take(self, kind: bytes, number: int, body: bytes) -> None:
+        """Take a new message of the other end."""
+        if kind == _END:  # also after a gap: the other end was cut off meanwhile
+            self._take_end(_read_object(body))
             return
         self._received += 1
         if number != self._received:
             self.finish(f"lost a message: {number} came instead of {self._received}", _CLOSED)
-            return
-        body = data[_HEAD.size :]
-        if kind == _WHOLE:
+        elif kind == _WHOLE:
             self.deliver(body)
-            return
+        elif kind == _REST:
+            self.on_rest()
+        elif kind == _PROBE:
+            with suppress(ClusterFault):
+                await self._transmit(_HERE)
+        elif kind in {_PART, _LAST}:
+            self._take_part(body, is_last=kind == _LAST)
+
+    def _take_part(self, body: bytes, *, is_last: bool) -> None:
         self._parts.append(body)
         self._parts_size += len(body)
         if self._parts_size > _FRAME_BYTES:
             self.finish(f"sent a frame of more than {_FRAME_BYTES:,} bytes", FaultDetail(reason="frame_too_large"))
-        elif kind == _LAST:
+        elif is_last:
             whole, self._parts, self._parts_size = b"".join(self._parts), [], 0
             self.deliver(whole)
 
-    def _take_end(self, data: bytes) -> None:
-        try:
-            value = json.loads(data)
-        except ValueError:
-            value = None
-        fields = value if is_json_object(value) else {}
+    async def _doubt(self) -> None:
+        """Ask the other end whether it is there."""
+        if self._probe is not None:
+            return
+
+        def give_up() -> None:
+            self.is_unheard, self._tells_end = True, False
+            self.finish("is not there any more")
+
+        self._probe = asyncio.get_running_loop().call_later(GRACE_S, give_up)
+        with suppress(ClusterFault):
+            await self._transmit(_PROBE)
+
+    def _believe(self) -> None:
+        """The other end is there."""
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
+
+    def _take_end(self, fields: JsonObject) -> None:
         message, reason, code, signal = (fields.get(name) for name in ("message", "reason", "exit_code", "signal"))
         stderr = fields.get("stderr")
         detail = FaultDetail(
@@ -168,6 +204,7 @@ class Channel(QueuedTransport):
         is_first = self._end is None
         end = super().finish(message, detail)
         if is_first:
+            self._believe()
             self._queued.set()
             self._sent_all.set()
             self._on_close()
@@ -182,14 +219,14 @@ class Channel(QueuedTransport):
         if len(text) > _LARGEST_END:
             text = compact_json({**fields, "message": end.message[:1_000]}).encode()
         try:
-            await self._broker.publish(self._peer, _HEAD.pack(_END, 0) + text, self._inbox)
+            await self._transmit(_END, text)
         except ClusterFault:
             return  # the table of channels tells it when the broker is back
 
     async def tell_rest(self) -> None:
         """Ask the other end to end the channel if it is not used."""
         with suppress(ClusterFault):  # then it ends anyway
-            await self._broker.publish(self._peer, _HEAD.pack(_REST, 0), self._inbox)
+            await self._transmit(_REST)
 
     def end_after_queue(self) -> None:
         """End it after the frames that wait to be sent."""
@@ -208,20 +245,29 @@ class Channel(QueuedTransport):
         await self._pump.join()
 
 
-async def refuse_channel(broker: Broker, peer: str, reason: FaultReason = "closed") -> None:
-    """Tell the other end of a channel that was not opened here, or has ended, that nothing listens any more."""
-    text = compact_json({"message": "is not there any more", "reason": reason, "unheard": True}).encode()
-    with suppress(ClusterFault):  # it waits for its deadline
-        await broker.publish(peer, _HEAD.pack(_END, 0) + text)
+def _read_object(data: bytes) -> JsonObject:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if is_json_object(value) else {}
+
+
+def _find_refusal_place(subject: str, inbox: str) -> str:
+    return f"refusal {subject} {inbox}"
 
 
 class ChannelTable:
     """The open channels of one node, by the last part of the subject of their inbox."""
 
-    def __init__(self, broker: Broker, instance: str) -> None:
+    def __init__(self, broker: Broker, instance: str, own: Seal) -> None:
         self._broker = broker
         self._instance = instance
+        self._own = own
+        self._opened = 0
         self._open: dict[str, Channel] = {}
+        self._accepted = ReplayGuard()
+        """The channels that other nodes have opened: none is opened twice."""
         self._ending: set[Channel] = set()
         """Ended channels whose last message is on its way."""
         self._untold: list[tuple[Channel, TransportEnd]] = []
@@ -236,18 +282,45 @@ class ChannelTable:
         """Pass a message to the channel it is for; late ones are dropped."""
         channel = self._open.get(message.subject.rpartition(".")[2])
         if channel is not None:
-            channel.receive(message)
+            await channel.receive(message)
 
-    def open(self, peer: str, on_close: Callable[[], None] = lambda: None) -> Channel:
-        """Open an end to the other one at a subject, and start to send."""
-        name = secrets.token_hex(8)
-        inbox = self._broker.settings.inbox_subject(self._instance, name)
+    def open(self, subject: str, seal: Seal, on_close: Callable[[], None] = lambda: None) -> Channel:
+        """Open a channel to the node that listens to a subject, whose `seal` it has, and start to send."""
+        inbox = self._name_inbox()
+        return self._add(subject, inbox, ChannelCipher(seal, subject, inbox), seal, on_close)
+
+    def accept(self, message: Msg, on_close: Callable[[], None] = lambda: None) -> Channel | None:
+        """Open the other end of a channel that begins with a message; `None` if that is forged, or came before."""
+        inbox = self._name_inbox()
+        cipher = ChannelCipher(self._own, message.subject, message.reply, inbox)
+        if not is_opening(message.data) or cipher.decrypt(message.data, message.reply) is None:
+            return None
+        sender, _, name = message.reply.rpartition(".")
+        number = name.partition("-")[0]
+        if not number.isdecimal() or not self._accepted.take(sender, int(number)):
+            return None
+        return self._add(message.reply, inbox, cipher, self._own, on_close)
+
+    async def refuse(self, message: Msg, reason: FaultReason = "closed") -> None:
+        """Tell the other end of a channel that isn't open here that nothing listens any more."""
+        value: JsonObject = {"message": "is not there any more", "reason": reason, "unheard": True}
+        sealed = self._own.seal(_find_refusal_place(message.subject, message.reply), value)
+        with suppress(ClusterFault):  # it waits for its deadline
+            await self._broker.publish(message.reply, _REFUSAL + sealed)
+
+    def _name_inbox(self) -> str:
+        """Name an inbox by a number, which is used once, and by what nobody can know before."""
+        self._opened += 1
+        return self._broker.settings.inbox_subject(self._instance, f"{self._opened}-{secrets.token_hex(8)}")
+
+    def _add(self, peer: str, inbox: str, cipher: ChannelCipher, seal: Seal, on_close: Callable[[], None]) -> Channel:
+        name = inbox.rpartition(".")[2]
 
         def forget() -> None:
             self._ending.add(self._open.pop(name))
             on_close()
 
-        channel = self._open[name] = Channel(self._broker, peer, inbox, forget)
+        channel = self._open[name] = Channel(self._broker, peer, inbox, cipher, seal, forget)
         channel.start(self._ending.discard)
         return channel
 

@@ -1,5 +1,9 @@
 """The client of the brokers: `tls://` never without TLS, one user for all addresses, and an end of connecting.
 
+The user comes from the credentials of this process, or from the addresses. Credentials are `USER:PASSWORD`, a token,
+an nkey seed, or a NATS credentials file with a token (JWT) and a seed, which signs what the broker asks to be signed
+(https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth).
+
 A broker opens with an `INFO` in plain text, which says whether it wants TLS
 (https://docs.nats.io/reference/reference-protocols/nats-protocol#info). nats-py follows that word alone: a broker
 without TLS, or an attacker in between, would get the user and the password in plain text. It also sends them to the
@@ -9,6 +13,9 @@ very address alone that has them: brokers after it in a list, and those that a b
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import re
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -19,11 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from urllib.parse import ParseResult, SplitResult
 
+_JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)")
+_SEED = re.compile(r"^(SU[A-Z2-7]{56})$", re.MULTILINE)
+"""An nkey seed: a prefix of two bytes, 32 bytes, and a checksum, in base 32."""
+_PUBLIC_PREFIX = 20 << 3
+"""Of the public nkey of a user: the letter U."""
 NO_TLS = "it offers no TLS, which its address tls:// requires: nothing was sent to it"
 
 
 class BrokerClient(Client):
     """A client of nats-py that sends nothing to a broker of a `tls://` address before TLS."""
+
+    def __init__(self, credentials: str = "") -> None:
+        super().__init__()
+        self._credentials = credentials
 
     async def connect(self, *args: Any, error_cb: Callable[[Exception], Awaitable[None]], **options: Any) -> None:
         """Connect to one of the brokers, trying each again until the task is cancelled.
@@ -60,9 +76,45 @@ class BrokerClient(Client):
 
         A user alone is a token. `%40` and the like are decoded (https://www.rfc-editor.org/rfc/rfc3986#section-2.1).
         """
+        if self._credentials and any(one.scheme == server.scheme for one in self._addresses):
+            self._use_credentials(self._credentials)
+            return
         same = [one for one in (server, *self._addresses) if one.scheme == server.scheme and one.username is not None]
         user = unquote(same[0].username or "") if same else None
         password = unquote(same[0].password) if same and same[0].password is not None else None
         # nats-py prefers these to what stands in the address.
         self.options["user"], self.options["password"] = (None, None) if password is None else (user, password)
         self.options["token"] = user if password is None else None
+
+    def _use_credentials(self, text: str) -> None:
+        """Use what a file or a variable says; a seed signs the number that the broker has sent."""
+        seed, jwt = _SEED.search(text), _JWT.search(text)
+        self.options["user"] = self.options["password"] = self.options["token"] = None
+        if seed is None:
+            user, mark, password = text.partition(":")
+            if mark:
+                self.options["user"], self.options["password"] = user, password
+            else:
+                self.options["token"] = text
+            return
+        sign, self._public_nkey = read_seed(seed[1])
+        self._signature_cb = lambda nonce: base64.b64encode(sign(nonce.encode()))
+        if jwt is not None:
+            self._user_jwt_cb = lambda: bytearray(jwt[1].encode())
+
+
+def read_seed(seed: str) -> tuple[Callable[[bytes], bytes], str]:
+    """Return the function that signs with an nkey seed, and the public nkey.
+
+    Raises:
+        Error: It's damaged.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 — loads slowly
+
+    data = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    if binascii.crc_hqx(data[:-2], 0).to_bytes(2, "little") != data[-2:]:
+        raise Error("the nkey seed in the credentials is damaged")
+    key = Ed25519PrivateKey.from_private_bytes(data[2:-2])
+    public = bytes((_PUBLIC_PREFIX,)) + key.public_key().public_bytes_raw()
+    checked = public + binascii.crc_hqx(public, 0).to_bytes(2, "little")
+    return key.sign, base64.b32encode(checked).decode().rstrip("=")

@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.key import ClusterKey
+from induscode.cluster.key import ClusterKey, OfferKey
+from induscode.cluster.seals import Seal
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
 """What a node does: serves clients and owns servers; owns its offered servers only; or serves clients only."""
@@ -26,8 +27,6 @@ NODE_VARIABLE, EPOCH_VARIABLE = "INDUS_NODE", "INDUS_EPOCH"
 is safe from a server that outlives its owner."""
 LEASE_S = 10.0
 """How long a node's lease lasts without a renewal."""
-ENDED = b'{"ended":true}'
-"""What another process writes into a lease that has ended: its holder cannot renew it any more."""
 
 
 class ClusterFault(CoreError):
@@ -79,8 +78,13 @@ class ClusterSettings:
     """How long a server goes on without a call; 0: for ever."""
     connect_s: float = 2.0
     """How long one broker may take to answer."""
+    credentials: str = field(default="", repr=False)
+    """Who this process is for the brokers: `USER:PASSWORD`, a token, an nkey seed, or the text of a NATS credentials
+    file; empty: what the addresses say."""
     key: ClusterKey | None = field(default=None, repr=False)
-    """Seals what rests at the broker; None: a node that only offers its servers, and shares nothing else."""
+    """Seals what moves between nodes and what rests at the broker."""
+    offer: OfferKey | None = field(default=None, repr=False)
+    """Instead of it: the key of a node that only offers its servers, and shares nothing else."""
 
     @property
     def leases(self) -> str:
@@ -138,6 +142,10 @@ class ClusterSettings:
     def node_subject(self, instance: str) -> str:
         """Return the subject on which one node takes requests of others."""
         return f"{self.prefix}.node.{instance}"
+
+    def reply_subject(self, instance: str, number: int | str = "*") -> str:
+        """Return the subject on which one node gets the answer to a request."""
+        return f"{self.prefix}.reply.{instance}.{number}"
 
     def http_subject(self, instance: str) -> str:
         """Return the subject on which one node takes HTTP requests for its sessions."""
@@ -232,4 +240,8 @@ class Placement:
     lease: str
     """The lease of its owner: when that has ended, so has the placement."""
     epoch: int
-    """The revision of the entry: greater than that of every earlier owner."""
+    """The revision of the claim: greater than that of every earlier owner."""
+    revision: int = field(default=0, compare=False)
+    """The present revision of the entry."""
+    seal: Seal | None = field(default=None, compare=False, repr=False)
+    """The author of the entry, who seals the channels to the server too."""

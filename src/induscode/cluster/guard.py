@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
@@ -37,8 +37,9 @@ _RETRY_S = 0.2
 _GIVE_UP_S = 60.0
 """When the lease has run out anyway."""
 _LEAVE_S = 2.0
-_TOLD = ("node", "prefix", "connect_s")
-"""What the guard needs of the settings, beside the brokers; the key of the cluster is not among it."""
+_TOLD = ("node", "prefix", "connect_s", "role", "credentials")
+"""What the guard needs of the settings, beside the brokers; the key of the cluster is not among it: the node seals what
+its guard may have to write."""
 
 
 class Guard:
@@ -49,9 +50,9 @@ class Guard:
         self.mark = mark
         """The marker of the servers of this node, for the variable `INDUS_CHILD`."""
 
-    def tell_lease(self, lease: str) -> None:
-        """Name the lease that this node is about to create."""
-        self.tell({"lease": lease})
+    def tell_lease(self, lease: str, ended: bytes, gone: bytes) -> None:
+        """Name the lease that this node is about to create, with the entry that ends it and the report of its end."""
+        self.tell({"lease": lease, "ended": ended.hex(), "gone": gone.hex()})
 
     def tell(self, message: dict[str, object]) -> None:
         """Tell the guard something that it needs after the end of the node."""
@@ -121,10 +122,21 @@ def main() -> None:
         return
     if handle is not None:
         select.select([handle], [], [])
-    _end_node(cast("dict[str, object]", told["settings"]), str(told["lease"]), str(told["mark"]))
+    last = LastWord(str(told["lease"]), bytes.fromhex(str(told["ended"])), bytes.fromhex(str(told["gone"])))
+    _end_node(cast("dict[str, object]", told["settings"]), last, str(told["mark"]))
 
 
-def _end_node(fields: dict[str, object], lease: str, mark: str) -> None:
+class LastWord(NamedTuple):
+    """What the guard writes for a node that has ended."""
+
+    lease: str
+    ended: bytes
+    """The entry that ends the lease."""
+    gone: bytes
+    """The report that the node is gone."""
+
+
+def _end_node(fields: dict[str, object], last: LastWord, mark: str) -> None:
     import asyncio  # noqa: PLC0415 — only after the end of a node
 
     began = time.monotonic()
@@ -133,7 +145,7 @@ def _end_node(fields: dict[str, object], lease: str, mark: str) -> None:
         _report(f"node {name!r} was killed, and servers of it cannot be ended: its lease is left to run out")
         return
     try:
-        asyncio.run(_release_lease(fields, lease))
+        asyncio.run(_release_lease(fields, last))
     except TimeoutError:
         _report(f"node {name!r} was killed: its servers have ended, its lease is left to run out")
         return
@@ -163,7 +175,7 @@ def end_servers(mark: str) -> bool:
     return False
 
 
-async def _release_lease(fields: dict[str, object], lease: str) -> None:
+async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
     """End the lease of a process that has ended, and tell the other nodes.
 
     Raises:
@@ -179,27 +191,26 @@ async def _release_lease(fields: dict[str, object], lease: str) -> None:
         while True:
             try:
                 async with open_broker(settings) as broker:
-                    await end_dead_lease(broker, lease)
+                    await end_dead_lease(broker, last)
             except ClusterFault:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
 
 
-async def end_dead_lease(broker: Broker, lease: str) -> None:
+async def end_dead_lease(broker: Broker, last: LastWord) -> None:
     """End the lease of a node whose process has ended; the other nodes learn of it at once.
 
     Raises:
         ClusterFault: The broker did not do it.
     """
-    from induscode.cluster.contract import ENDED, LostRaceError  # noqa: PLC0415 — not in the guard while it waits
+    from induscode.cluster.contract import LostRaceError  # noqa: PLC0415 — not in the guard while it waits
 
     leases = await broker.open_bucket(broker.settings.leases)
-    while (entry := await leases.get(lease)) is not None and entry.value != ENDED:
+    while (entry := await leases.get(last.lease)) is not None and entry.value != last.ended:
         with suppress(LostRaceError):  # a renewal was under way
-            await leases.update(lease, ENDED, entry.revision)
-    gone = {"gone": lease.rpartition("-")[0]}
-    await broker.publish(broker.settings.beats, json.dumps(gone).encode())
+            await leases.update(last.lease, last.ended, entry.revision)
+    await broker.publish(broker.settings.beats, last.gone)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The key of a cluster: seals what rests at the broker, and proves who wrote it.
+"""The key of a cluster: seals what moves between nodes and what rests at the broker, and proves who wrote it.
 
 Whatever a broker stores for a cluster (ledgers, call records, shared servers, consents, rules) is encrypted and
 authenticated with AES-256-GCM (NIST SP 800-38D) under keys derived from one secret file, with the name of the place
@@ -7,6 +7,9 @@ to another place. The operator copies the file to every node; it never travels t
 
 The file has the present key, and the ones before it. A key that was replaced opens messages of the ledgers and of call
 records up to the one that was the last at that time, and nothing else: what is sealed with it later is not of a node.
+
+A machine that only offers servers gets an offer key instead. It follows from the key of the cluster, the name of the
+node and a serial, so every node can compute it, and its holder can compute nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import stat
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from indusagi.core.app_dirs import (
@@ -37,6 +41,7 @@ SealedStream: TypeAlias = Literal["ledger", "calls"]
 """A stream whose messages stay sealed with the key of their time."""
 _FORM = b"indus-cluster-key-1:"
 _PREVIOUS_FORM = b"indus-cluster-previous-key-1:"
+_OFFER_FORM = b"indus-cluster-offer-key-1:"
 _MOST_PREVIOUS = 500
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -59,6 +64,25 @@ class PreviousKey:
     calls: int
 
 
+@record
+class OfferKey:
+    """The key of a node that only offers its servers."""
+
+    node: str
+    serial: str
+    """Tells the keys apart that were issued to this node."""
+    secret: bytes = field(repr=False)
+
+    def encode(self) -> bytes:
+        """Encode it for a key file."""
+        return b"%b%b:%b:%b\n" % (
+            _OFFER_FORM,
+            self.node.encode(),
+            self.serial.encode(),
+            base64.urlsafe_b64encode(self.secret),
+        )
+
+
 class ClusterKey:
     """One secret, the keys derived from it, and the secrets before it, the latest first."""
 
@@ -74,6 +98,10 @@ class ClusterKey:
     def digest(self, purpose: str, text: str) -> str:
         """Digest a text so that only holders of the key can find out what it was."""
         return hmac.digest(self.derive(purpose), text.encode("utf-8", "surrogatepass"), hashlib.sha256).hex()
+
+    def derive_offer(self, node: str, serial: str) -> OfferKey:
+        """Derive the key of a node that only offers its servers."""
+        return OfferKey(node, serial, self.derive(f"offer {node}:{serial}"))
 
     def seal(self, place: str, data: bytes) -> bytes:
         """Compress, encrypt and authenticate a value for one place."""
@@ -152,17 +180,29 @@ def find_key_path(path: str | None = None) -> str:
 
 
 def read_key(path: str) -> ClusterKey:
-    """Read a key file.
+    """Read the key file of a cluster.
 
     Raises:
-        OSError: It cannot be read, or everyone on the machine can read it.
-        ValueError: It is something else.
+        OSError: It can't be read, or everyone on the machine can read it.
+        ValueError: It's something else.
     """
+    key = read_any_key(path)
+    if isinstance(key, OfferKey):
+        message = f"{path!r} is the key of the offering node {key.node!r}: use it with --offer-only"
+        raise ValueError(message)  # noqa: TRY004 — what the file holds is wrong, not what the caller gave
+    return key
+
+
+def read_any_key(path: str) -> ClusterKey | OfferKey:
+    """Read the key file of a cluster, or of a node that only offers its servers; raises as `read_key`."""
     text = read_small_file(path, _FILE_BYTES).strip()
     if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
         raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
     first, *others = text.split(b"\n")
     try:
+        if first.startswith(_OFFER_FORM):
+            node, serial, secret = first.removeprefix(_OFFER_FORM).split(b":")
+            return OfferKey(node.decode(), serial.decode(), _decode_secret(secret))
         if not first.startswith(_FORM):
             raise ValueError("it has another form")
         return ClusterKey(_decode_secret(first.removeprefix(_FORM)), [_parse_previous(line) for line in others])
@@ -186,23 +226,28 @@ def _parse_previous(line: bytes) -> PreviousKey:
 
 
 def create_key(path: str) -> ClusterKey:
-    """Make a key and write it to a new file that only this user can read.
+    """Make a key and write it to a new file that only this user can read; raises as `write_new_key`."""
+    key = ClusterKey(os.urandom(_KEY_BYTES))
+    write_new_key(path, key)
+    return key
+
+
+def write_new_key(path: str, key: ClusterKey | OfferKey) -> None:
+    """Write a key to a new file that only this user can read.
 
     Raises:
-        OSError: The file exists, or cannot be written.
+        OSError: The file exists, or can't be written.
     """
     if folder := os.path.dirname(os.path.abspath(path)):
         if not os.path.isdir(folder):
             make_private_dir(folder)
-    key = ClusterKey(os.urandom(_KEY_BYTES))
     with os.fdopen(create_private_file(path), "wb") as file:
         file.write(key.encode())
         file.flush()
         os.fsync(file.fileno())
-    return key
 
 
-def write_key(path: str, key: ClusterKey) -> None:
+def write_key(path: str, key: ClusterKey | OfferKey) -> None:
     """Write a key to a file that only this user can read, in the place of the one that is there.
 
     Raises:

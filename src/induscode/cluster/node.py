@@ -9,7 +9,6 @@ one of the nodes becomes the owner.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.process.tree import MARK
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
@@ -32,8 +30,8 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
-from induscode.cluster.broker import Broker, check_key, open_broker
-from induscode.cluster.channel import Channel, ChannelTable, refuse_channel
+from induscode.cluster.broker import Broker, open_broker
+from induscode.cluster.channel import Channel, ChannelTable
 from induscode.cluster.contract import (
     EPOCH_VARIABLE,
     NODE_VARIABLE,
@@ -62,6 +60,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from induscode.cluster.contract import NodeInfo
     from induscode.cluster.placement import ServerTarget
+    from induscode.cluster.seals import Seal
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +68,8 @@ _PAUSE_S = 0.1
 """Between two looks at a placement that is about to change."""
 _ASKED_S = 2.0
 """How long a node that was asked to own a server may take to claim it."""
+_UNSETTLED_LOOKS = 5
+"""At a placement that is being claimed, or that its owner has to write again."""
 _LOOK_S = 5.0
 """Between two looks for servers that are not called."""
 _LEFT_S = 1.0
@@ -90,7 +91,7 @@ class ClusterNode:
         self.membership = membership
         self.placements = placements
         self.secret = secret
-        self.channels = ChannelTable(broker, membership.info.instance)
+        self.channels = ChannelTable(broker, membership.info.instance, membership.ring.own)
         self._served: dict[str, ServedServer] = {}
         """The servers that this node owns, by key."""
         self._remote: dict[Channel, str] = {}
@@ -112,6 +113,10 @@ class ClusterNode:
         membership.on_regained = self._regain
         membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
         membership.on_joined = self._meet_node
+        membership.on_restored = self._check_placements
+        membership.on_unsealed = lambda name: self.on_note(
+            f"node {name!r} runs an earlier version of indus, which seals no messages: it is ignored; update it"
+        )
         broker.on_state = self._report_state
         membership.on_gone = self._lose_node
         broker.on_cut = lambda: self.channels.cut("was cut off: the broker is away")
@@ -189,8 +194,8 @@ class ClusterNode:
             if key in self._served:  # an earlier session of this node has not ended yet
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            found = await self.placements.find(key)
-            if found is not None and found.lease != members.info.lease:
+            found = await self._find_placement(key)
+            if found is not None and found.lease not in {"", members.info.lease}:
                 holder = members.find_holder(found.lease)
                 is_doubtful = holder is None or found == silent
                 if not is_doubtful or not await members.end_lease(found.lease):
@@ -217,6 +222,21 @@ class ClusterNode:
                 (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
             await asyncio.sleep(_PAUSE_S)
 
+    async def _find_placement(self, key: str) -> Placement | None:
+        """Read the placement of a server, and wait a moment for one that isn't settled.
+
+        It's being claimed, or someone without the key has changed it, and its owner writes it again.
+        """
+        found = await self.placements.find(key)
+        for _ in range(_UNSETTLED_LOOKS):
+            if found is None or found.epoch or found.lease == self.info.lease:
+                break
+            if found.lease and self.membership.find_holder(found.lease) is None:
+                break
+            await asyncio.sleep(_PAUSE_S)
+            found = await self.placements.find(key)
+        return found
+
     def find_target(self, config: StdioServerConfig) -> ServerTarget:
         """Find out where a server of this node may run."""
         return find_target(config, self.info, self.broker.settings.affinity.get(config.id))
@@ -235,15 +255,14 @@ class ClusterNode:
         Raises:
             ClusterFault: The node does not have a server that `is_offered` by it alone.
         """
-        text = compact_json({"op": "own", "key": key}).encode()
         try:
-            answer = await self.broker.request(self.broker.settings.node_subject(node.instance), text)
+            answer = (await self.membership.ask(node.instance, {"op": "own", "key": key})).get("answer")
         except ClusterFault as fault:
             _log.debug("node %s was asked to own a server: %s", node.node, fault)
             return False
-        if is_offered and answer == b"unknown":
+        if is_offered and answer == "unknown":
             raise ClusterFault("ready", f"node {node.node!r} offers no such server")
-        return answer == b"yes"
+        return answer == "yes"
 
     # -- servers of other nodes -------------------------------------------------------------
 
@@ -252,7 +271,7 @@ class ClusterNode:
     ) -> ClientSession | None:
         """Open a channel to the owner; `None` if nothing listens there."""
         subject = self.broker.settings.call_subject(placement.key, placement.epoch)
-        channel = self.open_channel(subject, placement.lease)
+        channel = self.open_channel(subject, placement.lease, placement.seal)
         channel.on_rest = lambda: self.rest(config.id)
         session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
         session.describe_caller = self.tokens.describe
@@ -273,13 +292,13 @@ class ClusterNode:
         if isinstance(transport, Channel):
             await transport.close()
 
-    def open_channel(self, subject: str, owner: str) -> Channel:
+    def open_channel(self, subject: str, owner: str, seal: Seal | None) -> Channel:
         """Open a channel to another node, named by its lease or its instance; it ends when that is gone."""
 
         def forget() -> None:
             self._remote.pop(channel, None)
 
-        channel = self.channels.open(subject, forget)
+        channel = self.channels.open(subject, seal or self.membership.ring.own, forget)
         self._remote[channel] = owner
         return channel
 
@@ -296,7 +315,7 @@ class ClusterNode:
 
     async def _ask_and_send(self, channel: Channel, instance: str, frame: JsonObject) -> None:
         try:
-            await self.broker.request(self.broker.settings.node_subject(instance), PING)
+            await self.membership.ask(instance, PING)
         except ClusterFault as fault:
             channel.is_unheard = True
             channel.finish("is not there any more" if isinstance(fault, UnheardError) else "does not answer")
@@ -320,7 +339,7 @@ class ClusterNode:
         self, placement: Placement, config: StdioServerConfig, handlers: Handlers, watch: StartWatch
     ) -> AsyncGenerator[ClientSession]:
         """Run a server here, for this node and all others."""
-        served = ServedServer(placement, self.channels.open)
+        served = ServedServer(placement, self.channels.accept)
         config = self._adapt_config(config, placement)
         self._served[placement.key] = served
         self._count_owned()
@@ -357,10 +376,11 @@ class ClusterNode:
             if stop is not None:
                 await stop()
             await served.close(end)
+            served.is_leaving = True
             if self._served.get(placement.key) is served:
                 del self._served[placement.key]
             self._count_owned()
-            await self._release(placement)
+            await self._release(served.placement)
 
     def _adapt_config(self, config: StdioServerConfig, placement: Placement) -> StdioServerConfig:
         """Return the configuration with which a server runs here: it learns its epoch, and ends in time."""
@@ -372,13 +392,40 @@ class ClusterNode:
         return replace(config, limits=replace(config.limits, close_s=close_s), env={**config.env, **told})
 
     async def _receive_call(self, served: ServedServer, message: Msg) -> None:
-        is_taken = served.receive(message.reply, lambda channel: channel.receive(message))
-        if not is_taken and message.reply:
-            await refuse_channel(self.broker, message.reply, served.end_reason)
+        if not await served.receive(message) and message.reply:
+            await self.channels.refuse(message, served.end_reason)
 
     def _check_lease(self, served: ServedServer) -> None:
         if not self.membership.holds(served.placement.lease):
             served.end(_LEASE_LOST, "node_changed")
+
+    async def notice_placement(self, message: Msg) -> None:
+        """Take the word of the broker that a placement was written or removed: one of this node may have been."""
+        served = self._served.get(message.subject.partition(f"{self.broker.settings.placements}.")[2])
+        if served is not None:
+            await self._check_placement(served)
+
+    def _check_placements(self) -> None:
+        """Check all placements of this node: its lease was tampered with, and another node may have claimed one."""
+        if self._tasks is not None:
+            for served in [*self._served.values()]:
+                self._tasks.create_task(self._check_placement(served))
+
+    async def _check_placement(self, served: ServedServer) -> None:
+        """Write the placement of a server of this node again if someone without the key has changed it."""
+        if served.is_leaving or not self.membership.holds(served.placement.lease):
+            return
+        try:
+            found = await self.placements.restore(served.placement)
+        except ClusterFault as fault:
+            _log.debug("the placement of %s is not checked: %s", served.placement.server, fault)
+            return
+        if found is None:
+            served.end("was taken over by another node", "node_changed")
+        elif served.is_leaving:  # released meanwhile
+            await self._release(found)
+        else:
+            served.placement = found
 
     async def _release(self, placement: Placement) -> None:
         if not self.membership.holds(placement.lease):
@@ -442,33 +489,30 @@ class ClusterNode:
 
     async def receive(self, message: Msg) -> None:
         """Answer a request of another node to this one."""
-        try:
-            value = json.loads(message.data)
-        except ValueError:
-            value = None
-        request: JsonObject = value if is_json_object(value) else {}
+        request = self.membership.requests.open(message)
+        if request is None:
+            return  # forged, or sent again
         operation, key = request.get("op"), request.get("key")
-        answer = b"no"
+        answer: JsonObject = {"answer": "no"}
         if operation == "task" and isinstance(key, str):
             self.on_task_end(key)
         elif operation == "ping":
-            answer = b"yes"
+            answer = {"answer": "yes"}
         elif operation == "own" and isinstance(key, str):
-            answer = self._accept(key)
+            answer = {"answer": self._accept(key)}
         elif operation == "drain" and self._tasks is not None:
             if not self.info.draining:
                 self.membership.info = replace(self.info, draining=True)
                 await self.membership.report()
                 self._tasks.create_task(self.drain())
-            answer = compact_json({"owned": len(self._served)}).encode()
-        if message.reply:
-            await self.broker.publish(message.reply, answer)
+            answer = {"owned": len(self._served)}
+        await self.membership.requests.answer(message, answer)
 
-    def _accept(self, key: str) -> bytes:
+    def _accept(self, key: str) -> str:
         """Begin to own a server that another node needs; return `yes`, `no` without room, or `unknown`."""
         fleet, tasks = self._fleet, self._tasks
         if fleet is None or tasks is None or self.info.owned >= self.info.capacity:
-            return b"no"
+            return "no"
         for endpoint in fleet.endpoints():
             config = endpoint.config
             if not isinstance(config, StdioServerConfig):
@@ -477,8 +521,8 @@ class ClusterNode:
             if target.key == key and self.info.may_own(target.only_node):
                 self._wanted[key] = asyncio.get_running_loop().time()
                 tasks.create_task(self._start_server(fleet.wake, config.id))
-                return b"yes"
-        return b"unknown"
+                return "yes"
+        return "unknown"
 
     async def drain(self) -> None:
         """Move all servers to other nodes: each when its calls have ended, or after a while."""
@@ -526,16 +570,13 @@ class ClusterNode:
                 self._tasks = None
 
 
-async def _find_secret(broker: Broker) -> bytes:
-    """Return the secret with which session ids are sealed; a node without clients needs none of the cluster."""
-    settings = broker.settings
-    if settings.key is None:
-        if settings.role != "offers":
-            raise ClusterFault("missing", "a node that serves clients needs the key of the cluster (--cluster-key)")
-        return secrets.token_bytes(32)
-    if not await check_key(broker):
-        raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
-    return settings.key.derive("session ids")
+def _find_secret(settings: ClusterSettings) -> bytes:
+    """Return the secret with which session ids are sealed; a node without clients seals nothing for others."""
+    if settings.key is not None:
+        return settings.key.derive("session ids")
+    if settings.role != "offers":
+        raise ClusterFault("missing", "a node that serves clients needs the key of the cluster (--cluster-key)")
+    return secrets.token_bytes(32)
 
 
 @asynccontextmanager
@@ -550,14 +591,16 @@ async def open_node(
         ClusterFault: The broker is away, the cluster is not prepared, or another node has the same name.
     """
     async with open_broker(settings) as broker, AsyncExitStack() as stack:
-        secret = await _find_secret(broker)
+        secret = _find_secret(settings)
         entries = await broker.open_bucket(settings.placements)
         guard = await stack.enter_async_context(open_guard(settings)) if guarded else Guard()
         async with open_membership(broker, clock, before_join=guard.tell_lease) as membership:
             node = ClusterNode(broker, membership, Placements(entries, membership), secret, guard.mark)
+            keys = f"{settings.node}.*" if settings.role == "offers" else ">"
             stops = [
                 await broker.subscribe(node.channels.subject, node.channels.receive),
                 await broker.subscribe(settings.node_subject(node.info.instance), node.receive),
+                await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.notice_placement),
             ]
             running = asyncio.create_task(node.run(), name="cluster node")  # noqa: TID251 — awaited below
             try:

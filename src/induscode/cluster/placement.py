@@ -1,7 +1,9 @@
 """Placement: which node owns a server.
 
 An entry without an end, held as long as the lease it names. A free server is claimed by creating the entry; that of a
-node whose lease has ended is claimed by replacing it. Either way the revision is the epoch of the new owner. Where a
+node whose lease has ended is claimed by replacing it. Either way the revision is the epoch of the new owner, which
+writes it into the entry then: an entry without an epoch is a claim under way. Entries are sealed. One that someone
+without the key has changed or removed is written again by its owner (`restore`), with the same epoch. Where a
 server should run is a pure function of its key and the live nodes: rendezvous hashing, weighted by capacity, so that
 all nodes agree without a message and few servers move when a node comes or goes.
 """
@@ -10,20 +12,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX
 from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
     from induscode.cluster.bucket import Bucket, BucketEntry
     from induscode.cluster.membership import Membership
+
+_log = logging.getLogger(__name__)
 
 _KEY_CHARS = 32
 _OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
@@ -72,8 +79,9 @@ def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None 
     if config.command.startswith(CLUSTER_PREFIX):
         offering, _, server = config.command.removeprefix(CLUSTER_PREFIX).partition("/")
     if offering:
-        text = json.dumps(["offer", offering, server])
-        return ServerTarget(hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARS], offering)
+        # The name comes first where it is a right: an offering node may write nothing else.
+        digest = hashlib.sha256(json.dumps(["offer", offering, server]).encode()).hexdigest()
+        return ServerTarget(f"{offering}.{digest[:_KEY_CHARS]}", offering)
     return ServerTarget(build_server_key(config), affinity=affinity)
 
 
@@ -101,6 +109,25 @@ class Placements:
         self._entries = entries
         self._membership = membership
 
+    def _seal(self, placement: Placement, *, is_claim: bool = False) -> bytes:
+        value: JsonObject = {"server": placement.server, "node": placement.node, "lease": placement.lease}
+        if not is_claim:
+            value["epoch"] = placement.epoch
+        return self._membership.ring.own.seal(self._find_place(placement.key), value)
+
+    def _find_place(self, key: str) -> str:
+        return f"{self._entries.name}/{key}"
+
+    async def _parse(self, key: str, entry: BucketEntry) -> Placement:
+        """Read an entry; without a lease if it's forged, or put back from an earlier time."""
+        opened = await self._membership.ring.open(self._find_place(key), entry.value)
+        fields = {} if opened is None or not opened.seal.may_write(key) else opened.value
+        server, node, lease = (str(fields.get(name, "")) for name in ("server", "node", "lease"))
+        epoch = fields.get("epoch", 0)
+        if opened is None or not isinstance(epoch, int) or opened.seal.author not in {"", node}:
+            return Placement(key, "", "", "", 0, entry.revision)
+        return Placement(key, server, node, lease, epoch, entry.revision, opened.seal)
+
     async def find(self, key: str) -> Placement | None:
         """Read the placement of a server; it may have ended with the lease it names.
 
@@ -108,7 +135,7 @@ class Placements:
             ClusterFault: The broker does not answer.
         """
         entry = await self._entries.get(key)
-        return None if entry is None else _parse_placement(key, entry)
+        return None if entry is None else await self._parse(key, entry)
 
     async def claim(self, key: str, server: str) -> Placement | None:
         """Make this node the owner of a server; `None` if another node is, or this one lost its lease meanwhile.
@@ -120,18 +147,13 @@ class Placements:
         """
         members = self._membership
         lease, node = members.info.lease, members.info.node
-        value = compact_json({"server": server, "node": node, "lease": lease}).encode()
+        claim = Placement(key, server, node, lease, 0)
         try:
-            epoch = await self._entries.create(key, value)
+            epoch = await self._write(claim, is_claim=True)
+            claim = replace(claim, epoch=epoch, revision=epoch, seal=members.ring.own)
+            placement = replace(claim, revision=await self._entries.update(key, self._seal(claim), epoch))
         except LostRaceError:
-            found = await self.find(key)
-            if found is None or (found.lease != lease and not await members.end_lease(found.lease)):
-                return None
-            try:
-                epoch = await self._entries.update(key, value, found.epoch)
-            except LostRaceError:
-                return None
-        placement = Placement(key, server, node, lease, epoch)
+            return None
         if not members.holds(lease):
             return None
         if members.info.draining or members.info.owned >= members.info.capacity:
@@ -139,24 +161,53 @@ class Placements:
             return None
         return placement
 
+    async def _write(self, placement: Placement, *, is_claim: bool) -> int:
+        """Write an entry where there is none, or one that has ended; return its revision.
+
+        Raises:
+            LostRaceError: Another node is the owner, or was first.
+            ClusterFault: The broker does not answer.
+        """
+        key, value = placement.key, self._seal(placement, is_claim=is_claim)
+        try:
+            return await self._entries.create(key, value)
+        except LostRaceError:
+            found = await self.find(key)
+            if found is None:
+                raise
+            if found.lease and found.lease != placement.lease and not await self._membership.end_lease(found.lease):
+                raise
+            return await self._entries.update(key, value, found.revision)
+
+    async def restore(self, placement: Placement) -> Placement | None:
+        """Check the placement of a server of this node, and write it again if someone without the key has changed it.
+
+        Returns it with its present revision; `None` if another node is the owner now, by a later epoch.
+
+        Raises:
+            ClusterFault: The broker does not answer.
+        """
+        while True:
+            found = await self.find(placement.key)
+            if found is not None and found.epoch > placement.epoch:
+                return None
+            if found == placement:
+                return found
+            value = self._seal(placement)
+            with suppress(LostRaceError):  # changed once more: look again
+                if found is None:
+                    revision = await self._entries.create(placement.key, value)
+                else:
+                    revision = await self._entries.update(placement.key, value, found.revision)
+                _log.warning("the placement of %s was changed without the key of the cluster", placement.server)
+                return replace(placement, revision=revision)
+
     async def release(self, placement: Placement) -> None:
         """Remove a placement of this node: another one may claim the server at once; nothing if it was replaced."""
-        try:
-            await self._entries.delete(placement.key, placement.epoch)
-        except LostRaceError:
-            return
+        with suppress(LostRaceError):
+            await self._entries.delete(placement.key, placement.revision)
 
     async def list_all(self) -> Sequence[Placement]:
         """List all placements by server; raises as `find`."""
-        found = [_parse_placement(key, entry) for key, entry in (await self._entries.read_all()).items()]
-        return sorted(found, key=lambda one: (one.server, one.key))
-
-
-def _parse_placement(key: str, entry: BucketEntry) -> Placement:
-    try:
-        value = json.loads(entry.value)
-    except ValueError:
-        value = None
-    fields = value if is_json_object(value) else {}
-    server, node, lease = (str(fields.get(name, "")) for name in ("server", "node", "lease"))
-    return Placement(key, server, node, lease, entry.revision)
+        found = [await self._parse(key, entry) for key, entry in (await self._entries.read_all()).items()]
+        return sorted((one for one in found if one.lease), key=lambda one: (one.server, one.key))

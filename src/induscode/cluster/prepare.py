@@ -12,11 +12,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key
+from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with
 from induscode.cluster.contract import LEASE_S, ClusterFault, LostRaceError
 
 if TYPE_CHECKING:
     from nats.js.api import StreamConfig
+
+    from induscode.cluster.bucket import Bucket
+    from induscode.cluster.key import ClusterKey
 
 _CALLS_S = 7 * 86_400.0
 """How long call records are kept."""
@@ -89,9 +92,7 @@ async def prepare_cluster(
     if key is None:
         raise ClusterFault("missing", "a cluster needs a key")
     keys = await broker.open_bucket(settings.keys)
-    with suppress(LostRaceError):  # there is one
-        await keys.create(PROOF, key.seal(settings.keys, PROOF.encode()))
-    await check_key(broker)
+    await _prove_key(broker, keys, key)
     present = limit if is_changed else before
     leases = await broker.open_bucket(settings.leases)
     return Prepared(
@@ -101,6 +102,20 @@ async def prepare_cluster(
         lease_s=await leases.read_ttl(),
         replicas=await leases.count_replicas(),
     )
+
+
+async def _prove_key(broker: Broker, keys: Bucket, key: ClusterKey) -> None:
+    """Write the proof of the key, unless it's there; that of an earlier version is replaced while no node runs."""
+    sealed, present = key.seal(find_proof_place(broker.settings), PROOF.encode()), await keys.get(PROOF)
+    with suppress(LostRaceError):  # another process was first
+        if present is None:
+            await keys.create(PROOF, sealed)
+        elif is_sealed_with(key, broker.settings.keys, present.value):
+            leases = await broker.open_bucket(broker.settings.leases)
+            if await leases.read_all():
+                raise ClusterFault("ready", "nodes of an earlier version of indus run: stop all nodes first")
+            await keys.update(PROOF, sealed, present.revision)
+    await check_key(broker)
 
 
 async def _read_share(broker: Broker, replicas: int) -> int | None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import NodeInfo, Placement
     from induscode.cluster.membership import Membership
     from induscode.cluster.placement import Placements, ServerTarget
+    from induscode.cluster.seals import Seal
     from induscode.cluster.served import CallerTokens
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,11 @@ class ReplicaSet:
             ClusterFault: The broker does not answer.
         """
         found = [await self._placements.find(key) for key in self.keys]
-        return [one for one in found if one is not None and self._membership.find_holder(one.lease) is not None]
+        return [
+            one
+            for one in found
+            if one is not None and one.epoch and self._membership.find_holder(one.lease) is not None
+        ]
 
     async def claim(self, server: str) -> Placement | None:
         """Make this node the owner of a replica, if it is chosen and has none; `None` if none is free.
@@ -105,7 +110,7 @@ class ReplicaNode(Protocol):
     placements: Placements
     tokens: CallerTokens
 
-    def open_channel(self, subject: str, owner: str) -> Channel:
+    def open_channel(self, subject: str, owner: str, seal: Seal | None) -> Channel:
         """Open a channel to a node."""
         ...
 
@@ -196,7 +201,7 @@ class ReplicatedServer:
 
         async def connect(name: str, placement: Placement) -> None:
             subject = settings.call_subject(placement.key, placement.epoch)
-            channel = self._node.open_channel(subject, placement.lease)
+            channel = self._node.open_channel(subject, placement.lease, placement.seal)
             if await self._is_up(channel):
                 channel.on_rest = rest
                 self._spread.add(name, channel)

@@ -45,8 +45,11 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.calls import current_trace, read_trace
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.seals import is_opening
 
 if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.client.session import ClientSession
@@ -238,7 +241,9 @@ class PeerSession:
 class ServedServer:
     """One server that this node owns, with the nodes that use it."""
 
-    def __init__(self, placement: Placement, open_channel: Callable[[str, Callable[[], None]], Channel]) -> None:
+    def __init__(
+        self, placement: Placement, accept_channel: Callable[[Msg, Callable[[], None]], Channel | None]
+    ) -> None:
         self.placement = placement
         self.session: ClientSession | None = None
         self.ready = asyncio.Event()
@@ -250,7 +255,7 @@ class ServedServer:
         """Ends the start of the server; None: it has started, or not yet begun to."""
         self._cut: str | None = None
         """Why it was cut off."""
-        self._open_channel = open_channel
+        self._accept_channel = accept_channel
         self._peers: dict[str, PeerSession] = {}
         """By the subject of the other node's end."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -258,19 +263,24 @@ class ServedServer:
         """Set when a node has left."""
         self._watchers: dict[str, set[object]] = {}
         """The nodes whose clients watch a resource of a legacy server, by its URI."""
+        self.is_leaving = False
+        """Whether its placement is being given up."""
         self.is_resting = False
         """Whether it is about to be stopped: new channels are refused."""
 
-    def receive(self, reply: str, deliver: Callable[[Channel], None]) -> bool:
+    async def receive(self, message: Msg) -> bool:
         """Take a message for the server; the first one of a channel opens this end of it. False: it is refused."""
+        reply = message.reply
         peer = self._peers.get(reply)
         if peer is None:
-            if self.ended.is_set() or self.is_resting or not reply:
+            if self.ended.is_set() or self.is_resting or not is_opening(message.data):
                 return False
-            channel = self._open_channel(reply, lambda: self._forget(reply))
+            channel = self._accept_channel(message, lambda: self._forget(reply))
+            if channel is None:
+                return True  # forged or repeated: it gets no answer
             peer = self._peers[reply] = PeerSession(self, channel)
             peer.start()
-        deliver(peer.channel)
+        await peer.channel.receive(message)
         return True
 
     def _forget(self, reply: str) -> None:

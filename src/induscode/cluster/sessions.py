@@ -22,6 +22,7 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal, HttpRequest
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
+from induscode.cluster.seals import is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PREFIX = "n1."
+_DOT = "~"
+"""In place of the dot in the name of an offering node's process."""
 _MAC_BYTES = 16
 _PARTS = 4
 _KEPT_BACK = frozenset({"authorization", "connection", "content-length", "cookie", "dpop", "host", "transfer-encoding"})
@@ -50,7 +53,7 @@ class SealedIds:
 
     def seal(self, identity: str) -> str:
         """Return an id that names this node."""
-        text = f"{_PREFIX}{self._instance}.{identity}"
+        text = f"{_PREFIX}{self._instance.replace('.', _DOT)}.{identity}"
         return f"{text}.{self._sign(text)}"
 
     def find_instance(self, sealed: str) -> str | None:
@@ -59,7 +62,7 @@ class SealedIds:
         if not sealed.startswith(_PREFIX) or not hmac.compare_digest(mac.encode(), self._sign(text).encode()):
             return None
         parts = text.split(".", _PARTS - 2)
-        return parts[1] if len(parts) == _PARTS - 1 else None
+        return parts[1].replace(_DOT, ".") if len(parts) == _PARTS - 1 else None
 
     def _sign(self, text: str) -> str:
         mac = hmac.digest(self._secret, text.encode("utf-8", "backslashreplace"), hashlib.sha256)[:_MAC_BYTES]
@@ -113,7 +116,8 @@ class ClusterSessions:
             refusal = HttpRefusal(404, _explain_end(end, channel))
             request.respond(refusal.status, refusal.body, refusal.headers)
 
-        channel = self._node.open_channel(self._node.broker.settings.http_subject(node), node)
+        subject = self._node.broker.settings.http_subject(node)
+        channel = self._node.open_channel(subject, node, self._node.membership.find_seal(node))
         channel.attach(receive, finish)
 
         def leave() -> None:
@@ -139,15 +143,19 @@ class ClusterSessions:
 
     async def receive(self, message: Msg) -> None:
         """Take a message of a request that another node forwards."""
-        connection = self._open.get(message.reply)
+        reply = message.reply
+        connection = self._open.get(reply)
         if connection is None:
-            if not message.reply:
+            if not is_opening(message.data):
+                if reply:
+                    await self._node.channels.refuse(message)
                 return
-            reply = message.reply
-            channel = self._node.channels.open(reply, lambda: self._forget(reply))
+            channel = self._node.channels.accept(message, lambda: self._forget(reply))
+            if channel is None:
+                return  # forged or repeated
             connection = self._open[reply] = ForwardedConnection(channel)
             channel.attach(connection.receive(self._handle), lambda _: None)
-        connection.channel.receive(message)
+        await connection.channel.receive(message)
 
     def _forget(self, reply: str) -> None:
         connection = self._open.pop(reply, None)

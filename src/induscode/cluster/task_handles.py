@@ -98,9 +98,9 @@ class TaskHandles:
 
     async def report_end(self, handle: str, instance: str) -> None:
         """Tell the node that made a task that it has ended; a node that is gone has recorded the call already."""
-        text = compact_json({"op": "task", "key": handle}).encode()
+        members = self._node.membership
         try:
-            await self._node.broker.publish(self._node.broker.settings.node_subject(instance), text)
+            await members.requests.tell(instance, members.find_seal(instance), {"op": "task", "key": handle})
         except ClusterFault as fault:
             _log.debug("the end of a task was not reported: %s", fault)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING
 import click
 from anyio import to_thread
 
-from indusagi.core.json import is_json_object
 from indusagi.core.text import format_count
 from induscode.commands.support.cluster import (
     broker_option,
     describe_fault,
     find_key_file,
     key_option,
+    read_observer_settings,
     read_settings,
     run_with_broker,
 )
@@ -53,6 +52,7 @@ _LOOK_S = 0.25
         "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
         "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
         "config": LazyCommand("show and change the servers and rules of all nodes", _STATE, "config"),
+        "offer-key": LazyCommand("issue or revoke the key of a node that offers its servers", _STATE, "offer_key"),
         "rotate-key": LazyCommand("replace the key of the cluster", _STATE, "rotate"),
         "verify": LazyCommand("verify the ledgers of all nodes", _STATE, "verify"),
     },
@@ -110,9 +110,9 @@ def init(
 ) -> int:
     """Prepare the brokers of a cluster, once, and make its key. What exists stays; the ledgers may get more room.
 
-    The key seals what rests at the brokers: copy its file to every node. The brokers need JetStream. They write to the
-    disk every two minutes by default, and a power failure may lose what was written since: set
-    `sync_interval: always` in their configuration.
+    The key seals what the nodes send each other and what rests at the brokers: copy its file to every node. The brokers
+    need JetStream. They write to the disk every two minutes by default, and a power failure may lose what was written
+    since: set `sync_interval: always` in their configuration.
     """
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
     from induscode.cluster.prepare import prepare_cluster  # noqa: PLC0415 — not for the help
@@ -199,10 +199,11 @@ def _describe(node: NodeInfo) -> str:
 
 @click.command("status")
 @broker_option
+@key_option
 @as_json
 @click.pass_context
-def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
-    """Show how the brokers are, and which nodes there are; UNPUBLISHED: rows of its ledger that only it has.
+def status(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+    """Show how the brokers are, and with the key which nodes there are; UNPUBLISHED: rows of its ledger only it has.
 
     Exit code 1 if the brokers do not answer, or have no storage left.
     """
@@ -226,7 +227,7 @@ def status(context: click.Context, *, brokers: str | None, as_json: bool) -> int
             return _FAILED
         return 0 if report.is_usable else _FAILED
 
-    return run_with_broker(read_settings(context, brokers), work)
+    return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
 
 
 def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> None:
@@ -251,9 +252,10 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
 
 @click.command("placements")
 @broker_option
+@key_option
 @as_json
 @click.pass_context
-def placements(context: click.Context, *, brokers: str | None, as_json: bool) -> int:
+def placements(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
     from induscode.cluster.placement import Placements, find_replica  # noqa: PLC0415 — not for the help
 
@@ -284,15 +286,16 @@ def placements(context: click.Context, *, brokers: str | None, as_json: bool) ->
             print_table(("SERVER", "NODE", "EPOCH", "KEY", ""), shown)
         return 0
 
-    return run_with_broker(read_settings(context, brokers), work)
+    return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
 
 
 @click.command("drain")
 @click.argument("node")
 @broker_option
+@key_option
 @as_json
 @click.pass_context
-def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bool) -> int:
+def drain(context: click.Context, *, node: str, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Move the servers of NODE to other nodes, each when its calls have ended, and place none there any more.
 
     It serves clients until it is stopped, and may run servers when it is started again. Exit code 1 if there is no such
@@ -316,9 +319,8 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
                 print_status(f"no other node may run the servers that {node!r} offers: they end")
             elif found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
                 print_status(f"no other node may run servers now: the servers of {node!r} end")
-            answer = await broker.request(broker.settings.node_subject(found.instance), b'{"op":"drain"}')
-            count = _read_owned(answer)
-            if count is None:
+            count = (await membership.ask(found.instance, {"op": "drain"})).get("owned")
+            if not isinstance(count, int):
                 print_status(f"node {node!r} does not drain: it stops now, or runs another version of indus")
                 return _FAILED
             left = await _wait_drained(membership, found.instance)
@@ -329,17 +331,7 @@ def drain(context: click.Context, *, node: str, brokers: str | None, as_json: bo
             print_line(f"{node}: drained of {moved}" if not left else f"{node}: still runs {stay}")
         return _FAILED if left else 0
 
-    return run_with_broker(read_settings(context, brokers), work)
-
-
-def _read_owned(answer: bytes) -> int | None:
-    """Return how many servers a node moves; None if it has refused."""
-    try:
-        value = json.loads(answer)
-    except ValueError:
-        return None
-    owned = value.get("owned") if is_json_object(value) else None
-    return owned if isinstance(owned, int) else None
+    return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
 
 
 async def _wait_drained(membership: Membership, instance: str) -> int:

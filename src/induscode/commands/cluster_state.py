@@ -9,6 +9,7 @@ from getpass import getuser
 from typing import TYPE_CHECKING
 
 import click
+from anyio import to_thread
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import format_count
@@ -315,7 +316,64 @@ def rotate(context: click.Context, *, brokers: str | None, key_file: str | None,
         print_line(f"the key of the cluster is replaced; {count} sealed again")
         if done.left_out:
             print_line(f"left out: {done.left_out} (consents are shared again by their nodes)")
+        print_line("keys of offering nodes count no more: issue them again (indus cluster offer-key NODE)")
         print_line(f"copy {path} to every node that serves clients, then start them")
         return 0
 
     return run_with_broker(read_settings(context, brokers), work)
+
+
+@click.command("offer-key")
+@click.argument("node")
+@click.option("--out", "out_file", metavar="FILE", help="Where the key is written; NODE.key in this folder by default.")
+@click.option("--revoke", "is_revoked", is_flag=True, help="Revoke the key of NODE instead.")
+@broker_option
+@key_option
+@click.pass_context
+def offer_key(
+    context: click.Context,
+    *,
+    node: str,
+    out_file: str | None,
+    is_revoked: bool,
+    brokers: str | None,
+    key_file: str | None,
+) -> int:
+    """Issue a key to NODE, a machine that only offers its servers (indus serve --offer-only).
+
+    Its holder can offer servers under this name, and can neither read nor forge what other nodes send. A second key for
+    the same node revokes the first.
+    """
+    from induscode.cluster.key import write_new_key  # noqa: PLC0415 — not for the help
+    from induscode.cluster.offers import issue_offer_key, revoke_offer_key  # noqa: PLC0415 — not for the help
+    from induscode.cluster.options import find_node_name  # noqa: PLC0415 — not for the help
+
+    try:
+        find_node_name(node)
+    except ValueError as exc:
+        raise click.UsageError(str(exc), context) from exc
+    if out_file is not None and is_revoked:
+        raise click.UsageError("--out and --revoke can't be used together", context)
+    path = out_file or f"{node}.key"
+    if not is_revoked and os.path.lexists(path):
+        raise click.UsageError(f"{path} is there already: name another file with --out", context)
+    settings = read_keyed_settings(context, brokers, key_file)
+
+    async def work(broker: Broker) -> int:
+        key = settings.key
+        assert key is not None
+        if is_revoked:
+            had_key = await revoke_offer_key(broker, key, node)
+            print_line(f"the key of {node} is revoked" if had_key else f"{node} has no key")
+            return 0 if had_key else _FAILED
+        offer = await issue_offer_key(broker, key, node)
+        try:
+            await to_thread.run_sync(write_new_key, path, offer)
+        except OSError as exc:
+            print_status(f"the key can't be written: {exc}")
+            return _FAILED
+        print_line(f"key of {node}: {path}; copy it to that machine, and remove it here")
+        print_line(f"there: indus serve --offer-only --cluster URL --cluster-key {os.path.basename(path)}")
+        return 0
+
+    return run_with_broker(settings, work)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
+from induscode.cluster.contract import hide_password
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
+    CLUSTER_BROKERS,
     SEARCH_SEARXNG_URL,
     SERVE_VIEWS,
     SETTINGS,
@@ -91,6 +93,8 @@ def _build_row(settings: Settings, key: str) -> JsonObject:
         value, origin = os.environ[SEARXNG_VARIABLE], f"variable {SEARXNG_VARIABLE}"
     if setting is SERVE_VIEWS:
         value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
+    if setting is CLUSTER_BROKERS:
+        value = [hide_password(address) for address in settings.get(CLUSTER_BROKERS)]
     if isinstance(value, tuple):
         value = list(cast("tuple[JsonValue, ...]", value))
     return {

@@ -288,6 +288,14 @@ CLUSTER_KEY_FILE: Setting[str | None] = Setting(
     schema={"type": "string", "minLength": 1},
     flag="--cluster-key",
 )
+CLUSTER_CREDENTIALS: Setting[str | None] = Setting(
+    key="cluster.credentials_file",
+    describe="The file with USER:PASSWORD, a token or NATS credentials for the brokers.",
+    default=None,
+    read=_parse_text,
+    schema={"type": "string", "minLength": 1},
+    flag="--broker-credentials",
+)
 TOOL_SEARCH_MODE: Setting[str] = Setting(
     key="tool_search.mode",
     describe="Whether models and clients search tools instead of getting all of them: above the limits below (auto).",
@@ -378,6 +386,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
             SERVE_VIEWS,
             CLUSTER_AFFINITY,
             CLUSTER_BROKERS,
+            CLUSTER_CREDENTIALS,
             CLUSTER_IDLE,
             CLUSTER_KEY_FILE,
             TOOL_SEARCH_MODE,

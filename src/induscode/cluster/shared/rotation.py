@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.broker import PROOF, REPLACED, check_key, is_sealed_with
+from induscode.cluster.broker import PROOF, REPLACED, check_key, find_proof_place, is_sealed_with
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.key import read_key, write_key
 from induscode.cluster.membership import open_membership
@@ -92,7 +92,7 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
     new = await _read_pending(pending)
     shared = await broker.open_bucket(settings.shared)
     written, left_out = 0, 0
-    if new is None or not is_sealed_with(new, settings.keys, proof.value):
+    if new is None or not is_sealed_with(new, find_proof_place(settings), proof.value):
         await check_key(broker)
         await _check_empty(broker)
         ledger = (await Stream(broker, settings.ledger).read_state()).last
@@ -104,7 +104,7 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
         written, left_out = await _seal_again(broker, shared, old, new)
         await _check_empty(broker)
         try:
-            await keys.update(PROOF, new.seal(settings.keys, PROOF.encode()), proof.revision)
+            await keys.update(PROOF, new.seal(find_proof_place(settings), PROOF.encode()), proof.revision)
         except LostRaceError as exc:
             raise ClusterFault("ready", _UNDER_WAY) from exc
     await _remove_old(settings.shared, shared, new)

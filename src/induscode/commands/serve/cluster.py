@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from indusagi.core.records import record
-from induscode.commands.support.cluster import key_option, load_key
+from induscode.commands.support.cluster import (
+    CREDENTIALS,
+    add_credentials,
+    credentials_option,
+    find_key_file,
+    key_option,
+    load_key,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -57,6 +63,7 @@ def cluster_flags(command: _F) -> _F:
             help="With --http: join the cluster of these NATS brokers; servers run on one node and are used by all.",
         ),
         key_option,
+        credentials_option,
         click.option("--node", metavar="NAME", help="With --cluster: the name of this node; the machine's by default."),
         click.option(
             "--capacity",
@@ -89,7 +96,8 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
         click.UsageError: They cannot be used together, or an address or a name is invalid.
     """
     params = context.params
-    given = {key: params[key] for key in ("node", "capacity", "idle_stop", "doors_only", "offer_only", "key_file")}
+    names = ("node", "capacity", "idle_stop", "doors_only", "offer_only", "key_file")
+    given = {**{key: params[key] for key in names}, "broker_credentials": context.meta.get(CREDENTIALS)}
     if params["cluster"] is None:
         for key, value in given.items():
             if value:
@@ -119,23 +127,47 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
 
 
 def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add what the settings say, and the key; a node that only offers its servers may be without one.
+    """Add what the settings and variables say, and the key: that of the cluster, or one of an offering node.
 
     Raises:
-        click.UsageError: The extra or the key is missing, or the key cannot be used.
+        click.UsageError: The extra or the key is missing, or the key or the credentials can't be used.
     """
     from importlib.util import find_spec  # noqa: PLC0415 — only with --cluster
 
     from induscode.cluster.broker import MISSING_EXTRA  # noqa: PLC0415 — only with --cluster
-    from induscode.cluster.key import find_key_path  # noqa: PLC0415 — only with --cluster
-    from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_IDLE, CLUSTER_KEY_FILE  # noqa: PLC0415 — only with --cluster
+    from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_IDLE  # noqa: PLC0415 — only with --cluster
 
     if find_spec("nats") is None:
         raise click.UsageError(MISSING_EXTRA, context)
-    chosen = context.params["key_file"] or settings.get(CLUSTER_KEY_FILE)
     idle_s = context.params["idle_stop"]
     idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s
     cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY), idle_s=idle_s)
-    if cluster.role == "offers" and chosen is None and not os.path.exists(find_key_path()):
-        return cluster
-    return replace(cluster, key=load_key(context, settings, chosen))
+    cluster = add_credentials(context, cluster, settings)
+    key_file = context.params["key_file"]
+    if cluster.role == "offers":
+        return _add_offer_key(context, cluster, find_key_file(settings, key_file))
+    return replace(cluster, key=load_key(context, settings, key_file))
+
+
+def _add_offer_key(context: click.Context, cluster: ClusterSettings, path: str) -> ClusterSettings:
+    """Add the key of an offering node, which says its name, or that of the cluster.
+
+    Raises:
+        click.UsageError: There is none, it can't be used, or it's that of another node.
+    """
+    from induscode.cluster.key import ClusterKey, read_any_key  # noqa: PLC0415 — only with --cluster
+
+    try:
+        key = read_any_key(path)
+    except FileNotFoundError as exc:
+        remedy = (
+            f"make one with `indus cluster offer-key {cluster.node}` where the key of the cluster is, and copy it here"
+        )
+        raise click.UsageError(f"--offer-only needs a key, and there is none at {path}: {remedy}", context) from exc
+    except (OSError, ValueError) as exc:
+        raise click.UsageError(f"--cluster-key: {exc}", context) from exc
+    if isinstance(key, ClusterKey):
+        return replace(cluster, key=key)
+    if context.params["node"] not in {None, key.node}:
+        raise click.UsageError(f"--node {cluster.node!r}: the key at {path} is that of {key.node!r}", context)
+    return replace(cluster, offer=key, node=key.node)

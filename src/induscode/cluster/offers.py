@@ -1,0 +1,169 @@
+"""Keys of nodes that only offer their servers: issued, checked and revoked at the bucket of keys.
+
+The entry of a node names the serial of its present key, sealed with the key of the cluster, so nobody else can bring a
+revoked key back; a second part, sealed with the offer key itself, tells its holder that it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.records import record
+from indusagi.core.time import now_ms
+from induscode.cluster.broker import check_key
+from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError
+from induscode.cluster.key import UnsealedError
+from induscode.cluster.seals import Seal, SealRing
+
+if TYPE_CHECKING:
+    from induscode.cluster.broker import Broker
+    from induscode.cluster.bucket import Bucket
+    from induscode.cluster.key import ClusterKey, OfferKey
+
+_CHECK_EVERY_S = 1.0
+"""How long an offer key counts before it's looked up again."""
+_MAX_CACHED = 1_000
+
+
+def _find_place(broker: Broker, node: str) -> tuple[str, str]:
+    """Return the key of the entry of a node, and its place."""
+    return f"offer.{node}", f"{broker.settings.keys}/offer.{node}"
+
+
+async def issue_offer_key(broker: Broker, key: ClusterKey, node: str) -> OfferKey:
+    """Issue a key to an offering node. It replaces the one before, which is thereby revoked.
+
+    Raises:
+        ClusterFault: The broker didn't do it.
+    """
+    offer = key.derive_offer(node, secrets.token_hex(6))
+    await _write_entry(broker, key, node, offer)
+    return offer
+
+
+async def revoke_offer_key(broker: Broker, key: ClusterKey, node: str) -> bool:
+    """Revoke the key of an offering node; return whether it had one.
+
+    Raises:
+        ClusterFault: The broker didn't do it.
+    """
+    keys = await broker.open_bucket(broker.settings.keys)
+    if await keys.get(_find_place(broker, node)[0]) is None:
+        return False
+    await _write_entry(broker, key, node, None)
+    return True
+
+
+async def _write_entry(broker: Broker, key: ClusterKey, node: str, offer: OfferKey | None) -> None:
+    keys = await broker.open_bucket(broker.settings.keys)
+    name, place = _find_place(broker, node)
+    serial = "" if offer is None else offer.serial
+    sealed = key.seal(place, compact_json({"serial": serial, "version": now_ms()}).encode())
+    proof = b"" if offer is None else Seal.of_offer(offer).seal(place, {})
+    parts: JsonObject = {"cluster": base64.b64encode(sealed).decode(), "offer": base64.b64encode(proof).decode()}
+    value, present = compact_json(parts).encode(), await keys.get(name)
+    try:
+        if present is None:
+            await keys.create(name, value)
+        else:
+            await keys.update(name, value, present.revision)
+    except LostRaceError as exc:
+        raise ClusterFault("ready", f"another command changes the key of {node!r} now: try again") from exc
+
+
+def _read_part(data: bytes, part: str) -> bytes:
+    try:
+        value = json.loads(data)
+        return base64.b64decode(str(value.get(part, ""))) if is_json_object(value) else b""
+    except ValueError:
+        return b""
+
+
+@record
+class _KnownOffer:
+    """The entry of an offering node as it was read last."""
+
+    read_at: float
+    version: int
+    seal: Seal | None = None
+    serial: str = ""
+
+
+class OfferRegistry:
+    """The offer keys that count, as the nodes with the key of the cluster know them."""
+
+    def __init__(self, broker: Broker, keys: Bucket, key: ClusterKey) -> None:
+        self._broker = broker
+        self._keys = keys
+        self._key = key
+        self._known: dict[str, _KnownOffer] = {}
+
+    async def find(self, node: str, serial: str) -> Seal | None:
+        """Return the seal of an offering node; `None` if a key of this serial doesn't count."""
+        now, known = asyncio.get_running_loop().time(), self._known.get(node)
+        if known is None or now - known.read_at > _CHECK_EVERY_S:
+            with suppress(ClusterFault, LostRaceError):  # the last entry counts meanwhile
+                entry = await self._keys.get(_find_place(self._broker, node)[0])
+                known = self._take(node, b"" if entry is None else entry.value, now)
+        return known.seal if known is not None and known.serial == serial else None
+
+    def _take(self, node: str, data: bytes, now: float) -> _KnownOffer:
+        """Take the entry of a node over, unless it's older than the one before; without one no key counts."""
+        known = self._known.get(node, _KnownOffer(now, 0))
+        found = _KnownOffer(now, known.version)
+        with suppress(UnsealedError, ValueError):
+            text = self._key.unseal(_find_place(self._broker, node)[1], _read_part(data, "cluster"))
+            value = json.loads(text)
+            serial, version = str(value["serial"]), int(value["version"])
+            if version < known.version:  # put back by someone who can write and has no key
+                found = replace(known, read_at=now)
+            elif serial:
+                found = _KnownOffer(now, version, Seal.of_offer(self._key.derive_offer(node, serial)), serial)
+            else:
+                found = _KnownOffer(now, version)
+        if len(self._known) < _MAX_CACHED or node in self._known:
+            self._known[node] = found
+        return found
+
+
+async def open_ring(broker: Broker) -> SealRing:
+    """Return the seals of this process, from the key in its settings.
+
+    Raises:
+        WrongKeyError: It has another key than the cluster, or its offer key was revoked.
+        ClusterFault: It has no key, the cluster isn't prepared, or the broker doesn't answer.
+    """
+    settings = broker.settings
+    if settings.key is not None:
+        if not await check_key(broker):
+            raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
+        keys = await broker.open_bucket(settings.keys)
+        return SealRing(Seal.of_cluster(settings.key), OfferRegistry(broker, keys, settings.key).find)
+    if settings.offer is None:
+        message = "this needs the key of the cluster (--cluster-key), or for --offer-only a key of its own"
+        raise ClusterFault("missing", f"{message}: indus cluster offer-key NODE makes one")
+    seal = Seal.of_offer(settings.offer)
+    await check_offer(broker, seal)
+    return SealRing(seal)
+
+
+async def check_offer(broker: Broker, seal: Seal) -> None:
+    """Check that the offer key of this process counts.
+
+    Raises:
+        WrongKeyError: It was revoked or replaced.
+        ClusterFault: The broker doesn't answer.
+    """
+    keys = await broker.open_bucket(broker.settings.keys)
+    name, place = _find_place(broker, seal.author)
+    entry = await keys.get(name)
+    if entry is None or seal.open(place, _read_part(entry.value, "offer")) is None:
+        message = f"the key of the offering node {seal.author!r} was revoked or replaced"
+        raise WrongKeyError(f"{message}: get another from `indus cluster offer-key {seal.author}`")
