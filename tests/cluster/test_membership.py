@@ -94,7 +94,7 @@ class Stage:
         self.node.on_joined = lambda info: self.told.append(("joined", info.node, info.lease))
         self.node.on_restored = lambda: self.told.append(("restored",))
         self.node.on_unsealed = lambda name: self.told.append(("unsealed", name))
-        self.node.before_join = lambda *_: self.told.append(("before", str(len(self.leases.entries))))
+        self.node.before_join = lambda lease, ended, gone: self.told.append(("before", str(len(self.leases.entries))))
 
     async def publish(self, subject: str, data: bytes) -> None:
         self.sent.append(SEAL.open(BEATS, data) or data)

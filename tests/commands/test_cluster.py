@@ -175,7 +175,7 @@ async def test_command_waits_for_the_report_of_a_busy_node(tmp_path: Path, monke
             async with open_membership(broker) as busy:
                 report, list_silent = busy.report, Membership.list_silent
 
-                async def report_nothing(_: str = "") -> None:
+                async def report_nothing(challenge: str = "") -> None:
                     pass
 
                 async def list_and_report(membership: Membership) -> Sequence[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -102,6 +103,11 @@ class Broker:
         """Called before something is shared with other nodes; raises `ClusterFault` while this node may not do that."""
         self.names: dict[str, str] = {}
         """The names of brokers by address, as they have greeted."""
+        self._echo_subject = ""
+        """Where messages of this process to itself come back from the broker."""
+        self._echoed = 0
+        self._echoes: dict[int, asyncio.Future[None]] = {}
+        """Those that are under way, by number."""
         self._asked_at: float | None = None
         """When the round trip began that has not ended."""
         self._streams = client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
@@ -194,7 +200,7 @@ class Broker:
             self.health.round_trip_s = max(self.health.round_trip_s, since_s)
 
     async def measure_round_trip(self) -> None:
-        """Measure the round trip to the connected broker, which says itself that nothing listens to a subject."""
+        """Measure the round trip to the connected broker."""
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         began = self._asked_at = asyncio.get_running_loop().time()
@@ -208,12 +214,29 @@ class Broker:
         self.report()
 
     async def _flush_to_broker(self, within_s: float) -> None:
-        """Wait until the connected broker has taken everything that was sent so far."""
-        import nats.errors  # noqa: PLC0415 — only with a cluster
+        """Wait until the connected broker has taken everything that was sent so far: a message to oneself is back.
 
-        with suppress(nats.errors.NoRespondersError):
-            subject = f"{self.settings.prefix}.round-trip.{id(self):x}"
-            await keep_cancellation(self.client.request(subject, timeout=within_s))
+        A PING that is given up breaks the client when its answer comes (https://github.com/nats-io/nats.py:
+        `_process_pong`).
+        """
+        if not self._echo_subject:
+            subject = f"{self.settings.prefix}.round-trip.{self.settings.node}.{secrets.token_hex(8)}"
+            await self.client.subscribe(subject, cb=self._take_echo)  # pyright: ignore[reportUnknownMemberType] — untyped options
+            self._echo_subject = subject
+        self._echoed += 1
+        number = self._echoed
+        echo = self._echoes[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(within_s):
+                await self.client.publish(self._echo_subject, b"%d" % number)
+                await echo
+        finally:
+            del self._echoes[number]
+
+    async def _take_echo(self, message: Msg) -> None:
+        echo = self._echoes.get(int(message.data)) if message.data.isdigit() else None
+        if echo is not None and not echo.done():
+            echo.set_result(None)
 
     async def measure_round_trips(self) -> None:
         """Measure the round trip all the time; runs until cancelled."""
@@ -268,9 +291,7 @@ class Broker:
             subscription = await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType] — untyped options
                 subject, cb=on_message, pending_msgs_limit=_UNREAD_MESSAGES, pending_bytes_limit=_UNREAD_BYTES
             )
-            # By the answer, the broker has the subscription. A PING that is given up breaks the client when its answer
-            # comes (https://github.com/nats-io/nats.py: `_process_pong`); a request that is given up does not.
-            await self._flush_to_broker(_FLUSH_S)
+            await self._flush_to_broker(_FLUSH_S)  # the broker has the subscription then
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
 

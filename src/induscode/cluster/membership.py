@@ -458,6 +458,8 @@ class Membership:
         Raises:
             ClusterFault: The broker does not answer.
         """
+        if self.ring.own.author:
+            return ()  # an offering node can't read the leases of others, and needs no permission to list them
         known = {info.node for info in self.list_nodes()}  # a node may have left a lease of an earlier attempt
         entries = (await self._leases.read_all()).items()
         values = [await self._open_entry(lease, entry) for lease, entry in entries]
