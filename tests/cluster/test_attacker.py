@@ -349,7 +349,8 @@ async def _try_everything(url: str, gateway: Member) -> None:
         lease = gateway.node.info.lease
         for subject in (f"$KV.indus_leases.{lease}", "$KV.indus_placements.x", "$KV.indus_keys.proof", "_INBOX.x.y",
                         "indus.call.key.1", "$KV.indus_shared.x", "$JS.API.STREAM.DELETE.KV_indus_leases",
-                        "$JS.API.STREAM.PURGE.KV_indus_leases", "indus.ledger.chain.x", "$JS.API.CONSUMER.CREATE.KV_indus_leases",
+                        "$JS.API.STREAM.PURGE.KV_indus_leases", "indus.ledger.chain.x",
+                        "$JS.API.CONSUMER.CREATE.KV_indus_leases",
                         f"indus.node.{gateway.node.info.instance}"):  # fmt: skip
             refused.clear()
             await client.publish(subject, b"x")

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.support.broker import BrokerProcess, name_node, new_cluster
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolProgress
     from induscode.cluster.channel import Channel
+    from induscode.cluster.node import ClusterNode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -105,6 +106,57 @@ async def test_replica_that_is_gone_is_started_at_another_node_while_calls_go_on
 
             await until(is_moved)
         assert not call.result().is_error
+
+
+async def test_finding_t2_a_replica_goes_on_when_its_own_node_loses_all_others(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a node reaches its own replica late; the end of the other one was the end of both then."""
+    is_up, is_late = ReplicatedServer._is_up, True
+
+    async def reach_own_late(self: ReplicatedServer, channel: Channel) -> bool:
+        own = [f"{key}.{one.placement.epoch}" for key, one in cast("ClusterNode", self._node)._served.items()]
+        return not (is_late and channel._peer.endswith(tuple(own))) and await is_up(self, channel)
+
+    monkeypatch.setattr(ReplicatedServer, "_is_up", reach_own_late)
+    settings = await new_cluster(broker)
+    nodes = [name_node(settings, name) for name in ("one", "two", "three")]
+    nodes[2] = replace(nodes[2], role="doors")
+    async with open_members(nodes, [replace(honest(), replicas=2)]) as members:
+        await until(lambda: all(has_session(member) for member in members[:2]))
+        counts, enough, reasons = [0], CancelToken(), list[str | None]()
+
+        def count(_: ToolProgress) -> None:
+            counts[0] += 1
+
+        async def call() -> None:
+            slow: JsonObject = {"seconds": 600.0, "progress": 6_000}
+            with pytest.raises(ProtocolFault) as caught:
+                await members[2].endpoint().invoke("slow", slow, cancel=enough, on_progress=count)
+            reasons.append(caught.value.detail.reason)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(call())
+            await until(lambda: counts[0] > 0)
+            lost, kept = sorted(members[:2], key=is_called)
+            assert is_called(kept)
+            await kept.node.membership.ask(lost.node.info.instance, {"op": "drain"})
+            await until(lambda: not lost.owns)
+            waiting = tasks.create_task(read_pid(kept))  # waits until the node reaches its own replica
+            before = counts[0]
+            await until(lambda: counts[0] > before + 3)
+            is_late = False
+            assert await waiting
+            enough.cancel("enough")
+        assert reasons == ["cancelled"]
+
+
+def has_session(member: Member) -> bool:
+    return any(one.session is not None for one in member.node._served.values())
+
+
+def is_called(member: Member) -> bool:
+    return any(one.session is not None and one.session.calls.is_used for one in member.node._served.values())
 
 
 async def test_replica_that_starts_slowly_is_waited_for(

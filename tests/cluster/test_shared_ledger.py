@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
-from tests.support.broker import KEY, BrokerProcess, broker_process, name_node, new_cluster, refused_connections
+from tests.support.broker import (
+    CONNECT_S,
+    KEY,
+    BrokerProcess,
+    broker_process,
+    name_node,
+    new_cluster,
+    refused_connections,
+)
 from tests.support.stores import batch, run_sql, store_file, stored
 from tests.support.waiting import until
 
@@ -268,10 +276,11 @@ async def test_tenants_with_accounts_of_their_own_see_nothing_of_each_other(tmp_
     with broker_process(tmp_path / "broker", ("-c", str(config))) as process:
         where = f"127.0.0.1:{process.port}"
         red, blue = (
-            ClusterSettings(brokers=[f"nats://{name}:{name}@{where}"], node="same", key=KEY) for name in ("red", "blue")
+            ClusterSettings(brokers=[f"nats://{where}"], node="same", key=KEY, credentials=login, connect_s=CONNECT_S)
+            for login in ("red:red", "blue:blue")
         )
         with pytest.raises(ClusterFault, match="it refuses this user"), refused_connections():
-            async with open_broker(replace(red, brokers=[f"nats://{where}"])):
+            async with open_broker(replace(red, credentials="")):
                 pass
         for settings in (red, blue):
             async with open_broker(settings) as opened:

@@ -7,14 +7,18 @@ import json
 import shutil
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import anyio
 import pytest
+from nats.errors import Error
 from tests.commands.helpers import user_file
 from tests.support.broker import KEY, BrokerProcess, broker_process
+from tests.support.scripts import run as run_process
 from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
+from induscode.cluster.client import read_seed
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import write_key
 from induscode.cluster.membership import Membership, open_membership
@@ -260,6 +264,105 @@ def test_key_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
         assert run(["cluster", "rotate-key", *where, "--cluster-key", str(link)]) == 0
         assert link.is_symlink()
         assert run(["cluster", "verify", *where, "--cluster-key", str(key)]) == 0
+
+
+@pytest.mark.process
+def test_key_of_an_offering_node_is_issued_once_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "ada.key"
+    with broker_process(tmp_path / "broker") as broker:
+        where = ["--cluster", broker.url]
+        assert run(["cluster", "offer-key", "ada", *where]) == 2
+        assert "there is no key of the cluster at" in capsys.readouterr().err
+        assert run(["cluster", "init", *where]) == 0
+        assert run(["cluster", "offer-key", "ada", *where, "--out", str(key)]) == 0
+        assert f"key of ada: {key}; copy it to that machine" in capsys.readouterr().out
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert run(["cluster", "offer-key", "ada", *where, "--out", str(key)]) == 2
+        assert "is there already" in capsys.readouterr().err
+        assert run(["cluster", "offer-key", "a b", *where]) == 2
+        assert run(["cluster", "offer-key", "ada", *where, "--out", "x", "--revoke"]) == 2
+        for command in (["status"], ["verify"], ["drain", "x"]):
+            assert run(["cluster", *command, *where, "--cluster-key", str(key)]) == 2
+            assert "is the key of the offering node 'ada': use it with --offer-only" in capsys.readouterr().err
+        offer = ["serve", "--offer-only", *where, "--cluster-key", str(key), "--no-mcp"]
+        assert run([*offer, "--node", "bob"]) == 2
+        assert f"--node 'bob': the key at {key} is that of 'ada'" in capsys.readouterr().err
+        assert run(["cluster", "offer-key", "ada", *where, "--revoke"]) == 0
+        assert run(["cluster", "offer-key", "bob", *where, "--revoke"]) == 1
+        assert capsys.readouterr().out.endswith("the key of ada is revoked\nbob has no key\n")
+        done = run_process(*offer, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the key of the offering node 'ada' was revoked or replaced" in done.stderr
+
+
+def test_offering_node_without_a_key_is_told_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--offer-only", "--cluster", "nats://a", "--node", "ada"]) == 2
+    assert "make one with `indus cluster offer-key ada` where the key of the cluster is" in capsys.readouterr().err
+
+
+# -- who this process is for the brokers --------------------------------------------------------
+
+SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
+"""The example of the documentation of NATS."""
+PUBLIC = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
+PASSWORD = "pass:word-7c1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", ["file", "variable", "setting", "nkey", "creds", "address"])
+def test_finding_w3_the_password_of_the_brokers_comes_by_file_or_variable_and_is_never_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    config, file = tmp_path / "nats.conf", tmp_path / "login"
+    users = f"{{user: gw, password: {json.dumps(PASSWORD)}}}, {{nkey: {PUBLIC}}}"
+    config.write_text(f"authorization {{ users: [{users}] }}", encoding="utf-8")
+    wrapped = f"-----BEGIN USER NKEY SEED-----\n{SEED}\n------END USER NKEY SEED------\n"
+    file.write_text({"nkey": SEED, "creds": wrapped}.get(way, f"gw:{PASSWORD}\n"), encoding="utf-8")
+    file.chmod(0o600)
+    settings: dict[str, object] = {}
+    with broker_process(tmp_path / "broker", ["-c", str(config)]) as broker:
+        words = ["--cluster", broker.url]
+        if way == "variable":
+            monkeypatch.setenv("INDUS_BROKER_CREDENTIALS", f"gw:{PASSWORD}")
+        elif way == "setting":
+            settings["credentials_file"] = str(file)
+        elif way == "address":
+            address = broker.url.replace("://", f"://gw:{quote(PASSWORD)}@")
+            words, settings = ["--cluster", address], {"brokers": [address]}
+        else:
+            words += ["--broker-credentials", str(file)]
+        path = user_file().parents[1] / "indus" / "settings.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"cluster": settings}), encoding="utf-8")
+        assert run(["cluster", "init", *words]) == 0
+        assert run(["cluster", "status", *words]) == 0
+        assert run(["settings"]) == 0
+        assert run(["settings", "show", "--json"]) == 0
+    assert run(["cluster", "status", *words]) == 1  # nobody is there
+    said = capsys.readouterr()
+    assert not any(secret in said.out + said.err for secret in (PASSWORD, quote(PASSWORD), SEED))
+    assert ("the address of the brokers has a password" in said.err) is (way == "address")
+
+
+@pytest.mark.parametrize(("text", "mode", "message"), [("a:b", 0o604, "chmod 600 it"), (" ", 0o600, "is empty")])
+def test_file_with_credentials_that_cannot_be_used_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, mode: int, message: str
+) -> None:
+    file = tmp_path / "login"
+    file.write_text(text, encoding="utf-8")
+    file.chmod(mode)
+    for command in (["cluster", "status"], ["serve", "--http"]):
+        assert run([*command, "--cluster", "nats://127.0.0.1:1", "--broker-credentials", str(file)]) == 2
+        assert message in capsys.readouterr().err
+    assert run(["serve", "--http", "--broker-credentials", str(file)]) == 2
+    assert "--broker-credentials means nothing without --cluster" in capsys.readouterr().err
+
+
+def test_seed_of_an_nkey_has_its_public_key_and_a_checksum() -> None:
+    sign, public = read_seed(SEED)
+    assert (public, len(sign(b"nonce"))) == (PUBLIC, 64)
+    with pytest.raises(Error, match="damaged"):
+        read_seed(SEED[:-1] + "A")
 
 
 @pytest.mark.process

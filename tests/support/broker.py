@@ -33,6 +33,8 @@ LEASE_S = 60.0
 """For tests that do not wait for its end: a node whose process is not scheduled for so long has lost it."""
 SHORT_LEASE_S = 6.0
 """For tests that end leases themselves: nodes look at theirs more often than with the longer one."""
+CONNECT_S = 60.0
+"""How long a broker that is there may take to answer, on a busy machine."""
 _START_S = 60.0
 _REQUEST_S = 4.0
 _SILENT_S = 0.2
@@ -189,7 +191,8 @@ async def find_leader(broker: Broker) -> str:
 
 async def new_cluster(broker: BrokerProcess, lease_s: float = LEASE_S) -> ClusterSettings:
     """Prepare a cluster of its own on a broker that other tests use too."""
-    settings = ClusterSettings(brokers=[broker.url], node="test", prefix=f"t{secrets.token_hex(4)}", key=KEY)
+    prefix = f"t{secrets.token_hex(4)}"
+    settings = ClusterSettings(brokers=[broker.url], node="test", prefix=prefix, key=KEY, connect_s=CONNECT_S)
     async with open_broker(settings) as opened:
         await prepare_cluster(opened, replicas=1, lease_s=lease_s)
     return settings

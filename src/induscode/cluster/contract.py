@@ -76,7 +76,7 @@ class ClusterSettings:
     """Patterns of the names of preferred nodes, by the id of the server."""
     idle_s: float = 0.0
     """How long a server goes on without a call; 0: for ever."""
-    connect_s: float = 2.0
+    connect_s: float = 5.0
     """How long one broker may take to answer."""
     credentials: str = field(default="", repr=False)
     """Who this process is for the brokers: `USER:PASSWORD`, a token, an nkey seed, or the text of a NATS credentials

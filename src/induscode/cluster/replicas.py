@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
-from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.placement import build_replica_key, rank_nodes
 from induscode.cluster.spread import SpreadTransport
@@ -45,7 +45,8 @@ _PAUSE_S = 0.1
 _FOLLOW_S = 0.5
 """Between two looks for replicas of a server."""
 _LONGEST_PAUSE_S = 30.0
-_UP_S = 0.5
+_UP_S = 2.0
+"""How long a replica may take to say that it is up; one that is being started is asked again."""
 
 LARGEST = 32
 """The most replicas of one server."""
@@ -158,8 +159,7 @@ class ReplicatedServer:
         session = ClientSession(self._spread, self._config.limits, self._handlers, CLIENT_INFO)
         session.describe_caller = self._describe_caller
         try:
-            await self._reach_first(session)
-            await session.connect()
+            await self._connect(session)
             follower.start(self._follow(session))
             yield session
         finally:
@@ -172,6 +172,19 @@ class ReplicatedServer:
     def _describe_caller(self, caller: Caller) -> JsonObject:
         """Describe a caller as one that knows no tasks: later requests about a task could reach another replica."""
         return {**self._node.tokens.describe(caller), "tasks": None}
+
+    async def _connect(self, session: ClientSession) -> None:
+        """Find out what the server speaks, from the first replica that's there; again if that one is lost meanwhile."""
+        while True:
+            await self._reach_first(session)
+            losses = self._spread.losses
+            try:
+                await session.connect()
+            except RpcError:
+                if self._spread.losses == losses:
+                    raise
+            else:
+                return
 
     async def _reach_first(self, session: ClientSession) -> None:
         """Wait until one replica is there, and have the chosen nodes start theirs."""
@@ -255,6 +268,7 @@ class ReplicatedServer:
             try:
                 placement = await self._set.claim(self._config.id)
                 if placement is not None:
+                    self._spread.keep(is_kept=True)
                     async with AsyncExitStack() as stack:
                         async with watch.limit():
                             opening = self._node.serve_here(placement, self._config, handlers, watch)
@@ -268,4 +282,5 @@ class ReplicatedServer:
                 _log.debug("a replica of %s failed: %s", self._config.id, describe_error(exc))
                 self._failure = exc
                 wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
+            self._spread.keep(is_kept=False)
             await asyncio.sleep(wait_s)

@@ -2,7 +2,8 @@
 
 Each request goes to the replica with the fewest pending requests; a cancellation, and the answer to a replica's own
 request, goes where it belongs. A replica that is lost fails the requests that were sent to it, whose outcome is
-unknown, and no others. The transport ends with its last replica.
+unknown, and no others. The transport ends with its last replica, unless this node runs one itself, which it reaches
+soon: requests wait for that. Other nodes may have calls there, which the end of this transport would cut off.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ class SpreadTransport(BaseTransport):
         self._leaving: set[str] = set()
         """Replicas that take no further request."""
         self._failed: dict[RequestId, FaultDetail] = {}
+        self._waiting: dict[RequestId, JsonObject] = {}
+        """Requests that wait for the replica of this node."""
+        self._last_end: TransportEnd | None = None
+        """Why the last replica was lost, while that of this node isn't reached yet."""
+        self._is_kept = False
+        self.losses = 0
+        """How many replicas were lost."""
 
     @property
     def replicas(self) -> Iterable[str]:
@@ -53,6 +61,16 @@ class SpreadTransport(BaseTransport):
         self._channels[name] = channel
         self._pending[name] = set()
         channel.attach(lambda data: self._receive(name, data), lambda end: self._lose(name, end))
+        self._last_end = None
+        waiting, self._waiting = self._waiting, {}
+        for identity, frame in waiting.items():
+            self._send_request(identity, frame)
+
+    def keep(self, *, is_kept: bool) -> None:
+        """Say whether this node runs a replica itself; without one, the transport ends with the last other."""
+        self._is_kept = is_kept
+        if not is_kept and self._last_end is not None:
+            self.finish(self._last_end.message, self._last_end.detail)
 
     def send(self, frame: JsonObject) -> None:
         """Send a frame to the replica it is for."""
@@ -60,6 +78,7 @@ class SpreadTransport(BaseTransport):
         if identity is not None:
             self._send_request(identity, frame)
         elif (cancelled := find_cancelled_id(frame)) is not None:
+            self._waiting.pop(cancelled, None)
             for name, pending in self._pending.items():
                 if cancelled in pending:
                     self._channels[name].send(frame)
@@ -80,6 +99,8 @@ class SpreadTransport(BaseTransport):
             self._channels[name] = self._channels.pop(name)
             self._pending[name].add(identity)
             self._channels[name].send(frame)
+        else:
+            self._waiting[identity] = frame
 
     def _receive(self, name: str, data: bytes | JsonValue) -> None:
         try:
@@ -107,9 +128,12 @@ class SpreadTransport(BaseTransport):
         self._channels.pop(name, None)
         self._leaving.discard(name)
         lost = self._pending.pop(name, set())
+        self.losses += 1
         if not self._channels:
-            self.finish(end.message, end.detail)
-            return
+            if not self._is_kept:
+                self.finish(end.message, end.detail)
+                return
+            self._last_end = end
         for identity in lost:
             if str(identity).startswith(LISTEN_PREFIX):
                 # The subscription has ended, as any does some time: it is opened again, at another replica.

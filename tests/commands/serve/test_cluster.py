@@ -178,7 +178,19 @@ def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.Captu
     team = configured(tmp_path / "team.json", {name: {"command": command} for name, command in commands.items()})
     with broker_process(tmp_path / "broker") as broker:
         assert run(["cluster", "init", "--cluster", broker.url, "--lease", LONG_LEASE_S]) == 0
-        words = ("--cluster", broker.url, "--node", "ada", "--offer-only", "--mcp", str(laptop), "--profile", "none")
+        key = str(tmp_path / "ada.key")
+        assert run(["cluster", "offer-key", "ada", "--cluster", broker.url, "--out", key]) == 0
+        words = (
+            "--cluster",
+            broker.url,
+            "--cluster-key",
+            key,
+            "--offer-only",
+            "--mcp",
+            str(laptop),
+            "--profile",
+            "none",
+        )
         with serving(*words, cwd=tmp_path) as ada:
             wait_for(lambda: "tools of servers" in ada.said())
             assert "native tools" not in ada.said()
