@@ -69,7 +69,8 @@ class MeasuredCluster:
 
     def run(self, *words: str) -> str:
         """Run `indus cluster …`, and return what it prints."""
-        command = [sys.executable, "-m", "induscode", "cluster", *words, "--cluster", self.addresses]
+        where = ("--cluster", self.addresses, "--cluster-key", str(self._key))
+        command = [sys.executable, "-m", "induscode", "cluster", *words, *where]
         done = subprocess.run(
             command,
             env=self._env("command"),
@@ -89,7 +90,7 @@ class MeasuredCluster:
         replicas = "3" if len(self.brokers) > 1 else "1"
         while True:
             try:
-                self.run("init", "--replicas", replicas, "--lease", f"{lease_s:g}", "--cluster-key", str(self._key))
+                self.run("init", "--replicas", replicas, "--lease", f"{lease_s:g}")
             except CannotMeasure:
                 if monotonic() > give_up_at:
                     raise

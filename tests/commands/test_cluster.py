@@ -328,7 +328,8 @@ def test_finding_w3_the_password_of_the_brokers_comes_by_file_or_variable_and_is
             settings["credentials_file"] = str(file)
         elif way == "address":
             address = broker.url.replace("://", f"://gw:{quote(PASSWORD)}@")
-            words, settings = ["--cluster", address], {"brokers": [address]}
+            words = ["--cluster", address]
+            settings["brokers"] = [address]
         else:
             words += ["--broker-credentials", str(file)]
         path = user_file().parents[1] / "indus" / "settings.json"

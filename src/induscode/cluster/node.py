@@ -46,6 +46,7 @@ from induscode.cluster.health import STATES
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import PING, Membership, open_membership
 from induscode.cluster.placement import Placements, find_target, rank_nodes
+from induscode.cluster.placement_watch import PlacementWatch
 from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
 
@@ -113,6 +114,7 @@ class ClusterNode:
         membership.on_regained = self._regain
         membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
         membership.on_joined = self._meet_node
+        self.watch = PlacementWatch(placements, membership, self._served)
         membership.on_restored = self._check_placements
         membership.on_unsealed = lambda name: self.on_note(
             f"node {name!r} runs an earlier version of indus, which seals no messages: it is ignored; update it"
@@ -399,34 +401,6 @@ class ClusterNode:
         if not self.membership.holds(served.placement.lease):
             served.end(_LEASE_LOST, "node_changed")
 
-    async def notice_placement(self, message: Msg) -> None:
-        """Take the word of the broker that a placement was written or removed: one of this node may have been."""
-        served = self._served.get(message.subject.partition(f"{self.broker.settings.placements}.")[2])
-        if served is not None:
-            await self._check_placement(served)
-
-    def _check_placements(self) -> None:
-        """Check all placements of this node: its lease was tampered with, and another node may have claimed one."""
-        if self._tasks is not None:
-            for served in [*self._served.values()]:
-                self._tasks.create_task(self._check_placement(served))
-
-    async def _check_placement(self, served: ServedServer) -> None:
-        """Write the placement of a server of this node again if someone without the key has changed it."""
-        if served.is_leaving or not self.membership.holds(served.placement.lease):
-            return
-        try:
-            found = await self.placements.restore(served.placement)
-        except ClusterFault as fault:
-            _log.debug("the placement of %s is not checked: %s", served.placement.server, fault)
-            return
-        if found is None:
-            served.end("was taken over by another node", "node_changed")
-        elif served.is_leaving:  # released meanwhile
-            await self._release(found)
-        else:
-            served.placement = found
-
     async def _release(self, placement: Placement) -> None:
         if not self.membership.holds(placement.lease):
             return  # it has ended with the lease
@@ -450,6 +424,10 @@ class ClusterNode:
             where = f" at {node.url}" if node.url else ""
             self.on_note(f"another node{where} is named {node.node!r} too: stop one of them (indus cluster status)")
         self._retry_faulted()
+
+    def _check_placements(self) -> None:
+        if self._tasks is not None:
+            self._tasks.create_task(self.watch.check_all())
 
     def _regain(self) -> None:
         self.on_note("this node has a lease again")
@@ -600,7 +578,7 @@ async def open_node(
             stops = [
                 await broker.subscribe(node.channels.subject, node.channels.receive),
                 await broker.subscribe(settings.node_subject(node.info.instance), node.receive),
-                await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.notice_placement),
+                await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.watch.notice),
             ]
             running = asyncio.create_task(node.run(), name="cluster node")  # noqa: TID251 — awaited below
             try:

@@ -115,8 +115,13 @@ class Placements:
             value["epoch"] = placement.epoch
         return self._membership.ring.own.seal(self._find_place(placement.key), value)
 
+    @property
+    def name(self) -> str:
+        """The name of the bucket."""
+        return self._entries.name
+
     def _find_place(self, key: str) -> str:
-        return f"{self._entries.name}/{key}"
+        return f"{self.name}/{key}"
 
     async def _parse(self, key: str, entry: BucketEntry) -> Placement:
         """Read an entry; without a lease if it's forged, or put back from an earlier time."""
