@@ -128,6 +128,6 @@ THIRD_REVIEW: dict[str, str] = {
     "r12": "A change of any field of a definition is held, `_meta` and `execution` too.",
     "g1": "The status of one server is built without those of all others.",
     "r2": "Without the key of the cluster nobody at the broker reads, forges or repeats a message, or ends a lease.",
-    "w3": "The password of the brokers comes by file or variable; one in an address gets a warning and is never printed.",
+    "w3": "The brokers' password comes by file or variable; one in an address gets a warning and is never printed.",
     "t2": "A replica goes on, with the calls of other nodes, when its own node loses all others.",
 }

@@ -22,8 +22,6 @@ from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     from induscode.cluster.key import ClusterKey, OfferKey
 
 _VERSION = 2
@@ -38,19 +36,25 @@ _WINDOW = 1_024
 _MAX_SENDERS = 10_000
 
 
-def _load_cipher(secret: bytes) -> AESGCM:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 — loads slowly
+class _Cipher:
+    """AES-256-GCM with one key."""
 
-    return AESGCM(secret)
+    __slots__ = ("_failures", "_open", "seal")
 
+    def __init__(self, secret: bytes) -> None:
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 — loads slowly
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 — loads slowly
 
-def _decrypt(cipher: AESGCM, nonce: bytes, data: bytes, place: bytes) -> bytes | None:
-    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 — loads slowly
+        cipher = AESGCM(secret)
+        self.seal, self._open = cipher.encrypt, cipher.decrypt
+        self._failures = (InvalidTag, ValueError)
 
-    try:
-        return cipher.decrypt(nonce, data, place)
-    except (InvalidTag, ValueError):
-        return None
+    def open(self, nonce: bytes, data: bytes, place: bytes) -> bytes | None:
+        """Return the content; `None` if it was sealed with another key or for another place, or is damaged."""
+        try:
+            return self._open(nonce, data, place)
+        except self._failures:
+            return None
 
 
 class Seal:
@@ -63,7 +67,7 @@ class Seal:
         tag = f"{author}:{serial}".encode() if author else b""
         self._head = bytes((_VERSION, len(tag))) + tag
         self._secret = secret
-        self._cipher = _load_cipher(self.derive(b"envelopes"))
+        self._cipher = _Cipher(self.derive(b"envelopes"))
 
     @classmethod
     def of_cluster(cls, key: ClusterKey) -> Seal:
@@ -86,7 +90,7 @@ class Seal:
     def seal(self, place: str, value: JsonObject) -> bytes:
         """Seal a value for one place."""
         nonce = os.urandom(_NONCE_BYTES)
-        return self._head + nonce + self._cipher.encrypt(nonce, compact_json(value).encode(), place.encode())
+        return self._head + nonce + self._cipher.seal(nonce, compact_json(value).encode(), place.encode())
 
     def open(self, place: str, data: bytes) -> JsonObject | None:
         """Return the value that this author has sealed for a place; `None` for anything else."""
@@ -94,7 +98,7 @@ class Seal:
         if not data.startswith(self._head):
             return None
         nonce, rest = data[start : start + _NONCE_BYTES], data[start + _NONCE_BYTES :]
-        text = _decrypt(self._cipher, nonce, rest, place.encode())
+        text = self._cipher.open(nonce, rest, place.encode())
         if text is None:
             return None
         value: Any = json.loads(text)
@@ -183,19 +187,19 @@ class ChannelCipher:
         self._seal = seal
         self._way = f"channel\0{subject}\0{inbox}".encode()
         self._listens = bool(answers_at)
-        forward = _load_cipher(seal.derive(self._way))
+        forward = _Cipher(seal.derive(self._way))
         back = self._derive_back(answers_at) if answers_at else None
         self._sending, self._receiving = (back or forward), (forward if answers_at else None)
         self._sent = 0
 
-    def _derive_back(self, answers_at: str) -> AESGCM:
-        return _load_cipher(self._seal.derive(self._way + b"\0" + answers_at.encode()))
+    def _derive_back(self, answers_at: str) -> _Cipher:
+        return _Cipher(self._seal.derive(self._way + b"\0" + answers_at.encode()))
 
     def encrypt(self, kind: bytes, data: bytes) -> bytes:
         """Return the next message."""
         self._sent += 1
         head = _HEAD.pack(kind, self._sent)
-        return head + self._sending.encrypt(head.rjust(_NONCE_BYTES, b"\0"), data, head)
+        return head + self._sending.seal(head.rjust(_NONCE_BYTES, b"\0"), data, head)
 
     def decrypt(self, data: bytes, reply: str) -> tuple[bytes, int, bytes] | None:
         """Return kind, number and content of a message; `None` if the other end hasn't sent it."""
@@ -203,7 +207,7 @@ class ChannelCipher:
             return None
         head = data[: _HEAD.size]
         cipher = self._receiving or self._derive_back(reply)
-        content = _decrypt(cipher, head.rjust(_NONCE_BYTES, b"\0"), data[_HEAD.size :], head)
+        content = cipher.open(head.rjust(_NONCE_BYTES, b"\0"), data[_HEAD.size :], head)
         if content is None:
             return None
         self._receiving = cipher
