@@ -83,6 +83,7 @@ THIRD_REVIEW: dict[str, str] = {
     "r13": "No path, server URL, value or parameter of a connector leaves the base URL or adds a query key.",
     "p12": "A row that was held back starts after a yes on the page.",
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
+    "f5": "A model receives a valid JSON Schema, whatever the server sent; each keyword left out is noted.",
     "f7": "Gates, addons and permissions see the arguments that run, with aliases resolved.",
     "sa": "Records, the types of the specification and the JSON inside a ledger can't be changed.",
     "sb": "A call whose token was cancelled before it doesn't run, whatever the tool and the way to it.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 from indusagi.core.json import NotJson, compact_json
+from indusagi.interop.protocol_bridge.schema.keywords import has_faults
 from indusagi.interop.protocol_bridge.schema.normalize import find_type, is_dict, is_list
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class Fitness(IntEnum):
     """Some provider refuses its form."""
     HAS_REFERENCES = 2
     """It holds references, which mean nothing in another document."""
-    UNFIT = 3
+    FAULTY = 3
+    """A keyword in it holds a value that it doesn't take."""
+    UNFIT = 4
     """It is too large or too deep, or not JSON."""
 
 
@@ -117,8 +120,8 @@ class SchemaDocument:
             fitness = Fitness.PLAIN
             for schema in _iterate_objects(_subschemas({keyword: value}), _subschemas):
                 kind = find_type(schema)
-                if not REFERENCES.isdisjoint(schema):
-                    fitness = Fitness.HAS_REFERENCES
+                if has_faults(schema) or not REFERENCES.isdisjoint(schema):
+                    fitness = Fitness.FAULTY if has_faults(schema) else Fitness.HAS_REFERENCES
                     break
                 if (
                     (kind is None and "type" in schema)

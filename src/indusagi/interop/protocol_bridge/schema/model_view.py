@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Fitness, SchemaDocument
+from indusagi.interop.protocol_bridge.schema.keywords import find_fault, has_patterns
 from indusagi.interop.protocol_bridge.schema.normalize import (
     KNOWN_TYPES,
     NOT_SHOWN,
@@ -57,6 +57,8 @@ MAX_BYTES = 64 * 1024
 _QUOTED_CHARS = 60
 """How much of the server's text a note repeats."""
 _MAX_NOTES = 16
+_MAX_PASSES = 8
+"""How often a view is made of a view, until it's its own one."""
 _MIN_ELEMENT, _MIN_MEMBER = 2, 6
 """The least bytes for one more element of a list (`1,`) and member of an object (`"":{},`)."""
 _COUNTED = (SCHEMA_KEYWORDS | {"enum", "required"}) - NOT_SHOWN
@@ -80,9 +82,11 @@ _NOT_AT_ROOT = frozenset({*_COMBINATORS, "not", "enum"})
 """Two large providers refuse every tool of a request if one tool has these at its root."""
 _WRITTEN_FOR_TYPE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"}
 """Keywords that are written level by level beside this type; `normalize_schema` does the same."""
+_HOLDERS = {"properties": dict, "required": list}
+"""Keywords in which a member with a fault is left out or widened; the others are kept."""
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
 _DEPENDS_ON = {
-    "additionalProperties": frozenset({"patternProperties"}),
+    "additionalProperties": frozenset({"patternProperties", "properties"}),
     "items": frozenset({"prefixItems"}),
     "contains": frozenset({"minContains", "maxContains"}),
     "then": frozenset({"if"}),
@@ -112,7 +116,15 @@ def model_view(raw: object) -> ModelView:
     """Build the schema that a model receives, with notes where it allows more than the original."""
     if not is_dict(raw):
         return ModelView(new_object_schema(), () if raw is True else ("$: no schema",))
-    return _ViewBuilder(raw).build()
+    view = _ViewBuilder(raw).build()
+    passes = _MAX_PASSES if view.widened else 0
+    while passes:  # without what was dropped, a level may have a simpler form
+        passes -= 1
+        again = _ViewBuilder(cast("AnyObject", view.schema)).build()
+        if again.schema == view.schema:
+            break
+        view = ModelView(again.schema, tuple(dict.fromkeys((*view.widened, *again.widened))))
+    return view
 
 
 # -- slots and levels ---------------------------------------------------------------------------
@@ -146,6 +158,11 @@ class SchemaSlot:
         """The schema in the slot now: a minimal one until a better one is put there."""
         return cast("dict[object, JsonObject]", self.holder)[self.key]
 
+    def read_as(self, source: object, trail: tuple[AnyObject, ...] | None = None) -> SchemaSlot:
+        """Return the same slot for another source."""
+        # Not `dataclasses.replace`, which takes four times as long: there is one for every level.
+        return SchemaSlot(source, self.holder, self.key, self.place, self.depth, self.trail if trail is None else trail)
+
     def put(self, schema: JsonObject) -> None:
         """Replace the schema in the slot."""
         cast("dict[object, JsonObject]", self.holder)[self.key] = schema
@@ -167,7 +184,7 @@ class SchemaLevel:
         if key == "required":
             properties, listed = level.get("properties"), value if is_list(value) else []
             declared = properties if is_dict(properties) else {}
-            names = [name for name in listed if isinstance(name, str)]
+            names = [*dict.fromkeys(name for name in listed if isinstance(name, str))]
             if self._kind == "object":
                 names = [name for name in names if declared.get(name, False) is not False]
             if names:
@@ -288,7 +305,8 @@ class _ViewBuilder:
         if dropped or is_rewritten:
             dropped |= _UNEVALUATED & actions.keys()
         for key in sorted(dropped):
-            self._note(slot, f"without {key}")
+            wanted = find_fault(key, level[key])
+            self._note(slot, f"without {key}{f', which is not {wanted}' if wanted else ''}")
         if is_rewritten:
             dropped.add("discriminator")  # it names the branches by references
         for key, action in actions.items():
@@ -307,7 +325,7 @@ class _ViewBuilder:
         if not is_dict(source) or _contains(trail, source):
             if source is not True:
                 self._note(slot, "inside itself" if is_dict(source) else "no schema")
-            return replace(slot, source=minimal_schema(source))
+            return slot.read_as(minimal_schema(source))
         level, trail = self._read_dialect(source, slot), (*trail, source)
         while True:
             rest = {key: value for key, value in level.items() if key not in NOT_SHOWN}
@@ -326,7 +344,7 @@ class _ViewBuilder:
                 is_alone = rest.keys() <= ANNOTATIONS | {"allOf"}
                 part = parts[0] if len(parts) == 1 and is_alone else None
                 if not is_dict(part) or _contains(trail, part) or len(trail) >= _MAX_TRAIL:
-                    return replace(slot, source=level, trail=trail)
+                    return slot.read_as(level, trail)
                 target = part
                 del rest["allOf"]
             unnamed = {key: value for key, value in self._read_dialect(target, slot).items() if key not in _ANCHORS}
@@ -399,7 +417,7 @@ class _ViewBuilder:
                 if self._branch_budget < 0 or len(slot.trail) > _BRANCH_DEPTH:
                     shapes.append(ANY_SHAPE)
                     break
-                inlined = self._inline_references(replace(slot, source=branch)) if branch is not False else None
+                inlined = self._inline_references(slot.read_as(branch)) if branch is not False else None
                 shapes.append(self._summarize(inlined) if inlined else None)
             possible = [branch for branch in shapes if branch is not None]
             if not possible or (keyword == "allOf" and len(possible) < len(shapes)):
@@ -415,13 +433,14 @@ class _ViewBuilder:
         if key in REFERENCES:
             return "drop"
         if key in _WRITTEN_FOR_TYPE and kind in {None, _WRITTEN_FOR_TYPE[key]}:
-            return "write"
+            return "write" if isinstance(value, _HOLDERS.get(key, (dict, bool))) else "drop"
+        has_fault = find_fault(key, value) is not None
         if key not in SCHEMA_KEYWORDS:
-            return "copy" if self._document.can_copy(value) else "drop"
+            return "copy" if not has_fault and self._document.can_copy(value) else "drop"
         fitness = self._document.assess(key, value)
-        if (key in _SCHEMA_LISTS and is_list(value)) or (key == "patternProperties" and is_dict(value)):
-            return "copy" if kind is not None and fitness is Fitness.PLAIN else "write"
-        return "copy" if fitness < Fitness.HAS_REFERENCES else "drop"
+        if (key in _SCHEMA_LISTS and is_list(value) and value) or (key == "patternProperties" and has_patterns(value)):
+            return "copy" if kind is not None and not has_fault and fitness is Fitness.PLAIN else "write"
+        return "copy" if not has_fault and fitness < Fitness.HAS_REFERENCES else "drop"
 
 
 def _contains(trail: tuple[AnyObject, ...], level: AnyObject) -> bool:
