@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from tests.support.waiting import until
 from tests.support.worktrees import describe_tree, make_repository, make_tree, run_git
 
+from indusagi.capabilities.jobs.table import list_jobs
 from indusagi.capabilities.local import make_local_context
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards.command_checkpoint import CommandCheckpointingCard, may_change_files
@@ -524,18 +526,104 @@ async def test_a_directory_with_other_files_in_it_stays(work: Path, store: FileC
     assert sorted(os.listdir(work / "made")) == ["theirs"]
 
 
-async def test_a_job_that_runs_on_is_named_as_not_covered(work: Path, store: FileCheckpoints, ctx: ToolContext) -> None:
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["bash", "process", "bg-process"])
+async def test_finding_p6_what_a_job_changes_is_restored(
+    work: Path, store: FileCheckpoints, ctx: ToolContext, name: str
+) -> None:
+    """A job changes files at once, across the next prompt, and while nothing else happens."""
+    (work / "a").write_text("before", encoding="utf-8")
     await blocking(store.begin, "one")
-    calls: list[tuple[str, JsonObject]] = [
-        ("bash", {"command": "exec sleep 60", "background": True}),
-        ("process", {"action": "start", "command": "exec sleep 60"}),
-        ("bg-process", {"action": "start", "command": "exec sleep 60"}),
-    ]
-    for name, arguments in calls:
-        result = await card(name, work, store).run(arguments, ctx)
-        assert not result.is_error, result
-        assert "runs on" in str(result.details["notCheckpointed"])
-    assert len(await blocking(store.notes_since, "one")) == 3
+    script = "for step in 1 2 3; do until [ -e go$step ]; do sleep 0.01; done; echo $step > a; touch did$step; done"
+    call: JsonObject = {"command": f"echo 0 > a; touch did0; {script}; exec sleep 600"}
+    more: JsonObject = {"background": True} if name == "bash" else {"action": "start"}
+    result = await card(name, work, store).run({**call, **more}, ctx)
+    assert not result.is_error, result
+    assert "notCheckpointed" not in result.details
+
+    async def step(number: int) -> None:
+        (work / f"go{number}").touch()
+        await until(lambda: (work / f"did{number}").exists())
+
+    await until(lambda: (work / "did0").exists())
+    await step(1)
+    await blocking(store.begin, "two")
+    await step(2)
+    await blocking(store.begin, "three")
+    await step(3)
+    assert [*await blocking(store.notes_since, "one")] == []
+    for node, content in (("three", "2\n"), ("two", "1\n"), ("one", "before")):
+        result = await store.restore(node, ctx.fs)
+        assert result.left == ()
+        assert read(work / "a") == content
+
+
+async def test_finding_p6_what_a_command_changes_across_the_next_prompt_is_restored(
+    work: Path, store: FileCheckpoints, ctx: ToolContext
+) -> None:
+    (work / "a").write_text("before", encoding="utf-8")
+    await blocking(store.begin, "one")
+    async with anyio.create_task_group() as group:
+        group.start_soon(run_bash, work, store, ctx, "until [ -e go ]; do sleep 0.01; done; echo after > a")
+        await until(lambda: bool(store._running))
+        await blocking(store.begin, "two")
+        (work / "go").touch()
+    assert read(work / "a") == "after\n"
+    assert str(work / "a") in await blocking(store.changed_paths, "two")
+    for node in ("two", "one"):
+        assert any(step.path == str(work / "a") for step in await store.preview(node, ctx.fs))
+    await store.restore("one", ctx.fs)
+    assert read(work / "a") == "before"
+
+
+async def test_a_job_that_has_ended_is_followed_no_longer(work: Path, store: FileCheckpoints, ctx: ToolContext) -> None:
+    await blocking(store.begin, "one")
+    await card("process", work, store).run({"action": "start", "command": "touch made"}, ctx)
+    await until(lambda: all(job.process.exit_code is not None for job in list_jobs(ctx)))
+    await blocking(store.begin, "two")
+    (work / "mine").touch()  # by the user
+    await blocking(store.begin, "three")
+    assert await blocking(store.changed_paths, "one") == [str(work / "made")]
+    assert await blocking(store.changed_paths, "two") == []
+
+
+async def test_a_job_of_a_store_that_does_not_follow_is_named_as_not_covered(work: Path, ctx: ToolContext) -> None:
+    class Plain(Broken):
+        def end_command(self, before: object) -> tuple[list[str], list[str]]:
+            return [], []
+
+    result = await card("process", work, Plain("")).run({"action": "start", "command": "exec sleep 60"}, ctx)
+    assert "runs on" in str(result.details["notCheckpointed"])
+
+
+async def test_finding_p7_a_point_without_a_record_is_an_error(store: FileCheckpoints, ctx: ToolContext) -> None:
+    await blocking(store.begin, "one")
+    for attempt in (store.preview, store.restore):
+        with pytest.raises(FileNotFoundError, match="can't return to it"):
+            await attempt("another", ctx.fs)
+    assert await blocking(store.changed_paths, "another") == []
+
+
+@pytest.mark.parametrize("insist", [False, True])
+async def test_finding_p11_a_file_that_cannot_be_kept_is_never_overwritten(
+    work: Path, store: FileCheckpoints, ctx: ToolContext, insist: bool
+) -> None:
+    path = work / "a"
+    path.write_text("before", encoding="utf-8")
+    await blocking(store.begin, "one")
+    await run_bash(work, store, ctx, "echo small > a")
+    os.truncate(path, 129 * 1024 * 1024)  # a hole, larger than anything that is recorded
+    result = await store.restore("one", ctx.fs, insist={str(path)} if insist else ())
+    assert path.stat().st_size == 129 * 1024 * 1024
+    ((left, why),) = result.left
+    assert left == str(path)
+    assert "Move it away first" in why
+    path.unlink()
+    await store.restore("one", ctx.fs, insist={str(path)})
+    assert read(path) == "before"
 
 
 class Broken:
@@ -586,10 +674,15 @@ async def test_a_cancelled_command_is_recorded_too(work: Path, store: FileCheckp
     assert await blocking(store.notes_since, "one") == []
 
 
-async def test_a_command_that_ended_with_the_program_is_named(work: Path, store: FileCheckpoints) -> None:
+async def test_a_command_that_ended_with_the_program_is_named(work: Path, tmp_path: Path) -> None:
+    store = FileCheckpoints(tmp_path / "killed", work)
     await blocking(store.begin, "one")
     await blocking(store.begin_command)
-    (note,) = await blocking(store.notes_since, "one")
+    assert await blocking(store.notes_since, "one") == []
+    later = FileCheckpoints(tmp_path / "killed")
+    (note,) = await blocking(later.notes_since, "one")
+    await blocking(later.close)
+    await blocking(store.close)
     assert "interrupted" in note
 
 

@@ -157,12 +157,7 @@ class Conversation:
         await self._compact_if_full(prompt, cancel)
         budget = budget or RequestBudget(self.invocation.max_requests)
         session = self.session
-        node = new_ulid()
-        try:
-            await to_thread.run_sync(self.resources.checkpoints.begin, node)
-        except OSError as exc:
-            self._note(f"what files held before is not kept: {exc}")
-        turns = TurnRecorder(session, self.transcript, node)
+        turns = TurnRecorder(session, self.transcript, await self.resources.begin_node(self._note))
         tasks, late = self.resources.delegate, self.late_servers
         take_notices = lambda: [*late.take_notices(), *tasks.take_notices()]  # noqa: E731 — two lists as one
         self.sampling.attach(partial(loop.complete_message, budget=budget))
@@ -243,7 +238,8 @@ class Conversation:
         """Continue a task in the background, for a person; give the answer in one line."""
         loop = await self._open_loop()
         budget = RequestBudget(self.invocation.max_requests)
-        self._attach_tasks(loop, budget, _ignore, TurnRecorder(self.session, self.transcript, new_ulid()))
+        node = await self.resources.begin_node(self._note)
+        self._attach_tasks(loop, budget, _ignore, TurnRecorder(self.session, self.transcript, node))
         request = DelegateRequest(objective=objective, resume=identity, background=True)
         report = await self.resources.delegate.run(request, self.session.native.context)
         return f"task {identity} goes on in the background" if report.ok else report.text

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
@@ -13,7 +16,7 @@ from induscode.session.agents.delegate import SubSessions
 from induscode.session.transcript import ConversationReadState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from indusagi.capabilities.receipts import Receipt
     from induscode.session.agents.files import AgentFiles
@@ -31,6 +34,15 @@ class SessionResources:
     """Closed by the caller of `build_resources`."""
     delegate: SubSessions
     read_state: ConversationReadState
+
+    async def begin_node(self, note: Callable[[str], None]) -> str:
+        """Begin a point to which a rewind can return; `note` hears of a failure."""
+        node = new_ulid()
+        try:
+            await to_thread.run_sync(self.checkpoints.begin, node)
+        except OSError as exc:
+            note(f"what files held before isn't kept, so a rewind can't restore it: {exc}")
+        return node
 
 
 def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> SessionResources:

@@ -131,11 +131,11 @@ async def preview_rewind(
     """List what a rewind would do.
 
     Raises:
-        OSError: The checkpoints cannot be read.
+        OSError: The checkpoints cannot be read, or hold nothing about this point.
     """
     steps: tuple[RestoreStep, ...] = ()
     notes: tuple[str, ...] = ()
-    if scope != "talk" and point.node:
+    if scope != "talk":
         steps = tuple(step for step in await checkpoints.preview(point.node, fs) if step.action != "none")
         notes = tuple(await to_thread.run_sync(checkpoints.notes_since, point.node))
     messages = 0 if scope == "files" else count_hidden_messages(point, transcript)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.jobs.table import list_jobs
+from indusagi.capabilities.ports import ShellProcess
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.runtime.contract import ToolResult
@@ -74,28 +77,38 @@ class CommandCheckpointingCard(CardWrapper):
         try:
             result = await self.inner.run(arguments, ctx)
         except BaseException:
-            await self._record_changes(before, None)  # also of a cancelled command
+            await self._record_changes(before, None, ctx)  # also of a cancelled command
             raise
-        facts = await self._record_changes(before, find_job(self.name, result))
+        facts = await self._record_changes(before, find_job(self.name, result), ctx)
         return replace(result, details={**result.details, **facts}) if facts else result
 
-    async def _record_changes(self, before: Any, job: str | None) -> dict[str, JsonValue]:
-        """Record what has changed since a snapshot, and return details about it."""
+    async def _record_changes(self, before: Any, job: str | None, ctx: ToolContext) -> dict[str, JsonValue]:
+        """Record what has changed since a snapshot, and return details about it. A job is followed until it ends."""
         from anyio import CancelScope, to_thread  # noqa: PLC0415 — a running card has loaded it already
 
         facts: dict[str, JsonValue] = {}
         missed: list[str] = []
         try:
             with CancelScope(shield=True):
-                changed, notes = await to_thread.run_sync(self._store.end_command, before)
+                end = partial(self._store.end_command, before)
+                running = next((one for one in list_jobs(ctx) if one.id == job), None)
+                follow = getattr(self._store, "follow_command", None)
+                if running is not None and follow is not None:
+                    end = partial(follow, before, partial(_is_running, running.process))
+                changed, notes = await to_thread.run_sync(end)
                 missed += notes
                 facts |= {"changedFiles": [*changed[:_SHOWN_FILES]]} if changed else {}
-                if job is not None:
+                if job is not None and (running is None or follow is None):
                     missed.append(f"{job} runs on: what it changes from now on is not covered")
                     await to_thread.run_sync(self._store.add_note, missed[-1])
         except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's, the command has run
             missed.append(f"what the command changed is not kept: {describe_error(exc)}")
         return facts | ({"notCheckpointed": "; ".join(missed)} if missed else {})
+
+
+def _is_running(process: ShellProcess) -> bool:
+    """Tell whether a process or one of its descendants runs; blocks."""
+    return process.exit_code is None or bool(process.survivors())
 
 
 def may_change_files(tool: str, arguments: JsonValue) -> bool:

@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from anyio import to_thread
@@ -27,7 +27,7 @@ from induscode.deck.stores.line_log import LineLog, read_lines
 from induscode.deck.stores.tree import FileImage, put_image, put_mode, read_image, store_content
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.capabilities.ports import Fs
     from indusagi.core.json import JsonObject, JsonValue
@@ -77,16 +77,29 @@ class _Change:
     """Whether `after` is known."""
 
 
+@dataclass(slots=True, eq=False)
+class RunningCommand:
+    """A command that may change files, since its last snapshot."""
+
+    since: Snapshot
+    is_running: Callable[[], bool] | None = None
+    """Of a background job; blocks. None: until `end_command`."""
+
+
 class FileCheckpoints:
     """A store in one private directory. The methods block: call them in a thread.
 
-    With a `workspace` it also records what commands change there (`begin_command`, `end_command`).
+    With a `workspace` it also records what commands change there (`begin_command`, `end_command`). What a command
+    changes before the next node begins belongs to the old node, the rest to the new one.
     """
 
     def __init__(self, directory: str | os.PathLike[str], workspace: str | os.PathLike[str] | None = None) -> None:
         self._directory = os.fspath(directory)
         self._workspace = None if workspace is None else os.fspath(workspace)
         self._snapshots: WorktreeSnapshots | None = None
+        self._running: list[RunningCommand] = []
+        self._running_lock = threading.RLock()
+        """Held while snapshots are compared; taken before `_lock`."""
         self._lock = threading.Lock()
         self._log: LineLog | None = None
         self._seen: set[tuple[str, str]] = set()
@@ -101,9 +114,13 @@ class FileCheckpoints:
         Raises:
             OSError: The log cannot be written.
         """
-        with self._lock:
-            self._open_log().append({"op": "node", "node": node, "at": iso_utc(now_ms())})
-            self.node = node
+        with self._running_lock:
+            self._record_running()
+            with self._lock:
+                self._open_log().append({"op": "node", "node": node, "at": iso_utc(now_ms())})
+                self.node = node
+            for command in self._running:
+                command.since = replace(command.since, node=node)
 
     def record(self, path: str, previous: bytes | FileImage | None) -> None:
         """Store what an absolute path is, before it changes; of several records under a node the first applies.
@@ -124,7 +141,7 @@ class FileCheckpoints:
                     replace_private_file(blob, image.content)
             absent = [] if image is not None else _list_absent_parents(path)
             states: list[tuple[str, PathState | None]] = [(folder, None) for folder in absent]
-            self._append_before(log, [*states, (path, _to_state(image))])
+            self._append_before(log, [*states, (path, _to_state(image))], self.node)
 
     def settle(self, path: str, content: bytes | FileImage | None) -> None:
         """Record what the deck has made of a path, to detect later changes by others.
@@ -136,14 +153,14 @@ class FileCheckpoints:
         with self._lock:
             self._open_log().append(row)
 
-    def _append_before(self, log: LineLog, states: Iterable[tuple[str, PathState | None]]) -> None:
-        unseen = {path: state for path, state in states if (self.node, path) not in self._seen}
-        log.extend([{**_build_row("before", path, state), "node": self.node} for path, state in unseen.items()])
-        self._seen |= {(self.node, path) for path in unseen}
+    def _append_before(self, log: LineLog, states: Iterable[tuple[str, PathState | None]], node: str) -> None:
+        unseen = {path: state for path, state in states if (node, path) not in self._seen}
+        log.extend([{**_build_row("before", path, state), "node": node} for path, state in unseen.items()])
+        self._seen |= {(node, path) for path in unseen}
 
     # -- commands -----------------------------------------------------------------------------
 
-    def begin_command(self) -> Snapshot | None:
+    def begin_command(self) -> RunningCommand | None:
         """Take a snapshot of the work tree before a command; None without a workspace.
 
         Raises:
@@ -157,21 +174,55 @@ class FileCheckpoints:
 
                 self._snapshots = WorktreeSnapshots(os.path.join(self._directory, "worktree"), self._workspace)
             self._open_log().append({"op": "command", "node": self.node})
-        return self._snapshots.take(self.node)
+        with self._running_lock:
+            command = RunningCommand(self._snapshots.take(self.node))
+            self._running.append(command)
+        return command
 
-    def end_command(self, before: Snapshot) -> tuple[list[str], list[str]]:
+    def end_command(self, command: RunningCommand) -> tuple[list[str], list[str]]:
         """Record what has changed since the snapshot; return the changed paths, and what is not covered.
 
         Raises:
             OSError: The changes cannot be recorded.
         """
+        return self._advance(command, is_over=True)
+
+    def follow_command(self, command: RunningCommand, is_running: Callable[[], bool]) -> tuple[list[str], list[str]]:
+        """Record the changes so far of a command that runs on as a job, and the later ones at the next node or restore.
+
+        Raises:
+            OSError: The changes cannot be recorded.
+        """
+        command.is_running = is_running
+        return self._advance(command, is_over=False)
+
+    def _record_running(self) -> None:
+        """Record what running commands have changed so far.
+
+        Raises:
+            OSError: The changes cannot be recorded.
+        """
+        with self._running_lock:
+            for command in (*self._running,):
+                # Asked before the snapshot, which then holds everything that the job changed.
+                is_over = command.is_running is not None and not command.is_running()
+                self._advance(command, is_over=is_over)
+
+    def _advance(self, command: RunningCommand, *, is_over: bool) -> tuple[list[str], list[str]]:
+        """Record what has changed since a command's last snapshot, under the node of that snapshot."""
         assert self._snapshots is not None
-        after = self._snapshots.take(before.node)
-        changed, notes = self._snapshots.changes(before, after)
-        lost = self._record_changes(changed, before.node)
-        notes += [f"{path} was changed and cannot be restored: its former content is gone" for path in lost]
-        with self._lock:
-            self._open_log().append({"op": "ended", "node": before.node})
+        with self._running_lock:
+            if is_over:
+                self._running.remove(command)
+            before = command.since
+            after = self._snapshots.take(before.node)
+            changed, notes = self._snapshots.changes(before, after)
+            lost = self._record_changes(changed, before.node)
+            notes += [f"{path} was changed and cannot be restored: its former content is gone" for path in lost]
+            command.since = after
+            if is_over:
+                with self._lock:
+                    self._open_log().append({"op": "ended", "node": before.node})
         for note in dict.fromkeys((*notes, *after.notes)):
             self.add_note(note)
         return [change.path for change in changed], notes
@@ -196,7 +247,7 @@ class FileCheckpoints:
         rows = self._rows_since(node)
         notes = [str(row["text"]) for row in rows if row["op"] == "note"]
         begun, ended = (sum(row["op"] == op for row in rows) for op in ("command", "ended"))
-        if begun > ended:
+        if begun - ended > len(self._running):
             notes.append("a command was interrupted together with the program: what it changed is not covered")
         return list(dict.fromkeys(notes))
 
@@ -206,7 +257,8 @@ class FileCheckpoints:
         Raises:
             OSError: The log cannot be read.
         """
-        rows = self._rows_since(node)
+        with self._lock:
+            rows = self._open_log().rows
         return [str(row["path"]) for row in rows if row["op"] == "before" and row["node"] == node]
 
     def _record_changes(self, changes: Sequence[TreeChange], node: str) -> list[str]:
@@ -226,10 +278,9 @@ class FileCheckpoints:
         settled = [change for change in kept if change.is_known and (change.after is None or change.after in states)]
         with self._lock:
             log = self._open_log()
-            if node == self.node:
-                self._append_before(
-                    log, [(change.path, None if change.before is None else states[change.before]) for change in kept]
-                )
+            self._append_before(
+                log, [(change.path, None if change.before is None else states[change.before]) for change in kept], node
+            )
             log.extend(
                 [
                     _build_row("after", change.path, None if change.after is None else states[change.after])
@@ -239,7 +290,9 @@ class FileCheckpoints:
         return lost
 
     def close(self) -> None:
-        """Close the log; the next call opens it again."""
+        """Close the log after recording what jobs have changed; the next call opens it again."""
+        with suppress(OSError):  # the disk is full: the log names the command as interrupted
+            self._record_running()
         with self._lock:
             if self._log is not None:
                 self._log.close()
@@ -287,8 +340,9 @@ class FileCheckpoints:
         """List the steps that restore every file to its state before a node.
 
         Raises:
-            OSError: The log cannot be read.
+            OSError: The log cannot be read, or there's no such node.
         """
+        await to_thread.run_sync(self._record_running)
         changes = await to_thread.run_sync(self._changes_since, node)
         steps = [await _plan_step(path, change, fs) for path, change in changes.items()]
         # What was created is removed first, the deepest path first; directories are made before what they hold.
@@ -306,20 +360,23 @@ class FileCheckpoints:
         Raises:
             OSError: The present content could not be recorded; no file was changed.
         """
-        changes = await to_thread.run_sync(self._changes_since, node)
         steps = await self.preview(node, fs)
+        changes = await to_thread.run_sync(self._changes_since, node)
         safety = f"safety-{new_ulid()}"
         await to_thread.run_sync(self.begin, safety)
         changing = [step for step in steps if step.action != "none"]
+        done: list[str] = []
+        left: list[tuple[str, str]] = []
+        kept: list[RestoreStep] = []
         for step in changing:
             try:
                 present = await read_image(step.path, fs)
-            except OSError:
-                continue  # unreadable, so it will not be written either: the result reports it
+            except OSError as exc:
+                left.append((step.path, f"what it holds now can't be kept: {exc}. Move it away first"))
+                continue
             await to_thread.run_sync(self.record, step.path, present)
-        done: list[str] = []
-        left: list[tuple[str, str]] = []
-        for step in changing:
+            kept.append(step)
+        for step in kept:
             if step.conflict and step.path not in insist:
                 left.append((step.path, "another program has changed it since"))
                 continue
@@ -352,7 +409,11 @@ class FileCheckpoints:
     def _rows_since(self, node: str) -> Sequence[JsonObject]:
         with self._lock:
             rows = list(self._open_log().rows)
-        first = next((index for index, row in enumerate(rows) if row.get("node") == node), len(rows))
+        first = next((index for index, row in enumerate(rows) if row.get("node") == node), None)
+        if first is None:
+            raise FileNotFoundError(
+                errno.ENOENT, "nothing was recorded at this point, so files can't return to it", node
+            )
         return rows[first:]
 
     def _changes_since(self, node: str) -> dict[str, _Change]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from indusagi.capabilities.ports import FileKind
+from indusagi.capabilities.sandbox.policy import PROTECTED
 from indusagi.core.app_dirs import make_private_dir
 from indusagi.core.faults import describe_error
 from indusagi.core.records import record
@@ -99,7 +100,7 @@ class WorktreeSnapshots:
         for path in sorted({**before.entries, **after.entries, **after.left_out}):
             old, new = before.entries.get(path), after.entries.get(path)
             is_known = path not in after.left_out
-            if path in before.left_out or (old == new and is_known):
+            if path in before.left_out or (old == new and is_known) or _is_cover(path, old, new):
                 continue
             full = os.path.join(self._workspace, path)
             if new is None and old is not None and old.kind is FileKind.DIRECTORY and os.path.isdir(full):
@@ -171,3 +172,8 @@ class WorktreeSnapshots:
 
 def _build_empty(node: str, note: str) -> Snapshot:
     return Snapshot(node=node, method="none", entries={}, left_out={}, notes=(note,))
+
+
+def _is_cover(path: str, old: TreeEntry | None, new: TreeEntry | None) -> bool:
+    """Tell whether a path is an empty directory that the sandbox of a running command has put there."""
+    return path in PROTECTED and all(one is None or one.kind is FileKind.DIRECTORY for one in (old, new))
