@@ -279,6 +279,10 @@ class ForwardedConnection:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
 
+    def may_write(self, size: int) -> bool:
+        """Return True: the first node counts what its client has not read."""
+        return True
+
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
         """Do nothing: a forwarded request was accepted at the first node."""
 

@@ -83,6 +83,10 @@ class HostLimits:
     """How long calls may finish when the host is stopped, before they are cancelled."""
 
 
+class UnreadLimitError(Exception):
+    """A response is not sent: its client has too much to read already."""
+
+
 class ForwardedError(Exception):
     """A JSON-RPC error object that is sent to the client as it stands."""
 
@@ -266,6 +270,8 @@ class HostRequest:
                 self.channel.send(frame)
             except EncodeError as exc:
                 self.channel.send(_error_frame(self.id, INTERNAL_ERROR, f"the response cannot be sent: {exc}"))
+            except UnreadLimitError as exc:
+                self.channel.send(_error_frame(self.id, BUSY, str(exc)))
         self.is_answered = True
         if self.on_answered is not None:
             self.on_answered()

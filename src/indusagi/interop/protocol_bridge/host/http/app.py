@@ -43,11 +43,12 @@ from indusagi.interop.protocol_bridge.host.http.site import refuse_method, serve
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
+    from indusagi.interop.protocol_bridge.host.http.quota import Quota
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import (
@@ -169,65 +170,6 @@ class HttpSessions:
                 tasks.start_soon(self.drop, session, reason)
 
 
-class Quota:
-    """Limits running requests, in all, per client and per principal, and open streams."""
-
-    def __init__(self, settings: HttpSettings) -> None:
-        self.running = 0
-        self.streams = 0
-        self._settings = settings
-        self._each: dict[bytes | str, int] = {}
-        """Running requests of clients and sessions (bytes) and of principals (text)."""
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until no request runs."""
-        await self._idle.wait()
-
-    def take(self, owner: bytes, identity: ClientIdentity) -> None:
-        """Count a request until `give`: for its session or client, and for its principal.
-
-        Raises:
-            HttpRefusal: The limit is reached.
-        """
-        settings, running, principal = self._settings, self._each.get(owner, 0), identity.principal
-        if self.running >= settings.requests:
-            raise HttpRefusal(503, "there are too many requests at once")
-        if running >= settings.requests_each:
-            raise HttpRefusal(429, "this client has too many requests at once")
-        if settings.auth is not None and self._each.get(principal, 0) >= settings.auth.requests:
-            raise HttpRefusal(429, "this principal has too many requests at once")
-        self.running += 1
-        for key in (owner, principal):
-            self._each[key] = self._each.get(key, 0) + 1
-        self._idle.clear()
-
-    def give(self, owner: bytes, identity: ClientIdentity) -> None:
-        """Count a request no longer."""
-        self.running -= 1
-        for key in (owner, identity.principal):
-            self._each[key] -= 1
-            if not self._each[key]:
-                del self._each[key]
-        if not self.running:
-            self._idle.set()
-
-    def take_stream(self) -> None:
-        """Count a stream until `give_stream`.
-
-        Raises:
-            HttpRefusal: The limit is reached.
-        """
-        if self.streams >= self._settings.streams:
-            raise HttpRefusal(503, "there are too many streams")
-        self.streams += 1
-
-    def give_stream(self) -> None:
-        """Count a stream no longer."""
-        self.streams -= 1
-
-
 class HostApp:
     """Answers HTTP requests from the sessions of a host."""
 
@@ -238,7 +180,7 @@ class HostApp:
         read: Reader,
         settings: HttpSettings,
         policy: AccessPolicy,
-        dropped: Mapping[str, int],
+        quota: Quota,
         tasks: HostTasks,
         access: ResourceAccess | None = None,
         find_target: FindTarget = lambda method, params: (method, None),
@@ -249,13 +191,11 @@ class HostApp:
         self._read = read
         self._settings = settings
         self._policy = policy
-        self._dropped = dropped
-        """Refused and dropped connections by reason."""
+        self._quota = quota
         self._tasks = tasks
         self._access = access
         """Checks access tokens; None: the one-user token."""
         self._find_target = find_target
-        self._quota = Quota(settings)
         self._is_stopping = False
         self._single_sessions: set[ServerSession] = set()
         """Sessions of one request each, for self-contained requests."""
@@ -304,13 +244,15 @@ class HostApp:
         elif path == HEALTH:
             self._require_method(request, "GET")
             counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
-            health: JsonObject = {"status": "ok", **counts, "dropped": {**self._dropped}}
+            health: JsonObject = {"status": "ok", **counts, "dropped": {**self._quota.connections.dropped}}
             request.respond(200, compact_json(health).encode())
         elif path == METRICS:
             self._require_method(request, "GET")
             request.respond(200, self._write_metrics(), [(b"content-type", _METRICS_TYPE)])
         elif self._settings.site is not None:  # `accept` has found every other path
-            quota, site = self._quota, self._settings.site
+            quota, site, identity = self._quota, self._settings.site, request.identity
+            quota.take(identity.owner, identity)
+            request.when_finished(partial(quota.give, identity.owner, identity))
             self._start(partial(serve_site, site, request, quota.take_stream, quota.give_stream), request)
 
     def _forward(self, request: HttpRequest, identity: object) -> bool:
@@ -328,7 +270,10 @@ class HostApp:
         for name, value in (("sessions", len(self.sessions)), ("requests_running", self._quota.running)):
             lines += [f"# TYPE indus_{name} gauge", f"indus_{name} {value}"]
         lines.append("# TYPE indus_connections_dropped_total counter")
-        lines += [f'indus_connections_dropped_total{{reason="{key}"}} {value}' for key, value in self._dropped.items()]
+        lines += [
+            f'indus_connections_dropped_total{{reason="{key}"}} {value}'
+            for key, value in self._quota.connections.dropped.items()
+        ]
         return "\n".join((*lines, "")).encode()
 
     @staticmethod

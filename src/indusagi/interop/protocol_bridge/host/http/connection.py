@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import http
 import math
-from collections import Counter
+import select
 from functools import lru_cache, wraps
 from time import asctime, gmtime
 from typing import TYPE_CHECKING, ParamSpec, Protocol, cast
@@ -29,13 +29,11 @@ from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, Http
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from indusagi.interop.protocol_bridge.host.http.quota import Quota
     from indusagi.interop.protocol_bridge.host.http.request import Headers
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 
 P = ParamSpec("P")
 
-LINGERING = 256
-"""Refused clients that may still be sending; past this number the oldest is disconnected."""
 _LINGER_S = 5.0
 """How long a refused client may go on sending before its connection is closed.
 
@@ -43,6 +41,10 @@ Closing at once would reset the connection and lose the response: https://www.rf
 """
 _KEEP_ALIVE_S = 15.0
 """How long a connection may be idle between two requests."""
+_HANGUP_CHECK_S = 1.0
+"""How often a client that has pipelined a request is checked for a hang-up."""
+_HANGUP_EVENTS = getattr(select, "POLLRDHUP", 0)
+"""Besides POLLHUP and POLLERR, which are always reported: the client has ended its half (Linux)."""
 _PROGRESS_CHECKS = 4
 """Checks without progress of the client's reading before its connection is dropped."""
 _FRAMING_FACTOR = 8
@@ -90,79 +92,23 @@ class Application(Protocol):
         ...
 
 
-class ConnectionTracker:
-    """All connections of a host; counts refusals and limits unauthenticated and refused connections."""
-
-    def __init__(self, settings: HttpSettings, limit: int) -> None:
-        self.settings = settings
-        self.limit = limit
-        """Connections that are accepted at once; requests on further ones are refused."""
-        self.dropped: Counter[str] = Counter()
-        """Refused and dropped connections by reason."""
-        self.open: set[HttpConnection] = set()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._unauthenticated: dict[HttpConnection, None] = {}
-        """Connections without a valid token so far, the oldest first."""
-        self._lingering: dict[HttpConnection, None] = {}
-        """Refused connections whose clients may still be sending, the oldest first."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there are more connections than the limit; lingering ones do not count."""
-        return len(self.open) - len(self._lingering) > self.limit
-
-    def add(self, connection: HttpConnection) -> None:
-        """Track a new connection; past the limit of unauthenticated ones the oldest is refused."""
-        if len(self._unauthenticated) >= self.settings.unauthenticated:
-            next(iter(self._unauthenticated)).refuse("crowded", 503, "there are too many connections")
-        self.open.add(connection)
-        self._empty.clear()
-        self._unauthenticated[connection] = None
-
-    def on_authenticated(self, connection: HttpConnection) -> None:
-        """Note that a request on this connection has passed the access policy."""
-        self._unauthenticated.pop(connection, None)
-
-    def linger(self, connection: HttpConnection) -> None:
-        """Note that a connection is refused and waits for its client to stop sending."""
-        self._unauthenticated.pop(connection, None)
-        if len(self._lingering) >= LINGERING:
-            next(iter(self._lingering)).abort()
-        self._lingering[connection] = None
-
-    def remove(self, connection: HttpConnection) -> None:
-        """Forget a closed connection."""
-        self.open.discard(connection)
-        self._unauthenticated.pop(connection, None)
-        self._lingering.pop(connection, None)
-        if not self.open:
-            self._empty.set()
-
-    async def close(self, within_s: float) -> None:
-        """Close every connection; a client that does not read its response in time is disconnected."""
-        for connection in [*self.open]:
-            connection.shut_down()
-        try:
-            await asyncio.wait_for(self._empty.wait(), within_s)
-        except TimeoutError:
-            for connection in [*self.open]:
-                connection.abort()
-        await asyncio.sleep(0)  # transports release their sockets in the next turn of the loop
-
-
 class HttpConnection(asyncio.Protocol):
     """One HTTP/1.1 connection."""
 
     transport: asyncio.Transport
 
-    def __init__(self, app: Application, tracker: ConnectionTracker) -> None:
+    def __init__(self, app: Application, quota: Quota, *, is_surplus: bool = False) -> None:
         self.writable = asyncio.Event()
         """Set while the client has taken all that was written."""
         self.writable.set()
         self._app = app
-        self._tracker = tracker
-        self._settings = tracker.settings
+        self._quota = quota
+        self._tracker = quota.connections
+        self._settings = quota.settings
+        self._is_surplus = is_surplus
+        """There was no place for it: its first request is refused."""
+        self._counted = 0
+        """Unread bytes that the quota counts for the client."""
         self._loop = asyncio.get_running_loop()
         self._parser = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._request: HttpRequest | None = None
@@ -183,6 +129,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_due: Callable[[], None] = self.abort
         self._timer: asyncio.TimerHandle | None = None
         self._progress_timer: asyncio.TimerHandle | None = None
+        self._hangup_timer: asyncio.TimerHandle | None = None
         self._unread: float = 0
         self._checks_in_vain = 0
 
@@ -201,9 +148,11 @@ class HttpConnection(asyncio.Protocol):
         """End the request that is being answered."""
         self._is_closing = self._is_lost = True
         self.clear_deadline()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._hangup_timer):
+            if timer is not None:
+                timer.cancel()
         self._stop_progress_checks()
+        self._count_unread(0)
         self._tracker.remove(self)
         self.writable.set()
         if self._request is not None:
@@ -238,12 +187,21 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on: the client has taken everything."""
         self._stop_progress_checks()
+        self._count_unread(0)
         self.writable.set()
-        if self._request is not None and self._request.is_answered:
+        # Not now: a transport that is closed while it reports an empty buffer ends twice.
+        self._loop.call_soon(self._go_on)
+
+    @_guarded
+    def _go_on(self) -> None:
+        is_answered = self._request is not None and self._request.is_answered
+        if is_answered and self.writable.is_set() and not self._is_lost:
             self._finish_exchange()
 
+    @_guarded
     def _check_progress(self) -> None:
         unread = self.transport.get_write_buffer_size()
+        self._count_unread(unread)
         self._checks_in_vain = 0 if unread < self._unread else self._checks_in_vain + 1
         self._unread = unread
         if self._checks_in_vain >= _PROGRESS_CHECKS:
@@ -252,6 +210,20 @@ class HttpConnection(asyncio.Protocol):
         else:
             interval_s = self._settings.unread_s / _PROGRESS_CHECKS
             self._progress_timer = self._loop.call_later(interval_s, self._check_progress)
+
+    def may_write(self, size: int) -> bool:
+        """Tell whether so many bytes may wait until the client reads them."""
+        return self._request is None or self._quota.may_buffer(self._request.identity.owner, size)
+
+    def _write(self, data: bytes) -> None:
+        self.transport.write(data)
+        if self._progress_timer is not None:
+            self._count_unread(self.transport.get_write_buffer_size())
+
+    def _count_unread(self, unread: int) -> None:
+        if self._request is not None and unread != self._counted:
+            self._quota.change_unread(self._request.identity.owner, unread - self._counted)
+            self._counted = unread
 
     def _stop_progress_checks(self) -> None:
         if self._progress_timer is not None:
@@ -320,6 +292,7 @@ class HttpConnection(asyncio.Protocol):
                         return
                     if not self._awaits_head:
                         self._awaits_head = True
+                        self._tracker.set_idle(self, is_idle=False)
                         self.set_deadline(self._settings.head_s, self._end_late)
                 event = parser.next_event()
                 if isinstance(event, h11.Request):
@@ -333,6 +306,7 @@ class HttpConnection(asyncio.Protocol):
                 else:
                     if event is h11.PAUSED:
                         self.transport.pause_reading()
+                        self._watch_hangup()
                     elif parser.their_state is h11.SEND_BODY:
                         self._check_body(is_parsed=True)
                     return
@@ -341,13 +315,25 @@ class HttpConnection(asyncio.Protocol):
         finally:
             self._is_reading = False
 
+    @_guarded
+    def _watch_hangup(self) -> None:
+        """Check from time to time whether the client is gone: nothing is read while it has pipelined a request."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), _HANGUP_EVENTS)
+        if self._is_closing or self._request is None or self._request.is_answered:
+            self._hangup_timer = None
+        elif poll.poll(0):
+            self.abort()
+        else:
+            self._hangup_timer = self._loop.call_later(_HANGUP_CHECK_S, self._watch_hangup)
+
     def _begin_request(self, event: h11.Request) -> None:
         self._awaits_head = False
         self._parts.clear()
         self._body_bytes = 0
         self._request = request = HttpRequest(self, event)
         try:
-            if self._tracker.is_full:
+            if self._is_surplus:
                 raise HttpRefusal(503, "there are too many connections", close=True)
             is_accepted = self._app.accept(request)
         except HttpRefusal as refusal:
@@ -431,7 +417,7 @@ class HttpConnection(asyncio.Protocol):
         head = self._start_response(status, [*kind, length, *headers])
         # RFC 9110 §9.3.2: no content in the response to HEAD.
         data = b"" if self._request.method == "HEAD" else self._parser.send(h11.Data(data=body)) or b""
-        self.transport.write(head + data + (self._parser.send(h11.EndOfMessage()) or b""))
+        self._write(head + data + (self._parser.send(h11.EndOfMessage()) or b""))
         self._end_response()
 
     def start_stream(self, headers: Headers) -> None:
@@ -442,7 +428,7 @@ class HttpConnection(asyncio.Protocol):
     def write_stream(self, data: bytes) -> None:
         """Write a part of a response of unknown length."""
         if not self._is_closing:
-            self.transport.write(self._parser.send(h11.Data(data=data)) or b"")
+            self._write(self._parser.send(h11.Data(data=data)) or b"")
 
     def end_stream(self) -> None:
         """End a response of unknown length."""
@@ -452,7 +438,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         headers.append((b"date", _format_date(int(self._loop.time()))))
-        if self._request is not None and self._request.has_unread_body and (b"connection", b"close") not in headers:
+        is_last = self._tracker.is_crowded or (self._request is not None and self._request.has_unread_body)
+        if is_last and (b"connection", b"close") not in headers:
             headers.append((b"connection", b"close"))
         reason = http.HTTPStatus(status).phrase.encode()
         return self._parser.send(h11.Response(status_code=status, headers=headers, reason=reason)) or b""
@@ -474,6 +461,7 @@ class HttpConnection(asyncio.Protocol):
         elif parser.their_state is h11.DONE:
             self._request = None
             parser.start_next_cycle()
+            self._tracker.set_idle(self, is_idle=True)
             self.set_deadline(_KEEP_ALIVE_S, self.close)
             self.transport.resume_reading()
             self._read_events()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
-from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
+from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, UnreadLimitError
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
@@ -34,6 +34,8 @@ STREAM_HEADERS: Headers = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
+_SMALL_BYTES = 64 * 1024
+"""A message up to this size is sent however much is unread."""
 _NO_STATUSES: Mapping[int, int] = MappingProxyType({})
 
 
@@ -88,6 +90,10 @@ class Connection(Protocol):
 
     def set_deadline(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` after this time, unless another deadline replaces this one."""
+        ...
+
+    def may_write(self, size: int) -> bool:
+        """Tell whether so many bytes may wait until the client reads them."""
         ...
 
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
@@ -226,10 +232,15 @@ class HttpResponse:
 
         Raises:
             EncodeError: It holds a number that JSON cannot represent.
+            UnreadLimitError: The client has too much to read already.
         """
         if self.is_ended or (self._json_only and "method" in frame):
             return
         data = encode_frame(frame)
+        if len(data) > _SMALL_BYTES and not self._connection.may_write(len(data)):
+            if "method" in frame:
+                return
+            raise UnreadLimitError(f"the response of {len(data):,} bytes was dropped: those before it are not read")
         if not self._streams and "method" not in frame:
             error = frame.get("error")
             code = error.get("code") if isinstance(error, dict) else None

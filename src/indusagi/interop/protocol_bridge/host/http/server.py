@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from contextlib import asynccontextmanager
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.interop.protocol_bridge.host.boundary import HostTasks
+from indusagi.interop.protocol_bridge.host.http.acceptor import Acceptor
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
-from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
+from indusagi.interop.protocol_bridge.host.http.quota import LINGERING, Quota
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy, build_url
 
 if TYPE_CHECKING:
@@ -23,13 +25,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, HttpSettings, NewSession
 
-_ACCEPTED = 128
-"""Connections that are accepted in one turn of the event loop."""
-_BACKLOG = 2_048
-"""Connections that may wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
 _OTHER_FILES = 512
 """Descriptors that servers, files and the program itself need besides connections."""
-_FEWEST = 16
+_FEWEST = 4
 """Connections that are allowed whatever the system says about descriptors."""
 _RETRY_S = 30.0
 """After how long background work that failed starts again."""
@@ -54,23 +52,20 @@ async def serve_app(
     Raises:
         OSError: The address cannot be listened on.
     """
-    loop = asyncio.get_running_loop()
     # In a thread: the address may be a name that has to be resolved.
     with await asyncio.to_thread(_open_listener, settings) as listener:
         port = listener.getsockname()[1]
         limit = allow_connections(settings.connections)
-        tracker = ConnectionTracker(settings, limit)
+        quota = Quota(settings, limit)
         auth, access = settings.auth, None
         if auth is not None:
             access = _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         tasks = HostTasks()
-        app = HostApp(new_session, find_schema, read, settings, policy, tracker.dropped, tasks, access, find_target)
+        app = HostApp(new_session, find_schema, read, settings, policy, quota, tasks, access, find_target)
         if settings.router is not None:
             settings.router.attach(app.handle, build_url(settings, port))
-        server = await loop.create_server(lambda: HttpConnection(app, tracker), sock=listener, backlog=_ACCEPTED)
-        # asyncio uses one number for the backlog and for the connections it accepts at once.
-        listener.listen(_BACKLOG)
+        acceptor = Acceptor(listener, app, quota, tasks)
         tasks.start("the end of idle sessions", app.sessions.watch, retry_s=_RETRY_S)
         if access is not None:
             tasks.start("the refresh of the issuer's keys", access.verifier.watch, retry_s=_RETRY_S)
@@ -79,8 +74,8 @@ async def serve_app(
         finally:
             with anyio.CancelScope(shield=True):
                 await app.stop("the host was stopped")
-                server.close()
-                await tracker.close(_CLOSE_S)
+                acceptor.close()
+                await quota.connections.close(_CLOSE_S)
                 await tasks.close()
 
 
@@ -101,7 +96,7 @@ def _open_listener(settings: HttpSettings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind((settings.host.strip("[]"), settings.port))
         listener.setblocking(False)  # noqa: FBT003 — positional only
-        listener.listen(_ACCEPTED)
+        listener.listen(1)
     except OSError:
         listener.close()
         raise
@@ -120,4 +115,12 @@ def allow_connections(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     except (OSError, ValueError):  # such as a limit of the whole system, on macOS
         allowed = soft
-    return wanted if allowed >= needed else max(allowed // 2, _FEWEST)
+    # Half of what is left: servers and files need descriptors too.
+    return wanted if allowed >= needed else max(min(wanted, (allowed - _count_open_files()) // 2), _FEWEST)
+
+
+def _count_open_files() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return 0

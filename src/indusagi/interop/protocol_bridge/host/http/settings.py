@@ -96,10 +96,14 @@ class HttpSettings:
     head_s: float = 10.0
     """How long the headers of a request may take, from the connection or the first byte."""
     connections: int = 2_048
-    """Open connections; requests on further ones get a 503. Each takes a file descriptor: the process's soft limit is
-    raised as far as possible, and this number is lowered to what is allowed."""
+    """Open connections; further ones wait for `queue_s`, then get a 503. Each takes a file descriptor: the process's
+    soft limit is raised as far as possible, and this number is lowered to what is allowed."""
     unauthenticated: int = 1_024
-    """Connections that have presented no token; the oldest of them gets a 503 when another comes."""
+    """Connections that have presented no token; the oldest of them gets a 503 when another needs its place."""
+    queue_s: float = 1.0
+    """How long a connection may wait for a place."""
+    unread_bytes: int = 64 * 1024 * 1024
+    """Bytes of responses that wait until one client reads them; a response past the limit becomes an error."""
     sessions: int = 16
     """Sessions of clients with a handshake; behind a relay each of them has its own server process."""
     requests: int = 2_048

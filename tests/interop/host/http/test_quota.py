@@ -1,0 +1,291 @@
+"""The quota of a host behind HTTP: who waits, who is refused, and what is bounded in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from tests.support.host_clients import TOKEN, host_of
+from tests.support.host_tools import Bench
+from tests.support.scripts import ROOT
+from tests.support.waiting import LIMIT_S, until
+
+from indusagi.interop import HttpSettings
+from indusagi.interop.protocol_bridge.host.http.site import SiteResponse
+from indusagi.runtime.contract import JsonContentBlock, ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
+
+STAMP: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+LARGE = 3_000_000
+
+
+def write_call(port: int, name: str, *lines: str, accept: str = "application/json", token: str = TOKEN) -> bytes:
+    """Write a call that stands alone."""
+    params = {"name": name, "arguments": {"text": "x"} if name == "echo" else {}, "_meta": STAMP}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    head = [
+        "POST /mcp HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        f"Authorization: Bearer {token}",
+        "Content-Type: application/json",
+        f"Accept: {accept}",
+        "MCP-Protocol-Version: 2026-07-28",
+        "Mcp-Method: tools/call",
+        f"Mcp-Name: {name}",
+        f"Content-Length: {len(body)}",
+        *lines,
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+async def read_status(reader: asyncio.StreamReader) -> int:
+    """Read one response; return its status, and 0 if there is none."""
+    with anyio.fail_after(LIMIT_S):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.partition(b":")[2]))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return 0
+    return int(head.split(b" ", 2)[1])
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncGenerator[tuple[int, Bench]]:
+    bench = Bench()
+    async with host_of(bench).serve_http(HttpSettings(tokens=[TOKEN], **settings)) as host:
+        yield host.port, bench
+
+
+async def answer_large(_: JsonObject, __: ToolContext) -> ToolResult:
+    return ToolResult([JsonContentBlock({"type": "image", "data": "x" * LARGE, "mimeType": "image/png"})])
+
+
+# -- connections ------------------------------------------------------------------------------
+
+
+async def test_finding_r5b_a_burst_of_known_clients_is_admitted() -> None:
+    statuses: Counter[int] = Counter()
+    writers: list[asyncio.StreamWriter] = []
+    async with serving(connections=60, unauthenticated=20, queue_s=60.0, requests=60) as (port, _):
+
+        async def ask() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(writer)  # kept open, as by a client with a pool
+            writer.write(write_call(port, "echo"))
+            statuses[await read_status(reader)] += 1
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(400):
+                tasks.start_soon(ask)
+        for writer in writers:
+            writer.transport.abort()
+    assert statuses == {200: 400}
+
+
+async def test_finding_r5b_silent_strangers_keep_no_known_client_out() -> None:
+    async with serving(unauthenticated=10, head_s=600, queue_s=60.0) as (port, _):
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(write_call(port, "echo", "Connection: close"))
+        assert await read_status(reader) == 200
+        for _, other in (*strangers, (reader, writer)):
+            other.transport.abort()
+
+
+async def test_a_connection_that_waits_for_too_long_is_refused_and_a_place_is_used_again() -> None:
+    async with serving(connections=2, queue_s=0.05) as (port, bench), anyio.create_task_group() as tasks:
+        answers: list[int] = []
+
+        async def ask(name: str) -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(write_call(port, name, "Connection: close"))
+            answers.append(await read_status(reader))
+            writer.transport.abort()
+
+        for _ in range(2):
+            tasks.start_soon(ask, "hang")
+        await until(lambda: bench.seen["hang"] == 2)
+        await ask("echo")
+        assert answers == [503]
+        bench.let_go.set()
+        await until(lambda: len(answers) == 3)
+        await ask("echo")
+        assert answers == [503, 200, 200, 200]
+
+
+FEW_FILES = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+from indusagi.interop import HttpSettings
+from tests.support.host_clients import TOKEN, host_of
+from tests.support.host_tools import Bench
+
+async def main():
+    async with host_of(Bench()).serve_http(HttpSettings(tokens=[TOKEN], queue_s=60.0)) as host:
+        print(host.port, flush=True)
+        taken = [open("/dev/null") for _ in range(int(sys.argv[2]))]
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("files", "taken"), [(48, 0), (32, 0), (64, 30)], ids=["48", "32", "64 and few left"])
+async def test_finding_r9_with_few_descriptors_every_request_is_answered(files: int, taken: int) -> None:
+    command = [sys.executable, "-c", FEW_FILES, str(files), str(taken)]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    async with await anyio.open_process(command, cwd=ROOT, **pipes) as host:
+        assert host.stdout is not None
+        assert host.stdin is not None
+        assert host.stderr is not None
+        port = int(await host.stdout.receive())
+        statuses: Counter[int] = Counter()
+
+        async def ask() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(write_call(port, "echo"))
+            statuses[await read_status(reader)] += 1
+            writer.transport.abort()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(300):
+                tasks.start_soon(ask)
+        await host.stdin.aclose()
+        said = b"".join([part async for part in host.stderr]).decode()
+    assert statuses == {200: 300}, said
+    assert "Traceback" not in said
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+class Page:
+    """A site whose pages take as long as the test likes."""
+
+    prefix = "/ui"
+
+    def __init__(self) -> None:
+        self.began, self.let_go = asyncio.Event(), asyncio.Event()
+
+    def accept(self, request: HttpRequest) -> bool:
+        return True
+
+    async def respond(self, request: HttpRequest) -> SiteResponse:
+        self.began.set()
+        await self.let_go.wait()
+        return SiteResponse(b"page")
+
+
+async def test_finding_f12_every_route_takes_from_one_quota() -> None:
+    page = Page()
+    async with serving(requests=1, site=page) as (port, bench), anyio.create_task_group() as tasks:
+
+        async def ask(data: bytes) -> int:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            status = await read_status(reader)
+            writer.transport.abort()
+            return status
+
+        look = f"GET /ui HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+        tasks.start_soon(ask, look)
+        await page.began.wait()
+        assert await ask(write_call(port, "echo")) == 503
+        assert await ask(look) == 503
+        page.let_go.set()
+        await until(lambda: bench.seen["echo"] == 0)
+
+        async def is_free() -> bool:
+            return await ask(write_call(port, "echo")) == 200
+
+        await until(is_free)
+        for path in ("/messages?session_id=x", "/sse"):
+            assert await ask(write_call(port, "echo").replace(b"/mcp", path.encode(), 1)) == 404
+
+
+async def test_finding_f15_a_client_that_pipelined_and_hangs_up_has_its_call_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("indusagi.interop.protocol_bridge.host.http.connection._HANGUP_CHECK_S", 0.01)
+    for end in ("close", "reset", "half"):
+        async with serving() as (port, bench):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(write_call(port, "hang") + write_call(port, "echo") * 3)
+            await bench.began.wait()
+            if end == "reset":
+                writer.transport.abort()
+            elif end == "half":
+                writer.write_eof()
+            else:
+                writer.close()
+            await until(lambda bench=bench: bench.reasons == ["the client went away"])
+            writer.transport.abort()
+            assert bench.seen["echo"] == 0
+
+
+# -- bytes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/json, text/event-stream"])
+async def test_finding_r5_unread_responses_are_limited_in_bytes(accept: str) -> None:
+    count, limit = 12, 3 * LARGE
+    async with serving(unread_bytes=limit, ping_s=0.001 if "event" in accept else 15.0) as (port, bench):
+        called = 0
+
+        async def answer(arguments: JsonObject, context: ToolContext) -> ToolResult:
+            nonlocal called
+            called += 1
+            return await answer_large(arguments, context)
+
+        bench.add("large", answer)
+        clients: list[socket.socket] = []
+        for _ in range(count):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(write_call(port, "large", accept=accept))
+            clients.append(client)
+
+        async def count_running() -> int:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            known = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close"
+            writer.write(f"GET /health HTTP/1.1\r\n{known}\r\n\r\n".encode())
+            body = (await reader.read()).partition(b"\r\n\r\n")[2]
+            writer.transport.abort()
+            return json.loads(body)["requests"]
+
+        async def is_limited() -> bool:
+            # Those past the limit were answered with an error, which needs no reader.
+            return called == count and await count_running() in {2, 3}
+
+        await until(is_limited)
+        for client in clients:
+            client.close()
+
+        async def is_over() -> bool:
+            return await count_running() == 0
+
+        await until(is_over)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(write_call(port, "large", "Connection: close"))
+        assert len(await reader.read()) > LARGE
+        writer.transport.abort()
