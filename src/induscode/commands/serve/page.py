@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +13,6 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import compact_json
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
 from indusagi.interop.auth.contract import AuthFault
@@ -29,6 +27,7 @@ from induscode.commands.support.servers import (
     name_transport,
     name_trust_command,
 )
+from induscode.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.content import ServerContent
@@ -44,7 +43,7 @@ from induscode.ui.contract import ActionReply, CallReply, ServerAction, ServerSu
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
@@ -70,17 +69,17 @@ _CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = fr
 
 
 class _PageApprover:
-    """Approves the question that the person at the page has seen and answered; keeps any other for the person."""
+    """Approves the call that the user has seen on the page and agreed to; keeps any other question for the user."""
 
-    def __init__(self, answer: str) -> None:
-        self._answer = answer
+    def __init__(self, name: str, arguments: JsonObject, answer: str) -> None:
+        self._name, self._arguments, self._answer = name, arguments, answer
         self.question: PermissionRequest | None = None
         self.key = ""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
-        """Approve once if the person has approved exactly this, or else keep the question."""
-        shown = compact_json([request.title, *request.lines, *request.reasons])
-        self.key = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+        """Approve once if the user has agreed to exactly this, or else keep the question."""
+        facts: list[JsonValue] = [self._arguments, request.title, [*request.lines], [*request.reasons]]
+        self.key = build_consent(f"call of {self._name}", facts, request.lines).digest
         if self.key == self._answer:
             return PermissionAnswer(ApprovalScope.ONCE)
         self.question = request
@@ -324,7 +323,7 @@ class GatewayPage:
 
     async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
         """Call a tool as the person at the page."""
-        approver = _PageApprover(answer)
+        approver = _PageApprover(name, arguments, answer)
         deck = self.deck().map_capabilities(await self._build_wrap(approver))
         outcome = await deck.into_tool_box().runner.run(ToolCall(f"page_{new_ulid()}", name, arguments))
         if approver.question is not None:
