@@ -194,6 +194,36 @@ def test_consent_covers_every_field_of_a_row(
     assert [*consented.hold_back(plan_servers(invocation)).consent.values()] == ["trusted"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.toml", '[mcp_servers.one]\ncommand = "x"\nat = 2026-01-01\nenv = {A = nan}\ntimeout = inf\n'),
+        (
+            "named.json",
+            '{"mcpServers": {"one": {"command": "x", "env": {"A": NaN}, "t": 1e999, "z": "\\ud800"}}}',
+        ),
+        ("named.json", '{"mcpServers": {"one": {"command": "x", "type": NaN, "auth": [Infinity]}}}'),
+    ],
+)
+def test_values_that_json_does_not_have_are_covered_too(tmp_path: Path, name: str, text: str) -> None:
+    file, store = tmp_path / name, TrustStore(str(tmp_path / "trust.json"))
+    file.write_text(text, encoding="utf-8")
+    (row,), _ = read_rows(str(file), "project")
+    store.approve(row, store.question(row).digest)
+    assert store.consent(row) == "trusted"
+    changed = text.replace("2026", "2027").replace("NaN", "Infinity").replace("Infinity]", "NaN]")
+    file.write_text(changed, encoding="utf-8")
+    (row,), _ = read_rows(str(file), "project")
+    assert store.consent(row) == "changed"
+
+
+def test_a_row_that_is_nested_too_deeply_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / ".mcp.json"
+    file.write_text(f'{{"mcpServers": {{"one": {{"command": "x", "y": {"[" * 200}{"]" * 200}}}}}}}', encoding="utf-8")
+    rows, (note,) = read_rows(str(file), "project")
+    assert (rows, "nested too deeply" in str(note)) == ((), True)
+
+
 @pytest.mark.parametrize("key", sorted(SWITCHES))
 def test_a_switch_is_no_part_of_the_consent(tmp_path: Path, key: str) -> None:
     file, store = tmp_path / ".mcp.json", TrustStore(str(tmp_path / "trust.json"))

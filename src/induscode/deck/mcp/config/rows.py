@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import field, fields, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
@@ -131,6 +132,7 @@ def find_project_dir(origin: Origin) -> str:
 
 _SECONDS = {"startup_timeout_sec": "connect_s", "tool_timeout_sec": "call_idle_s"}
 _MOST_REPLICAS = 32
+_MAX_DEPTH = 50
 TYPES: dict[str, str] = {
     "http": "streamable_http",
     "streamable-http": "streamable_http",
@@ -175,7 +177,7 @@ def parse_row(
     """
     if not identity:
         raise InvalidRowError("it has no name")
-    reader = _RowParser({_CAMEL.get(key, key): value for key, value in row.items()})
+    reader = _RowParser({_CAMEL.get(key, key): _make_json(value) for key, value in row.items()})
     config = reader.config(identity)
     auth = None if isinstance(config, StdioServerConfig) else normalize_auth(reader.row, reader.remarks)
     entry = reader.row.get("registry")
@@ -190,8 +192,26 @@ def parse_row(
         auth=auth,
         registry=entry if is_json_object(entry) else None,
         remarks=tuple(reader.remarks),
-        written=row if written is None else written,
+        written={key: _make_json(value) for key, value in (row if written is None else written).items()},
     )
+
+
+def _make_json(value: object, depth: int = 0) -> JsonValue:
+    """Turn what TOML and lenient JSON have beyond JSON (dates, NaN) into texts.
+
+    Raises:
+        InvalidRowError: It's nested too deeply.
+    """
+    if depth > _MAX_DEPTH:
+        raise InvalidRowError("it is nested too deeply")
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return {str(key): _make_json(member, depth + 1) for key, member in items}
+    if isinstance(value, list):
+        return [_make_json(member, depth + 1) for member in cast("list[object]", value)]
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
 
 
 class _RowParser:
