@@ -82,7 +82,18 @@ def test_an_operation_that_cannot_be_called_is_left_out_with_a_note(root: JsonOb
 
 
 def test_credentials_and_headers_of_the_connection_are_no_arguments() -> None:
-    names = ["Authorization", "Accept", "Host", "Cookie", "Content-Length", "X-Key", "X-Trace", "bad header"]
+    names = [
+        "Authorization",
+        "Accept",
+        "Host",
+        "X-Original-URL",
+        "X-HTTP-Method-Override",
+        "Cookie",
+        "Content-Length",
+        "X-Key",
+        "X-Trace",
+        "bad header",
+    ]
     parameters: list[JsonValue] = [_parameter(name, "header") for name in names]
     hidden = frozenset({("header", "x-key")})
     (operation,), _ = list_operations(_document(parameters=parameters), "api", BASE, "/f", hidden)

@@ -197,6 +197,17 @@ def test_a_remote_needs_an_https_address(url: object) -> None:
         build_installation(server(remotes=[{"type": "streamable-http", "url": url}]), None, {})
 
 
+@pytest.mark.parametrize("name", ["Host", "content-length", "X Y", "X:\r\nY", ""])
+def test_a_remote_gives_no_header_of_the_connection(name: str) -> None:
+    remote = {"type": "sse", "url": "https://h.example/x", "headers": [{"name": name, "value": "evil"}]}
+    one = server(remotes=[remote])
+    if not name:  # it's no header
+        assert "headers" not in build_installation(one, None, {}).fields
+        return
+    with pytest.raises(RegistryError, match="belongs to the connection"):
+        build_installation(one, None, {})
+
+
 def test_a_given_value_is_one_of_the_choices() -> None:
     one = server(package("npm", "x", environmentVariables=[{"name": "MODE", "choices": ["a", "b"]}]))
     assert build_installation(one, None, {"MODE": "b"}).fields["env"] == {"MODE": "b"}

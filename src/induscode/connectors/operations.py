@@ -42,6 +42,9 @@ _OWN_HEADERS: Final = frozenset(
         # These belong to the connection and to the credentials.
         *("host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect"),
         *("cookie", "proxy-authorization", "proxy-connection", "keep-alive", "user-agent", "accept-encoding"),
+        # Some servers take another path, method or host from these.
+        *("x-original-url", "x-rewrite-url", "x-http-method-override", "x-http-method", "x-method-override"),
+        *("x-forwarded-host", "x-forwarded-prefix", "x-host", "forwarded"),
     }
 )
 _STYLES: Final[Mapping[Place, tuple[str, ...]]] = {

@@ -77,6 +77,10 @@ _STEERING = re.compile(
 """Variables that decide what a launcher downloads, or what a program loads."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{[^{}]{0,100}\}")
 """A variable of an address that was not replaced."""
+_HEADER = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_CONNECTION_HEADERS = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "upgrade", "cookie", "te"}
+)
 _TRANSPORTS = {"streamable-http": "http", "sse": "sse"}
 
 
@@ -216,6 +220,9 @@ def _build_remote(server: RegistryServer, remote: JsonObject, given: Mapping[str
     if unknown is not None:
         raise RegistryError(f"{server.name} does not say what {unknown[0]} in its address {url[:200]!r} stands for")
     headers = inputs.read_variables(remote.get("headers"))
+    foreign = [name for name in headers if _HEADER.fullmatch(name) is None or name.lower() in _CONNECTION_HEADERS]
+    if foreign:
+        raise RegistryError(f"{server.name} wants the header {foreign[0][:80]!r}, which belongs to the connection")
     fields: JsonObject = {"type": _TRANSPORTS[str(transport)], "url": address, "headers": headers}
     return _finish(server, fields, f"remote:{address}", inputs)
 

@@ -198,10 +198,7 @@ def test_consent_covers_every_field_of_a_row(
     ("name", "text"),
     [
         ("config.toml", '[mcp_servers.one]\ncommand = "x"\nat = 2026-01-01\nenv = {A = nan}\ntimeout = inf\n'),
-        (
-            "named.json",
-            '{"mcpServers": {"one": {"command": "x", "env": {"A": NaN}, "t": 1e999, "z": "\\ud800"}}}',
-        ),
+        ("named.json", '{"mcpServers": {"one": {"command": "x", "env": {"A": NaN}, "t": 1e999, "z": "\\ud800"}}}'),
         ("named.json", '{"mcpServers": {"one": {"command": "x", "type": NaN, "auth": [Infinity]}}}'),
     ],
 )
