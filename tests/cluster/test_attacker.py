@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.cluster.broker import PROOF, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings, WrongKeyError
 from induscode.cluster.node import open_node
-from induscode.cluster.offers import issue_offer_key, revoke_offer_key
+from induscode.cluster.offers import OfferRegistry, issue_offer_key, revoke_offer_key
 from induscode.cluster.prepare import prepare_cluster
 from induscode.cluster.seals import Seal
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tests.support.cluster import Member
 
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+    from induscode.cluster.bucket import BucketEntry
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 CANARY = "canary-81c2"
@@ -268,6 +269,39 @@ async def _abuse_offer_key(seal: Seal, settings: ClusterSettings, attacker: Atta
     others = [one for one in attacker.heard if one.subject == settings.beats and b"ada:" not in one.data[:8]]
     assert others
     assert all(seal.open(one.subject, one.data) is None for one in others)
+
+
+async def test_names_that_are_made_up_are_looked_up_within_limits_and_an_earlier_entry_counts_no_more(
+    broker: BrokerProcess,
+) -> None:
+    settings = await new_cluster(broker)
+    async with open_broker(settings) as opened:
+        keys = await opened.open_bucket(settings.keys)
+        registry, looked = OfferRegistry(opened, keys, KEY), list[str]()
+        get = keys.get
+
+        async def count(key: str) -> BucketEntry | None:
+            looked.append(key)
+            return await get(key)
+
+        keys.get = count
+        for number in range(200):
+            assert await registry.find(f"n{number}", "s") is None
+        assert len(looked) <= 2 * 20  # a second may have passed
+        registry = OfferRegistry(opened, keys, KEY)
+        first = await issue_offer_key(opened, KEY, "ada")
+        old = await get("offer.ada")
+        assert await registry.find("ada", first.serial) is not None
+        second = await issue_offer_key(opened, KEY, "ada")
+        present = await get("offer.ada")
+        assert old is not None
+        assert present is not None
+        registry._known["ada"] = replace(registry._known["ada"], read_at=-10.0)
+        assert await registry.find("ada", second.serial) is not None
+        await keys.update("offer.ada", old.value, present.revision)  # put back
+        for serial, counts in ((first.serial, False), (second.serial, True)):
+            registry._known["ada"] = replace(registry._known["ada"], read_at=-10.0)
+            assert (await registry.find("ada", serial) is not None) is counts
 
 
 # -- versions -----------------------------------------------------------------------------------

@@ -126,6 +126,14 @@ async def test_finding_r2_a_message_that_is_repeated_reflected_moved_or_changed_
     await wire.close()
 
 
+@pytest.mark.parametrize("reply", ["$KV.indus_leases.x-1", "$JS.API.STREAM.DELETE.x", "indus.beat", "_INBOX.x", ""])
+async def test_a_refusal_goes_to_no_other_subject_than_an_inbox(reply: str) -> None:
+    wire = Wire()
+    await wire.tables[1].refuse(cast("Any", SimpleNamespace(subject=SUBJECT, reply=reply, data=b"")))
+    assert wire.sent == []
+    await wire.close()
+
+
 async def test_a_channel_that_was_closed_cannot_be_opened_again_by_its_first_messages() -> None:
     wire = Wire()
     wire.channel.send({"pay": 1})

@@ -297,6 +297,7 @@ async def test_a_new_node_is_answered_by_nodes_alone(is_observer: bool) -> None:
     stage = Stage(is_observer=is_observer)
     await stage.hear_again(f"?{CHALLENGE} *".encode())  # its own
     await stage.hear_again(b"?c-of-another i-another")
+    await stage.hear_again(b"?" + b"c" * 1_000 + b" *")
     assert stage.sent == []
     for whom in ("*", stage.node.info.instance):
         await stage.hear_again(f"?c-of-another {whom}".encode())

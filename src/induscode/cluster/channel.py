@@ -302,7 +302,12 @@ class ChannelTable:
         return self._add(message.reply, inbox, cipher, self._own, on_close)
 
     async def refuse(self, message: Msg, reason: FaultReason = "closed") -> None:
-        """Tell the other end of a channel that isn't open here that nothing listens any more."""
+        """Tell the other end of a channel that isn't open here that nothing listens any more.
+
+        The message isn't authentic: it can't make this node, which may write what others may not, send to any subject.
+        """
+        if not message.reply.startswith(self._broker.settings.inbox_subject("", "")[:-1]):
+            return
         value: JsonObject = {"message": "is not there any more", "reason": reason, "unheard": True}
         sealed = self._own.seal(_find_refusal_place(message.subject, message.reply), value)
         with suppress(ClusterFault):  # it waits for its deadline

@@ -54,6 +54,7 @@ _LAST_NUMBER = 2**53
 """Of the report that says that a process has ended, which its guard sends: greater than all others."""
 _MAX_HEARD = 4_096
 _MAX_CHALLENGES = 64
+_MAX_CHALLENGE_CHARS = 32
 _ANSWERS_S = 0.1
 """How long a new node waits for the reports of the others."""
 _LATE_S = 1.5
@@ -365,7 +366,7 @@ class Membership:
     async def _take_challenge(self, data: bytes) -> None:
         """Report this node to a process that doesn't know it yet; nothing but that follows from a challenge."""
         challenge, _, instance = data[len(_HELLO) :].decode("ascii", "replace").partition(" ")
-        is_meant = instance in {"*", self.info.instance}
+        is_meant = instance in {"*", self.info.instance} and len(challenge) <= _MAX_CHALLENGE_CHARS
         if is_meant and challenge not in self._challenges and not self._is_observer:
             await self.report(challenge)
 

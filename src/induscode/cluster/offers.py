@@ -1,7 +1,8 @@
 """Keys of nodes that only offer their servers: issued, checked and revoked at the bucket of keys.
 
-The entry of a node names the serial of its present key, sealed with the key of the cluster, so nobody else can bring a
-revoked key back; a second part, sealed with the offer key itself, tells its holder that it counts.
+The entry of a node names the serial of its present key, sealed with the key of the cluster. A node that has seen a
+later entry ignores an earlier one that was put back. A second part of the entry, sealed with the offer key itself,
+tells its holder that it counts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import base64
 import json
 import secrets
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 _CHECK_EVERY_S = 1.0
 """How long an offer key counts before it's looked up again."""
-_MAX_CACHED = 1_000
+_MAX_UNKNOWN = 20
+"""How many names without a key are looked up in that time: anyone can make names up."""
 
 
 def _find_place(broker: Broker, node: str) -> tuple[str, str]:
@@ -104,10 +107,16 @@ class OfferRegistry:
         self._keys = keys
         self._key = key
         self._known: dict[str, _KnownOffer] = {}
+        self._unknown: deque[float] = deque(maxlen=_MAX_UNKNOWN)
+        """When the last names without a key were looked up."""
 
     async def find(self, node: str, serial: str) -> Seal | None:
         """Return the seal of an offering node; `None` if a key of this serial doesn't count."""
         now, known = asyncio.get_running_loop().time(), self._known.get(node)
+        if known is None:
+            if len(self._unknown) == _MAX_UNKNOWN and now - self._unknown[0] < _CHECK_EVERY_S:
+                return None
+            self._unknown.append(now)
         if known is None or now - known.read_at > _CHECK_EVERY_S:
             with suppress(ClusterFault, LostRaceError):  # the last entry counts meanwhile
                 entry = await self._keys.get(_find_place(self._broker, node)[0])
@@ -128,7 +137,7 @@ class OfferRegistry:
                 found = _KnownOffer(now, version, Seal.of_offer(self._key.derive_offer(node, serial)), serial)
             else:
                 found = _KnownOffer(now, version)
-        if len(self._known) < _MAX_CACHED or node in self._known:
+        if found.version:
             self._known[node] = found
         return found
 
