@@ -115,6 +115,8 @@ THIRD_REVIEW: dict[str, str] = {
     "r5": "Responses that the clients of a token have not read are limited in bytes.",
     "r5b": "A burst of known clients is admitted; strangers that say nothing make room.",
     "r9": "With few descriptors connections wait, every request is answered, and no traceback is logged.",
+    "f11": "Only calls that wait for the client's answers are limited to 64; running ones aren't.",
+    "r6": "Over stdio, pipelined calls are slowed down and all answered, never refused.",
     "f14": "A malformed address in a challenge or in metadata is one fault with its reason.",
     "f10": "What the file tools refuse to read, sandboxed commands can't read either.",
     "f17": "Commands inherit no URL with a password.",

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import HttpHost, HttpSettings
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult, ResponseChannel
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
 
 FORM: JsonObject = {
     "mode": "form",

@@ -19,7 +19,7 @@ from tests.support.host_clients import client_of, memory
 from tests.support.host_tools import Bench
 from tests.support.opened import attempt
 from tests.support.servers import diary, honest
-from tests.support.transports import LoopTime
+from tests.support.transports import LoopTime, outcome_of, settled
 from tests.support.waiting import until
 
 from indusagi.interop import (
@@ -401,8 +401,39 @@ async def test_a_client_that_never_answers_has_its_call_cancelled() -> None:
 async def test_suspended_calls_are_limited() -> None:
     suspended = SuspendedCalls(calls=1)
     await suspended.begin(request_like(), parked(), asking)
-    with pytest.raises(RpcError, match="too many"):
+    with pytest.raises(RpcError, match="1 calls wait for answers"):
         await suspended.begin(request_like(), parked(), asking)
+    await suspended.close()
+
+
+async def test_finding_f11_only_calls_that_wait_for_answers_are_limited() -> None:
+    suspended, go_on = SuspendedCalls(calls=2), asyncio.Event()
+
+    async def run(call: SuspendedCall) -> JsonObject:
+        await go_on.wait()
+        return {"name": call.name}
+
+    async with asyncio.TaskGroup() as tasks:
+        begun = [tasks.create_task(suspended.begin(request_like(), parked(), run)) for _ in range(300)]
+        await settled()
+        go_on.set()
+    assert all(task.result() == {"name": "a"} for task in begun)
+
+
+async def test_finding_f11_a_call_that_asks_when_too_many_wait_is_ended() -> None:
+    suspended, asks, calls = SuspendedCalls(calls=2), asyncio.Event(), [parked() for _ in range(3)]
+
+    async def run(call: SuspendedCall) -> JsonObject:
+        await asks.wait()
+        return await asking(call)
+
+    async with asyncio.TaskGroup() as tasks:
+        begun = [tasks.create_task(outcome_of(suspended.begin(request_like(), call, run))) for call in calls]
+        await settled()
+        asks.set()
+    results = [task.result() for task in begun]
+    assert [isinstance(result, RpcError) for result in results] == [False, False, True]
+    assert calls[2].cancel.cancelled
     await suspended.close()
 
 
@@ -475,7 +506,7 @@ async def test_a_request_state_is_valid_for_its_own_token_only() -> None:
         assert "accept" in last["content"][0]["text"]
         for _ in range(64):
             assert "requestState" in await one.call("ask", {})
-        assert "too many" in (await one.call("ask", {}))["message"]
+        assert "wait for answers" in (await one.call("ask", {}))["message"]
         assert "requestState" in await two.call("ask", {})
 
 

@@ -352,24 +352,43 @@ async def test_r52_a_client_that_vanishes_has_its_calls_cancelled() -> None:
         assert bench.reasons == ["the client went away"]
 
 
-async def test_more_calls_than_may_run_wait_and_more_than_may_wait_are_refused() -> None:
+async def test_finding_r6_calls_are_queued_and_keep_their_order() -> None:
     bench = Bench()
-    limits = HostLimits(calls=2, waiting=4)
+    limits = HostLimits(calls=2, waiting=3)
     async with raw_client(create_provider_host(bench.box(), limits=limits)) as client:
-        for identity in range(6):
+        for identity in range(10):
+            client.ask(identity, "tools/call", modern(name="hang"))
+        client.ask("there?", "server/discover", modern())
+        await until(lambda: bench.seen["hang"] == 2)
+        assert client.received == []
+        # One in the queue can be cancelled too, and its id is taken.
+        client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}})
+        client.ask(9, "tools/call", modern(name="hang"))
+        refused: Any = (await client.wait_for())[0]
+        assert "id is running" in refused["error"]["message"]
+        client.received.clear()
+        bench.let_go.set()
+        await client.wait_for(10)
+        answered = [frame["id"] for frame in client.received]
+        assert answered == [0, 1, 2, 3, 4, 5, 6, 8, 9, "there?"]
+        assert all("result" in frame for frame in client.received)
+
+
+async def test_a_queue_that_is_full_refuses_and_a_stopped_host_clears_it() -> None:
+    bench = Bench()
+    limits = HostLimits(calls=2, waiting=4, queued_bytes=0, frame_bytes=0, stop_s=0.05, linger_s=0.05)
+    async with raw_client(create_provider_host(bench.box(), limits=limits)) as client:
+        for identity in range(7):
             client.ask(identity, "tools/call", modern(name="hang"))
         await client.wait_for(2)
-        assert [frame["id"] for frame in client.received] == [4, 5]
+        assert [frame["id"] for frame in client.received] == [5, 6]
         assert all(frame["error"]["code"] == -32000 for frame in client.received)  # type: ignore[index]
         assert bench.seen["hang"] == 2
-        # One that waits can be cancelled too, and its place in the line is free again.
-        notice = {"requestId": 3}
-        client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": notice})
-        await settled()
-        bench.let_go.set()
-        await client.wait_for(5)
-        assert sorted(frame["id"] for frame in client.received) == [0, 1, 2, 4, 5]  # type: ignore[type-var]
-        assert bench.seen["hang"] == 3
+        assert client.running is not None
+        await client.running.stop()
+        stopped: Any = client.received[2]
+        assert (stopped["id"], stopped["error"]["message"]) == (4, "the host is stopping")
+        assert bench.seen["hang"] == 2
 
 
 async def test_progress_is_sent_on_request_only_and_never_decreases() -> None:

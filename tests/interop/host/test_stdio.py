@@ -20,14 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_clients import CHILD
 from tests.support.scripts import ROOT
-from tests.support.waiting import LIMIT_S, is_asleep
+from tests.support.servers import honest
+from tests.support.waiting import LIMIT_S, is_asleep, until
 
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop.protocol_bridge.host import stdio as host_stdio
 from indusagi.interop.protocol_bridge.host.stdio import LineSplitter, StdioHostTransport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
 STAMP: dict[str, Any] = {
@@ -75,9 +76,9 @@ class Speaker:
 
 
 @asynccontextmanager
-async def speaker() -> AsyncGenerator[Speaker]:
+async def speaker(command: Sequence[str] = (sys.executable, str(CHILD))) -> AsyncGenerator[Speaker]:
     talks = Speaker()
-    await talks.child.start([sys.executable, str(CHILD)], ENV, None)
+    await talks.child.start([*command], ENV, None)
     try:
         yield talks
     finally:
@@ -100,6 +101,31 @@ async def test_output_of_tools_and_their_processes_does_not_reach_the_client() -
         assert await talks.answer(2, "server/discover")
         assert len(talks.lines) == 2
         assert b"more stray words" in talks.errors
+
+
+CALLS = 4_000
+
+
+@pytest.mark.parametrize("way", ["host", "relay"])
+async def test_finding_r6_pipelined_calls_are_all_answered(way: str) -> None:
+    command = [sys.executable, str(CHILD)]
+    if way == "relay":
+        server = honest("--era", "modern")
+        command = [sys.executable, str(CHILD.with_name("relay_child.py")), server.command, *server.args]
+    async with speaker(command) as talks:
+        for number in range(CALLS):
+            talks.child.write(frame(number, "tools/call", name="echo", arguments={"text": "x"}))
+        await talks.answer(CALLS, "tools/call", name="echo", arguments={"text": "last"})
+        await until(lambda: len(talks.lines) == CALLS + 1)
+        assert sum("result" in line for line in talks.lines) == CALLS + 1
+
+
+def test_finding_r6_pipelined_calls_are_all_answered_after_the_end_of_input() -> None:
+    sent = b"".join(frame(number, "tools/call", name="echo", arguments={"text": "x"}) for number in range(CALLS))
+    command = [sys.executable, str(CHILD)]
+    done = subprocess.run(command, input=sent, capture_output=True, env=ENV, check=True, timeout=LIMIT_S)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum("result" in answer for answer in answers) == CALLS
 
 
 async def test_c22_an_overlong_or_invalid_line_is_answered_and_ends_nothing() -> None:

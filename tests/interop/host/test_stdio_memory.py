@@ -141,6 +141,22 @@ async def test_a_client_that_does_not_read_is_not_listened_to(
     assert got[1:] == [b"2", b"3"]
 
 
+async def test_finding_r6_nothing_is_read_while_there_is_no_room() -> None:
+    transport, _, reader, got = make()
+    has_room = True
+    go_on = transport.limit_input(lambda: has_room)
+    transport._receive_data(b"1\n")
+    has_room = False
+    transport._receive_data(b"2\n")
+    assert (got, reader.told[-1]) == ([b"1"], "pause")
+    transport._is_hung_up = True
+    transport._handle_input()
+    assert got == [b"1"]
+    has_room = True
+    go_on()
+    assert (got, reader.told[-1]) == ([b"1", b"2"], "resume")
+
+
 async def test_lines_before_the_host_listens_are_kept() -> None:
     transport: Any = StdioHostTransport(0, 1, 100)
     transport._receive_data(b"1\n2\n")

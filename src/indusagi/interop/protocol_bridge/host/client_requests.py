@@ -16,7 +16,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
-from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
+from indusagi.interop.protocol_bridge.host.outgoing import BUSY
 from indusagi.interop.protocol_bridge.rpc.connection import (
     HANDLER_EXIT_S,
     INTERNAL_ERROR,
@@ -253,16 +253,17 @@ class SuspendedCalls:
         """Run a call until it has a result or questions.
 
         Raises:
-            RpcError: Its owner has too many calls.
+            RpcError: Too many calls of its owner wait for answers.
         """
-        # Each owner has its own limit: unanswered calls of one client do not refuse those of another.
-        running = sum(other.owner == call.owner for other in self._running)
-        waiting = sum(other.owner == call.owner for other, _ in self._waiting.values())
-        if max(running, waiting) >= self._limit:
-            raise RpcError(BUSY, "too many calls at once")
+        self._check_waiting(call)
         self._running.add(call)
         call.start(run_call, lambda: self._running.discard(call))
         return await self._next_round(request, call)
+
+    def _check_waiting(self, call: SuspendedCall) -> None:
+        # Each owner has its own limit: unanswered calls of one client do not refuse those of another.
+        if sum(other.owner == call.owner for other, _ in self._waiting.values()) >= self._limit:
+            raise RpcError(BUSY, f"{self._limit} calls wait for answers already: answer or cancel one first")
 
     def holds(self, state: JsonValue) -> bool:
         """Tell whether a call waits under a state."""
@@ -289,6 +290,11 @@ class SuspendedCalls:
         result = await call.wait_for_result(request)
         if result is not None:
             return result
+        try:
+            self._check_waiting(call)
+        except RpcError:
+            call.cancel.cancel("too many calls wait for answers")
+            raise
         state = secrets.token_urlsafe(32)
         if self._seal is not None:
             state = self._seal(state)

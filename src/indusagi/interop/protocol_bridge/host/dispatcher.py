@@ -7,8 +7,7 @@ and, with each, the `ResponseChannel` on which to answer.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
@@ -16,34 +15,22 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    ConnectionClosedError,
-    InvalidResponseError,
-    RequestTimeoutError,
-    RpcError,
-)
-from indusagi.interop.protocol_bridge.rpc.transport import (
-    EncodedObject,
-    EncodeError,
-    RequestId,
-    TransportEnd,
-    decode_frame,
-)
+from indusagi.interop.protocol_bridge.host.outgoing import BUSY, OutgoingRequests, ResponseChannel, new_closed_error
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RpcError
+from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, EncodeError, RequestId, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 NO_PARAMS: JsonObject = {}
 """Stands for the params of a message that has none."""
-BUSY = -32000
 _INVALID_MESSAGE = "the message is no request"
 _REASON_CHARS = 200
-_RANDOM_BYTES = 12
+_PING = "ping"
+"""Is never queued: it asks whether the host is there."""
+_REQUEST_BYTES = 512
+"""About how much a request takes besides its message."""
 _BATCH_PARTS = 100
 """The limit of a batch: all of its parts are handled in one turn of the event loop."""
 
@@ -67,7 +54,10 @@ class HostLimits:
     calls: int = 64
     """Requests that run at the same time; further ones wait."""
     waiting: int = 1_024
-    """Requests that run or wait; further ones are refused."""
+    """Requests that are begun; further ones are queued as they came."""
+    queued_bytes: int = 8 * 1024 * 1024
+    """Requests in the queue; past the limit nothing more is read from the client, or its requests are refused if its
+    transport cannot wait."""
     listeners: int = 16
     """Open subscriptions."""
     asks: int = 64
@@ -93,110 +83,6 @@ class ForwardedError(Exception):
     def __init__(self, error: JsonValue) -> None:
         super().__init__("refused")
         self.error = error
-
-
-class ResponseChannel(Protocol):
-    """Carries frames to a client."""
-
-    @property
-    def writable(self) -> asyncio.Event:
-        """Set while more can be written without waiting."""
-        ...
-
-    @property
-    def accepts_notifications(self) -> bool:
-        """Whether frames other than a response reach the client here."""
-        ...
-
-    def send(self, frame: JsonObject) -> None:
-        """Send a frame; ignored when the client is gone."""
-        ...
-
-
-class OutgoingRequests:
-    """The requests to one client that it has not answered.
-
-    Ids are random: a client cannot answer a request that was sent to another one.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._pending: dict[str, asyncio.Future[JsonObject]] = {}
-        self._ids = (f"{os.urandom(_RANDOM_BYTES).hex()}-{number}" for number in itertools.count(1))
-
-    async def send(
-        self, method: str, params: JsonObject | None, channel: ResponseChannel, within_s: float
-    ) -> JsonObject:
-        """Send a request and wait for its result; on a timeout or cancellation the client is notified.
-
-        Raises:
-            RpcError: The client answered with an error, or has too many requests to answer.
-            InvalidResponseError: The result is not an object.
-            RequestTimeoutError: There was no response in time.
-            ConnectionClosedError: The client is gone, or `channel` carries responses only.
-        """
-        if not channel.accepts_notifications:
-            raise new_closed_error("cannot be asked: it reads nothing but responses")
-        if len(self._pending) >= self._limit:
-            raise RpcError(BUSY, "the client has too many questions to answer")
-        request_id = next(self._ids)
-        loop = asyncio.get_running_loop()
-        response: asyncio.Future[JsonObject] = loop.create_future()
-        self._pending[request_id] = response
-        frame: JsonObject = {"jsonrpc": "2.0", "id": request_id, "method": method}
-        try:
-            channel.send(frame if params is None else {**frame, "params": params})
-            async with asyncio.timeout(within_s):
-                await response
-        except (TimeoutError, asyncio.CancelledError) as exc:
-            cancelled: JsonObject = {"requestId": request_id, "reason": "no longer wanted"}
-            channel.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
-            if isinstance(exc, TimeoutError):
-                raise RequestTimeoutError(f"{method} was not answered within {within_s:g} s") from None
-            raise
-        finally:
-            self._pending.pop(request_id, None)
-            # An error that arrives in the moment of a cancellation has no reader.
-            if response.done() and not response.cancelled():
-                response.exception()
-        return response.result()
-
-    def resolve(self, frame: JsonObject) -> None:
-        """Resolve the request that a response belongs to; unknown ones are ignored."""
-        request_id = frame.get("id")
-        response = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
-        if response is None or response.done():
-            return
-        result = frame.get("result")
-        if isinstance(result, dict):
-            response.set_result(result)
-        elif "error" in frame:
-            response.set_exception(_parse_error(frame["error"]))
-        else:
-            response.set_exception(InvalidResponseError("the client's response has no result object and no error"))
-
-    def fail_all(self, reason: str) -> None:
-        """Fail every pending request: the client is gone."""
-        pending, self._pending = self._pending, {}
-        for response in pending.values():
-            if not response.done():
-                response.set_exception(new_closed_error(reason))
-
-
-def new_closed_error(reason: str) -> ConnectionClosedError:
-    """Build the error for a client that cannot be reached any more."""
-    return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
-
-
-def _parse_error(error: JsonValue) -> RpcError | InvalidResponseError:
-    if not isinstance(error, dict):
-        return InvalidResponseError("the client's error is not an object")
-    code, message = error.get("code"), error.get("message")
-    return RpcError(
-        code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the client gave no reason",
-        error.get("data"),
-    )
 
 
 class HostRequest:
@@ -330,6 +216,12 @@ class RequestDispatcher:
         self._outgoing = OutgoingRequests(self._limits.asks)
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
+        self._queue: deque[tuple[HostRequest, int]] = deque()
+        """Requests that are not begun, with their sizes."""
+        self._queued_bytes = 0
+        self._on_room: Callable[[], None] | None = None
+        self.answered = 0
+        """How many requests were answered in a task."""
         self._subscriptions = 0
         self._unread = 0
         self._is_closing = False
@@ -337,12 +229,22 @@ class RequestDispatcher:
     @property
     def is_idle(self) -> bool:
         """Whether no request is open."""
-        return not self._tasks
+        return not self._open
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more of the client's messages should be read."""
+        return self._queued_bytes < self._limits.queued_bytes
+
+    def watch_room(self, on_room: Callable[[], None]) -> None:
+        """Call `on_room` each time there is room again."""
+        self._on_room = on_room
 
     # -- messages of the client -----------------------------------------------------------------
 
     def receive(self, data: bytes | JsonValue, channel: ResponseChannel) -> None:
         """Handle a message from a transport, valid or not."""
+        size = len(data) if isinstance(data, bytes) else 0
         if isinstance(data, bytes):
             try:
                 data = self._read(data)
@@ -359,13 +261,13 @@ class RequestDispatcher:
         frames = [part for part in parts if isinstance(part, dict)]
         for frame in frames:
             try:
-                self._receive_frame(frame, channel)
+                self._receive_frame(frame, channel, size)
             except Exception as exc:  # noqa: BLE001 — boundary: the next message is read all the same
                 log_failure("a message of a client", exc)
         if len(frames) < len(parts):
             channel.send(_error_frame(None, INVALID_REQUEST, _INVALID_MESSAGE))
 
-    def _receive_frame(self, frame: JsonObject, channel: ResponseChannel) -> None:
+    def _receive_frame(self, frame: JsonObject, channel: ResponseChannel, size: int) -> None:
         if "method" not in frame and ("result" in frame or "error" in frame):
             self._outgoing.resolve(frame)
             if self._on_response is not None:
@@ -386,7 +288,7 @@ class RequestDispatcher:
         elif value is not None and not isinstance(value, dict):
             channel.send(_error_frame(request_id, INVALID_REQUEST, "params must be an object"))
         else:
-            self.request(request_id, method, params, channel)
+            self.request(request_id, method, params, channel, size=size)
 
     def _receive_notification(self, method: str, params: JsonObject) -> None:
         if self._on_notification is not None:
@@ -404,6 +306,8 @@ class RequestDispatcher:
         params: JsonObject,
         channel: ResponseChannel,
         on_answered: Callable[[], None] | None = None,
+        *,
+        size: int = 0,
     ) -> None:
         """Run a request; its response goes to `channel`, and `on_answered` is called after it."""
         request = HostRequest(request_id, method, params, channel, self._outgoing, on_answered)
@@ -413,6 +317,34 @@ class RequestDispatcher:
         if request_id in self._open:
             request.respond(_error_frame(request_id, INVALID_REQUEST, "a request with this id is running"))
             return
+        if method != _PING and (self._queue or len(self._tasks) - self._subscriptions >= self._limits.waiting):
+            # A transport that can wait has stopped reading before: messages come in pieces of a frame at most.
+            if self._queued_bytes > self._limits.queued_bytes + self._limits.frame_bytes:
+                request.respond(_error_frame(request_id, BUSY, "too many requests at once"))
+                return
+            size += _REQUEST_BYTES
+            self._open[request_id] = request
+            self._queue.append((request, size))
+            self._queued_bytes += size
+            return
+        self._begin(request)
+
+    def _begin_queued(self) -> None:
+        """Begin requests of the queue, as many as may be open."""
+        had_room = self.has_room
+        while self._queue and len(self._tasks) - self._subscriptions < self._limits.waiting:
+            request, size = self._queue.popleft()
+            self._queued_bytes -= size
+            del self._open[request.id]
+            if request.cancel.cancelled:
+                request.respond()
+            else:
+                self._begin(request)
+        if not had_room and self.has_room and self._on_room is not None:
+            self._on_room()
+
+    def _begin(self, request: HostRequest) -> None:
+        request_id, channel = request.id, request.channel
         try:
             result = self._serve(request)
         except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
@@ -441,11 +373,13 @@ class RequestDispatcher:
             result.close()
             self._remove(request)
             request.respond()
+            self._begin_queued()
 
         task.add_done_callback(finish)
 
     def _remove(self, request: HostRequest) -> None:
         if self._tasks.pop(request, None) is not None:
+            self.answered += 1
             del self._open[request.id]
             self._subscriptions -= request.is_subscription
 
@@ -506,23 +440,32 @@ class RequestDispatcher:
             request.cancel.cancel(reason)
 
     def release(self, reason: str) -> None:
-        """Refuse new requests, and end subscriptions with a response."""
+        """Refuse new requests and those of the queue, and end subscriptions with a response."""
         self._is_closing = True
+        self._clear_queue("the host is stopping")
         for request in [*self._tasks]:
             if request.is_subscription:
                 request.is_released = True
                 request.cancel.cancel(reason)
 
+    def _clear_queue(self, reason: str) -> None:
+        queue, self._queue, self._queued_bytes = self._queue, deque(), 0
+        for request, _ in queue:
+            del self._open[request.id]
+            request.respond(_error_frame(request.id, BUSY, reason))
+
     async def wait_idle(self, within_s: float) -> bool:
-        """Wait until every request but subscriptions is answered; False if it takes longer."""
+        """Wait until every request that is begun is answered, but subscriptions; False if some are still open."""
         tasks = [task for request, task in self._tasks.items() if not request.is_subscription]
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
-        return all(task.done() for task in tasks)
+        return len(self._open) == self._subscriptions
 
     async def close(self, reason: str) -> None:
         """Cancel all requests by their tokens, then by force, and wait for their end."""
         self._outgoing.fail_all(reason)
+        self._is_closing = True
+        self._clear_queue(reason)
         self.cancel_all(reason)
         tasks = list(self._tasks.values())
         if tasks:

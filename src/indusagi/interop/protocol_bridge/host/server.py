@@ -107,6 +107,9 @@ class RunningProviderHost:
                 self.client.dispatcher.receive(data, transport)
 
         self.client.notification_channel = transport
+        dispatcher = self.client.dispatcher
+        if isinstance(transport, StdioHostTransport):
+            dispatcher.watch_room(transport.limit_input(lambda: dispatcher.has_room))
         transport.attach(receive, lambda _: self._ended.set())
         started.set()
         try:
@@ -169,9 +172,13 @@ class ServingHost(ABC):
             raise ProtocolFault("transport", message, streams.write_error)
 
     async def _end_after_input(self, streams: StdioHostTransport, running: RunningProviderHost) -> None:
-        """Let calls finish within `linger_s` after the end of the client's input."""
+        """Let calls finish after the end of the client's input, until none does for `linger_s`."""
         await streams.input_ended.wait()
-        await running.client.dispatcher.wait_idle(self.limits.linger_s)
+        dispatcher, answered = running.client.dispatcher, -1
+        while dispatcher.answered != answered:
+            answered = dispatcher.answered
+            if await dispatcher.wait_idle(self.limits.linger_s):
+                break
         await running.cancel()
 
 

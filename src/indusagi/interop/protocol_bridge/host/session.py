@@ -77,8 +77,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready
     from indusagi.interop.protocol_bridge.host.content import ContentSource
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
     from indusagi.interop.protocol_bridge.host.tasks import TaskSource
     from indusagi.runtime.contract import ProgressSink
 

@@ -103,6 +103,9 @@ class StdioHostTransport:
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[TransportEnd], None] | None = None
         self._end: TransportEnd | None = None
+        self._has_turned = asyncio.Event()
+        """Set when input was handled, or could have been."""
+        self._has_room: Callable[[], bool] = lambda: True
         self._reader: PipeReader | None = None
         self._writer: asyncio.WriteTransport | None = None
         self._output_closed = asyncio.Event()
@@ -121,6 +124,11 @@ class StdioHostTransport:
             on_frame(line)
         if self._end is not None:
             on_end(self._end)
+
+    def limit_input(self, has_room: Callable[[], bool]) -> Callable[[], None]:
+        """Read only while there is room; the function that is returned has to be called when there is room again."""
+        self._has_room = has_room
+        return self._handle_input
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
         """Return `None`: single requests do not fail on this transport."""
@@ -181,7 +189,8 @@ class StdioHostTransport:
             while data := await asyncio.to_thread(os.read, self._source, _CHUNK_BYTES):
                 self._receive_data(data)
                 while self._unhandled or self._must_pause:
-                    await (self.writable.wait() if self._must_pause else asyncio.sleep(0))
+                    self._has_turned.clear()
+                    await self._has_turned.wait()
             self._handle_input_end()
 
     async def close(self) -> None:
@@ -213,7 +222,9 @@ class StdioHostTransport:
 
     @property
     def _must_pause(self) -> bool:
-        """Whether the client has to read output before more of its input is handled."""
+        """Whether the client has to read output, or requests have to be answered, before more input is handled."""
+        if not self._has_room():
+            return True  # also after a hang-up: a client that has sent everything may still read
         if self._writer is None or self.writable.is_set() or self._is_hung_up:
             return False
         return self._writer.get_write_buffer_size() > _UNREAD_BYTES
@@ -235,6 +246,7 @@ class StdioHostTransport:
                     end = self._unhandled.find(b"\n", end) + 1
             data, self._unhandled = self._unhandled[:end], self._unhandled[end:]
             self._splitter.feed(data)
+        self._has_turned.set()
         loop = asyncio.get_running_loop()
         if self._must_pause:
             self._next_turn = loop.call_later(_HANGUP_CHECK_S, self._check_hangup)

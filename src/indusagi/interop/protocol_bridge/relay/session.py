@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, RequestDispatcher
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
 from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, RequestForwarder
-from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, is_peer_id
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, ResponseChannel
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest
+    from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
     from indusagi.interop.protocol_bridge.relay.shared import SharedUpstream
     from indusagi.interop.protocol_bridge.relay.upstream import (
         ReconnectBackoff,
@@ -117,8 +117,6 @@ class RelaySession:
                     *({**frame, "id": f"relay-{next(_replay_ids)}"} for frame in self._settings.values()),
                 ]
             forwarder.connect(replay).version = self.version
-        elif not forwarder.connection.is_writable and len(forwarder.open) >= self._limits.waiting:
-            raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
         relayed = forwarder.forward(request, request.id)
         if request.method == "initialize":
             self._initialize = relayed

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
-from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, UnreadLimitError
+from indusagi.interop.protocol_bridge.host.dispatcher import UnreadLimitError
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
+from indusagi.interop.protocol_bridge.host.outgoing import BUSY
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
