@@ -61,6 +61,9 @@ class _Bridge:
         return [SimpleNamespace(name=name, ref=RemoteToolRef(server, name)) for server, name in self.tools]
 
     def unknown_servers(self) -> list[str]:
+        return ["quick", "slow", "down"]
+
+    def awaited_servers(self) -> list[str]:
         return ["quick", "slow"]
 
     async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> list[str]:
@@ -82,6 +85,9 @@ async def test_finding_u1_model_hears_once_of_a_server_that_came_up_late() -> No
     assert late.take_notices() == []
     bridge.tools += [("slow", "slow__b"), ("slow", "slow__c")]
     assert late.take_notices() == ["server 'slow' is up now, with the tools slow__b, slow__c"]
+    assert late.take_notices() == []
+    bridge.tools += [("down", "down__d")]  # it was not waited for: it had not come up the last time
+    assert late.take_notices() == ["server 'down' is up now, with the tools down__d"]
     assert late.take_notices() == ()
 
 

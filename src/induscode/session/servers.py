@@ -94,8 +94,9 @@ class LateServers:
         """Wait for unknown servers within the limit, and for required ones; describe those that are still starting."""
         unknown = [server for server in self._mcp.unknown_servers() if server not in self._waited]
         self._waited.update(unknown)
-        starting = await self._mcp.wake(unknown, FIRST_PROMPT_LIMIT_S)
-        self._late.update(starting)
+        awaited = self._mcp.awaited_servers()
+        starting = await self._mcp.wake([server for server in unknown if server in awaited], FIRST_PROMPT_LIMIT_S)
+        self._late.update(starting, (server for server in unknown if server not in awaited))
         await self._mcp.wait_for_required()
         return [f"server {server!r} is still starting: the model gets its tools once it's up" for server in starting]
 

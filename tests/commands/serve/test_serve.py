@@ -283,6 +283,22 @@ def test_a_server_that_takes_long_is_waited_for_a_while_and_then_arrives(
         assert CHANGED in [said["method"] for said in gateway.heard]
 
 
+def test_finding_a14_a_server_that_never_came_up_does_not_delay_the_first_list_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hold").touch()
+    configured(user_file(), {"late": held(tmp_path / "hold"), "quick": row()})
+    with monkeypatch.context() as short:
+        short.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 0.1)
+        with greeted(cwd=tmp_path) as gateway:
+            gateway.until_tools(lambda tools: tools == [*READ_ONLY, *of("quick")])
+    monkeypatch.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 600.0)
+    with greeted(cwd=tmp_path) as gateway:  # it would wait for longer than the test may take
+        assert gateway.tools() == [*READ_ONLY, *of("quick")]
+        (tmp_path / "hold").unlink()
+        gateway.until_tools(lambda tools: "late__echo" in tools)
+
+
 def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -> None:
     configured(user_file(), {"dies": faulty("exits"), "gone": {"command": "no-such-command"}, "ok": row()})
     with greeted(cwd=tmp_path) as gateway:

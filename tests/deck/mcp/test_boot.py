@@ -19,7 +19,7 @@ from induscode.deck.mcp.attach import bridge_tool_names
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.rows import Origin, ServerRow
-from induscode.deck.mcp.known import find_started_before
+from induscode.deck.mcp.known import find_down_before, find_started_before
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store.events import Retention
@@ -349,3 +349,19 @@ async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_n
             pass
         async with booted(store, server, lazy=("h",)) as bridge:
             assert bridge.fleet.history.was_up(server)
+
+
+async def test_finding_a14_a_server_that_did_not_come_up_is_remembered_in_the_ledger(tmp_path: Path) -> None:
+    server, mute = honest(id="h", limits=STEADY), fault("mute", limits=SHORT_START)
+    async with stored(tmp_path) as store:
+        assert await find_down_before(store, [server, mute]) == []
+        async with booted(store, server, mute) as bridge:
+            assert {*bridge.awaited_servers()} == {"h", "mute"}
+        assert await find_down_before(store, [server, mute]) == ["mute"]
+        # Another command line may come up.
+        assert await find_down_before(store, [replace(mute, args=("-c", "pass"))]) == []
+        async with booted(store, server, mute) as bridge:
+            assert (bridge.unknown_servers(), bridge.awaited_servers()) == (("mute",), ())
+        journal = Journal(store, [mute])
+        journal.record_event("ready", "mute", "", "")
+        assert await find_down_before(store, [mute]) == []

@@ -408,9 +408,9 @@ class Gateway:
     async def wait_for_first(self) -> None:
         """Wait a short time for servers whose tools are unknown, and for the required ones."""
         with anyio.move_on_after(FIRST_S):
-            unknown = self._bridge.unknown_servers()
-            await self._bridge.wake(unknown)
-            for server in unknown:
+            awaited = self._bridge.awaited_servers()
+            await self._bridge.wake(awaited)
+            for server in awaited:
                 await self._bridge.wait_listed(server)
         await self.wait_for_required()
         self.content.refresh()

@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.enrolment import Enrolment
-from induscode.deck.mcp.known import find_started_before, read_known_tools
+from induscode.deck.mcp.known import find_down_before, find_started_before, read_known_tools
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError
 from induscode.deck.mcp.store.events import Retention
@@ -122,6 +122,8 @@ class BootedBridge:
         """The servers whose tools were enrolled from the store."""
         self._unlisted: dict[str, None] = {}
         """The servers of which the store does not know everything that is listed beside tools."""
+        self._down_before: set[str] = set()
+        """The servers whose last start, in an earlier run, has not come up."""
         self._store = store
         self._journal = journal
         self.fleet = ServerFleetImpl(
@@ -218,6 +220,10 @@ class BootedBridge:
     def unknown_servers(self) -> Sequence[str]:
         """List the servers that can be started and whose tools the store did not know."""
         return tuple(server for server in self.plan.configs if server not in self.from_store)
+
+    def awaited_servers(self) -> Sequence[str]:
+        """List the unknown servers worth waiting for: those that didn't fail to come up the last time."""
+        return tuple(server for server in self.unknown_servers() if server not in self._down_before)
 
     def eager_servers(self) -> Sequence[str]:
         """List the servers that run whether one of their tools is called or not."""
@@ -323,6 +329,7 @@ class BootedBridge:
             known, _ = await read_known_tools(self._store, servers)
             disabled = await read_disabled_tools(self._store, servers)
             started = await find_started_before(self._store, servers)
+            self._down_before.update(await find_down_before(self._store, servers))
             await load_pins(self._pins, self._store, servers)
             self.journal.set_known_listings(
                 {server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled

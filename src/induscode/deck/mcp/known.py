@@ -37,10 +37,24 @@ async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig
 
     A server whose start timed out may have to download its program again: it is left out.
     """
+    up = await _find_last_up(store)
+    late = {row.facts.get("identity"): row.position for row in await store.latest("fault")}
+    return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]
+
+
+async def find_down_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[str]:
+    """Find the servers whose last start with their present configuration has not come up."""
+    up = await _find_last_up(store)
+    tried = {row.facts.get("identity"): row.position for row in await store.latest("connect")}
+    identities = {config.id: server_identity(config) for config in servers}
+    return [server for server, key in identities.items() if key in tried and up.get(key, 0) < tried[key]]
+
+
+async def _find_last_up(store: LedgerStore) -> Mapping[object, int]:
+    """Find where the ledger last says that each server was up."""
     up: dict[object, int] = {}
     for op in ("list", "ready"):
         for row in await store.latest(op):
             identity = row.facts.get("identity")
             up[identity] = max(row.position, up.get(identity, 0))
-    late = {row.facts.get("identity"): row.position for row in await store.latest("fault")}
-    return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]
+    return up

@@ -123,8 +123,8 @@ class Journal:
         clean = self._redaction.clean
         facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
         identity = self._identities.get(server)
-        # These decide how long the next start may take: the server was up, or it timed out.
-        if identity is not None and (op == "ready" or (op == "fault" and subject == "timeout")):
+        # These decide how long the next start may take, and whether a first list waits for it.
+        if identity is not None and (op in {"connect", "ready"} or (op == "fault" and subject == "timeout")):
             self._append(op, {**facts, "identity": identity}, build_subject(identity, server))
         else:
             self._append(op, facts)
