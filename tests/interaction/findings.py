@@ -106,6 +106,8 @@ THIRD_REVIEW: dict[str, str] = {
     "f3": "A subscription or event stream that is cut is opened again, and what it was about is read again.",
     "f6": "A poll that fails for a while is repeated; a task is cancelled when its caller gives up, not before.",
     "a14": "A server that never came up delays the first list once, and not at every start.",
+    "a2": "Starts that compute take turns, also on a machine that is busy with other programs.",
+    "a4": "A start that computes or downloads is waited for, whether the server is known or new.",
     "f4": "Work that is stopped before its first step still has an outcome for everyone who waits.",
     "a1": "A gateway starts without its issuer, outlives its outages, and finds what has moved there.",
     "f1": "Nothing that a client, a server or an issuer sends ends a host or leaves a traceback.",

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.process.pipes import PipeReader, PipeWriter
-from indusagi.core.process.procfs import read_activity, read_cpu_seconds
+from indusagi.core.process.procfs import read_activity, read_cpu_demand
 from indusagi.core.process.tree import (
     MARK,
     ProcessTree,
@@ -37,7 +37,7 @@ from indusagi.core.tasks import BackgroundTask, run_shielded
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from indusagi.core.process.procfs import Activity, ProcessInfo
+    from indusagi.core.process.procfs import Activity, CpuDemand, ProcessInfo
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 1.0
@@ -301,9 +301,9 @@ class ChildProcess:
         """Read the activity of the process tree; None where the system does not tell."""
         return await asyncio.to_thread(lambda: read_activity(self._list_running()))
 
-    async def cpu_seconds(self) -> float | None:
-        """Read the CPU time of the process itself; None if unknown."""
-        return await asyncio.to_thread(read_cpu_seconds, self.pid)
+    async def cpu_demand(self) -> CpuDemand | None:
+        """Read the CPU demand of the process and its descendants; None if unknown."""
+        return await asyncio.to_thread(read_cpu_demand, self.pid)
 
     def descendants(self) -> list[ProcessInfo]:
         """List its running descendants; reads the process list: call it in a worker thread."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 INACCESSIBLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Raised for a process that has just ended, or that this user may not inspect."""
@@ -26,6 +26,8 @@ _ACTIVE_TICKS = 2
 """CPU time, usually 10 ms per tick: an idle runtime with a timer uses less in a few seconds."""
 _ACTIVE_BYTES = 4096
 """I/O: a process that is only woken up moves a few bytes."""
+_STARVED_S = 0.25
+"""Time that a process waited for a core: it works, and the machine has none to spare."""
 _LISTINGS = 3
 """The process list, and twice those that were started meanwhile."""
 _TCP_LISTEN = "0A"
@@ -96,11 +98,8 @@ def read_start_time(pid: int, *, zombie: bool = False) -> int | None:
 
 def may_have_children(pid: int) -> bool:
     """Tell whether a process has children now; True where the kernel does not list them (proc_pid_task(5))."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-        return any(read_proc_file(pid, f"task/{thread}/children") != b"" for thread in threads)
-    except OSError:
-        return True
+    threads = _list_threads(pid)
+    return not threads or any(read_proc_file(pid, f"task/{thread}/children") != b"" for thread in threads)
 
 
 def read_variable(pid: int, name: str) -> str:
@@ -158,6 +157,8 @@ class Activity:
     """Read and written, through the page cache and pipes too (proc_pid_io(5))."""
     bytes_written: int = 0
     processes: frozenset[tuple[int, int]] = frozenset()
+    waited_s: float = 0.0
+    """How long the main threads were ready to run and had to wait for a core."""
 
     def shows_life_since(self, before: Activity) -> bool:
         """Tell whether the tree did something between two readings."""
@@ -165,6 +166,7 @@ class Activity:
             self.processes != before.processes
             or self.cpu_ticks - before.cpu_ticks >= _ACTIVE_TICKS
             or self.bytes_moved - before.bytes_moved >= _ACTIVE_BYTES
+            or self.waited_s - before.waited_s >= _STARVED_S
         )
 
     def shows_writes_since(self, before: Activity) -> bool:
@@ -179,23 +181,69 @@ def read_activity(processes: Iterable[ProcessInfo]) -> Activity | None:
     """Add up the activity of processes; None where nothing is known of any of them."""
     keys: set[tuple[int, int]] = set()
     ticks = moved = written = 0
+    waited_s = 0.0
     for process in processes:
         stat = _read_stat(process.pid)
         if stat is None:
             continue
         keys.add(process.key)
+        waited_s += _read_delay(process.pid, "schedstat")
         ticks += int(stat[_UTIME]) + int(stat[_STIME])
         pairs = (line.partition(b":") for line in (read_proc_file(process.pid, "io") or b"").splitlines())
         counters = {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
         moved += counters.get(b"rchar", 0) + counters.get(b"wchar", 0)
         written += counters.get(b"wchar", 0) + counters.get(b"write_bytes", 0)
-    return Activity(ticks, moved, written, frozenset(keys)) if keys else None
+    return Activity(ticks, moved, written, frozenset(keys), waited_s) if keys else None
 
 
-def read_cpu_seconds(pid: int) -> float | None:
-    """Read the CPU time of one process; None if it is unknown."""
-    stat = _read_stat(pid)
-    return None if stat is None else (int(stat[_UTIME]) + int(stat[_STIME])) / os.sysconf("SC_CLK_TCK")
+def _read_delay(pid: int, name: str) -> float:
+    """Read how long a thread was ready to run and had to wait, in seconds; 0 if unknown (proc_pid_schedstat(5))."""
+    words = (read_proc_file(pid, name) or b"").split()
+    return int(words[1]) / 1e9 if len(words) > 1 else 0.0
+
+
+@record
+class CpuDemand:
+    """How much CPU time a process tree has used, and how much it has wanted."""
+
+    used_s: float
+    by_pid: Mapping[int, float]
+    """The time each process has wanted: on a core, or ready to run and waiting for one."""
+    is_runnable: bool = False
+    """Whether a process runs or waits for a core right now."""
+
+    def grown_since(self, before: CpuDemand | None) -> float:
+        """Return how much more time the present processes have wanted; one that is new counts from its start."""
+        earlier: Mapping[int, float] = {} if before is None else before.by_pid
+        return sum(wanted - earlier.get(pid, 0.0) for pid, wanted in self.by_pid.items())
+
+
+def read_cpu_demand(pid: int) -> CpuDemand | None:
+    """Read the CPU demand of a process and its descendants; None if it is unknown."""
+    by_pid: dict[int, float] = {}
+    used_s, is_runnable = 0.0, False
+    pids = [pid]
+    while pids:
+        one = pids.pop()
+        stat = _read_stat(one)
+        if stat is None or one in by_pid:
+            continue
+        cpu_s = (int(stat[_UTIME]) + int(stat[_STIME])) / os.sysconf("SC_CLK_TCK")
+        delay_s = 0.0
+        for thread in _list_threads(one):
+            delay_s += _read_delay(one, f"task/{thread}/schedstat")
+            pids += map(int, (read_proc_file(one, f"task/{thread}/children") or b"").split())
+        used_s += cpu_s
+        is_runnable = is_runnable or stat[0] == b"R"
+        by_pid[one] = cpu_s + delay_s
+    return CpuDemand(used_s, by_pid, is_runnable) if by_pid else None
+
+
+def _list_threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 @record

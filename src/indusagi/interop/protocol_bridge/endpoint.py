@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.process.procfs import CpuDemand
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
@@ -184,9 +185,9 @@ class ServerEndpointImpl:
     def _process(self) -> StartedProcess | None:
         return None if self._start_watch is None else self._start_watch.process
 
-    async def cpu_seconds(self) -> float | None:
-        """Return the CPU time of the server process; `None` if unknown."""
-        return None if self._process is None else await self._process.cpu_seconds()
+    async def cpu_demand(self) -> CpuDemand | None:
+        """Return the CPU demand of the server's processes; `None` if unknown."""
+        return None if self._process is None else await self._process.cpu_demand()
 
     # -- opening and closing ----------------------------------------------------------------
 

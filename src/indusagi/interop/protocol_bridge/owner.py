@@ -297,7 +297,7 @@ class ServerOwner:
         backoff = Backoff(rules.first_s, factor=rules.factor, longest_s=rules.longest_s, jitter=rules.jitter)
         try:
             if self.config.kind == "stdio":
-                async with self._pacer.turn(endpoint.cpu_seconds, self._urgent):
+                async with self._pacer.turn(endpoint.cpu_demand, self._urgent):
                     await endpoint.open()
             else:
                 await endpoint.open()

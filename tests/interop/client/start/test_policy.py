@@ -104,10 +104,14 @@ def test_finding_b1_a_first_start_has_a_minute_and_is_extended_up_to_a_cap() -> 
     assert (docker.limit_s, docker.cap_s) == (300, 300)
 
 
-@pytest.mark.parametrize("argv", [["server"], ["npx", "a"], ["docker", "run", "a"]])
-def test_finding_b1_a_later_start_keeps_ten_seconds(argv: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "limit_s", "cap_s"), [(["server"], 10, 120), (["npx", "a"], 10, 300), (["docker", "run", "a"], 60, 300)]
+)
+def test_finding_a4_a_later_start_has_ten_seconds_and_the_patience_of_a_first_one(
+    argv: list[str], limit_s: float, cap_s: float
+) -> None:
     later = POLICY.allow(config(*argv), seen_up=True)
-    assert (later.limit_s, later.cap_s, later.first) == (10, 10, False)
+    assert (later.limit_s, later.cap_s, later.first) == (limit_s, cap_s, False)
     assert later.patient_next
 
 

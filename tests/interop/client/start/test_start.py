@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tests.support.transports import LoopTime, settled
 from tests.support.waiting import is_asleep, until
 
 from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.procfs import CpuDemand
 from indusagi.interop import (
     BridgeConfig,
     EndpointPhase,
@@ -38,7 +40,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import StartPacer
 from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from indusagi.core.process.procfs import Activity
@@ -88,7 +90,7 @@ def script(text: str, *, limits: ServerLimits = STEADY) -> StdioServerConfig:
 class TenMinutes:
     """A clock for first starts of ten minutes, in which a server is looked at after 500 s and after 575 s."""
 
-    policy = StartPolicy(first_s=600, cap_s=6_000, package_manager_cap_s=6_000)
+    policy = StartPolicy(first_s=600, later_s=600, cap_s=6_000, package_manager_cap_s=6_000)
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._time = LoopTime(monkeypatch)
@@ -116,11 +118,15 @@ class TenMinutes:
         await self._time.passes(50)
 
 
-async def test_finding_b1_a_first_start_is_extended_while_it_shows_life(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_finding_a4_a_start_is_extended_while_it_shows_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     time = TenMinutes(monkeypatch)
-    endpoint = create_server_endpoint(package_manager(tmp_path), policy=time.policy, history=StartHistory())
+    config, history = package_manager(tmp_path), StartHistory()
+    if is_known:
+        history.record_up(config)
+    endpoint = create_server_endpoint(config, policy=time.policy, history=history)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(endpoint.open())
@@ -312,6 +318,135 @@ async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.Mon
         assert (most, phases) == (2, {EndpointPhase.READY})
     finally:
         await fleet.tear_down()
+
+
+class Tree:
+    """The processes of a start: they compute or wait as a test says."""
+
+    def __init__(self) -> None:
+        self.is_busy, self.used_s, self.wanted_s = True, 0.0, 0.0
+        self.share = 0.04
+        """The share of a core that a busy machine leaves."""
+        self._read_at = asyncio.get_running_loop().time()
+
+    async def demand(self) -> CpuDemand | None:
+        now = asyncio.get_running_loop().time()
+        elapsed_s, self._read_at = now - self._read_at, now
+        if self.is_busy:
+            self.wanted_s += elapsed_s
+            self.used_s += elapsed_s * self.share
+        return CpuDemand(self.used_s, {1: self.wanted_s})
+
+
+class Starts:
+    """Starts that take turns, each until a test lets it end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, turns: int, count: int) -> None:
+        self.time = LoopTime(monkeypatch)
+        self.trees = [Tree() for _ in range(count)]
+        self.ends = [asyncio.Event() for _ in range(count)]
+        self.urgent = [asyncio.Event() for _ in range(count)]
+        self.begun: list[int] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._pacer = StartPacer(turns)
+
+    async def run(self, number: int) -> None:
+        async with self._pacer.turn(self.trees[number].demand, self.urgent[number]):
+            self.begun.append(number)
+            await self.ends[number].wait()
+
+    async def pass_by(self) -> None:
+        """Let several samples pass."""
+        for _ in range(5):
+            await self.time.passes(0.3)
+
+
+@asynccontextmanager
+async def starts(monkeypatch: pytest.MonkeyPatch, turns: int, count: int) -> AsyncGenerator[Starts]:
+    some = Starts(monkeypatch, turns, count)
+    async with asyncio.TaskGroup() as tasks:
+        some.tasks = [tasks.create_task(some.run(number)) for number in range(count)]
+        yield some
+        for end in some.ends:
+            end.set()
+
+
+async def test_finding_a2_a_start_that_a_busy_machine_slows_down_keeps_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with starts(monkeypatch, turns=4, count=20) as some:
+        await some.pass_by()
+        assert some.begun == [0, 1, 2, 3]
+        some.ends[1].set()
+        await some.pass_by()
+        assert some.begun == [0, 1, 2, 3, 4]
+
+
+async def test_a_start_that_waits_makes_room_and_counts_again_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with starts(monkeypatch, turns=1, count=4) as some:
+        await some.pass_by()
+        some.trees[0].is_busy = False
+        await some.pass_by()
+        assert some.begun == [0, 1]
+        some.trees[0].is_busy = True
+        await some.pass_by()
+        some.ends[1].set()  # the first one computes again
+        await some.pass_by()
+        assert some.begun == [0, 1]
+        some.ends[0].set()
+        await some.pass_by()
+        assert some.begun == [0, 1, 2]
+
+
+async def test_a_start_that_never_stops_computing_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with starts(monkeypatch, turns=1, count=2) as some:
+        some.trees[0].share = 1.0
+        await some.pass_by()
+        assert some.begun == [0]
+        await some.time.passes(pacing.MAX_TURN_CPU_S)
+        await some.pass_by()
+        assert some.begun == [0, 1]
+
+
+async def test_starts_that_are_cancelled_or_urgent_leave_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with starts(monkeypatch, turns=1, count=5) as some:
+        await some.pass_by()
+        some.urgent[3].set()
+        some.tasks[1].cancel()
+        await some.pass_by()
+        assert some.begun == [0, 3]
+        some.tasks[0].cancel()
+        some.ends[3].set()
+        await some.pass_by()
+        assert some.begun == [0, 3, 2]
+
+
+async def test_the_demand_of_a_process_tree_is_what_it_wants_of_the_cores(tmp_path: Path) -> None:
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    child = (
+        "import os, time\n"
+        f"open({str(ready)!r}, 'w').close()\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+        "while True: pass\n"
+    )
+    words = shlex.join([*PYTHON, "-c", child])
+    process = ChildProcess(_Output())
+    await process.start(["sh", "-c", f"{words}; true"], dict(os.environ), None)
+    try:
+        await until(ready.exists)
+        first = await process.cpu_demand()
+        go.touch()
+
+        async def grows() -> bool:
+            demand = await process.cpu_demand()
+            assert demand is not None
+            assert len(demand.by_pid) == 2
+            return demand.grown_since(first) > 0.5 and demand.is_runnable and demand.used_s > 0
+
+        await until(grows)
+    finally:
+        await process.end(0)
+    assert await process.cpu_demand() is None
 
 
 async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

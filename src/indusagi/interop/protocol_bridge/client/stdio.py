@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.core.process.procfs import Activity
+    from indusagi.core.process.procfs import Activity, CpuDemand
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 
 _SETTLE_S = 0.05
@@ -264,9 +264,9 @@ class StdioTransport(BaseTransport):
         """Return what the process tree has done; `None` where the system does not tell."""
         return await self.child.activity()
 
-    async def cpu_seconds(self) -> float | None:
-        """Return the CPU time of the process; `None` if unknown."""
-        return await self.child.cpu_seconds()
+    async def cpu_demand(self) -> CpuDemand | None:
+        """Return the CPU demand of the process tree; `None` if unknown."""
+        return await self.child.cpu_demand()
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Start policy: how long the start of a server may take, how many starts compute at once, and when one is repeated.
 
-A command that was never up under its configuration may have to download a program first: it has a minute, and more
-while its process tree shows activity. A command that was up before has ten seconds. A limit in the configuration
-(`startup_timeout_sec`) always wins. A server that fails is started again by the rules of `Supervision`, pure functions
-whose time is a parameter.
+A command that was never up under its configuration may have to download a program first: it has a minute. A command
+that was up before has ten seconds. Both have more while their process tree computes or moves data. A limit in the
+configuration (`startup_timeout_sec`) always wins. A server that fails is started again by the rules of `Supervision`,
+pure functions whose time is a parameter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from indusagi.interop.protocol_bridge.contract import LATER_START_S, ProtocolFau
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from indusagi.core.process.procfs import CpuDemand
 
 
 @record
@@ -48,7 +51,7 @@ class StartPolicy:
     first_s: float = 60.0
     later_s: float = LATER_START_S
     cap_s: float = 120.0
-    """For a first start of any command that shows activity."""
+    """For any command that shows activity."""
     package_manager_cap_s: float = 300.0
     slow_s: float = 1.0
     sign_in_s: float = 300.0
@@ -63,13 +66,14 @@ class StartPolicy:
         manager = find_package_manager(config.command, config.args)
         name = None if manager is None else manager.name
         stated_s = config.limits.connect_s
-        if stated_s is not None or seen_up:
-            limit_s = self.later_s if stated_s is None else stated_s
-            patient_next = stated_s is None
-            return StartAllowance(limit_s, limit_s, self.slow_s, not seen_up, name, patient_next)
+        if stated_s is not None:
+            return StartAllowance(stated_s, stated_s, self.slow_s, not seen_up, name)
         cap_s = self.cap_s if manager is None else self.package_manager_cap_s
-        # A container engine downloads in a process outside of the tree.
+        # A container engine works in a process outside of the tree.
         is_outside = manager is not None and manager.outside
+        if seen_up:
+            limit_s = min(self.first_s if is_outside else self.later_s, cap_s)
+            return StartAllowance(limit_s, cap_s, self.slow_s, package_manager=name, patient_next=True)
         limit_s = cap_s if is_outside else min(self.first_s, cap_s)
         return StartAllowance(limit_s, cap_s, self.slow_s, first=True, package_manager=name)
 
@@ -106,9 +110,11 @@ PROCESS_HISTORY = StartHistory()
 
 _SAMPLE_S = 0.2
 _BUSY = 0.25
-"""A process that uses less than this share of a core waits for something else."""
+"""A process tree that wants less than this share of a core waits for something else."""
+MAX_TURN_CPU_S = 10.0
+"""A start that has used so much CPU time no longer holds up others."""
 _UNKNOWN_CPU_S = 2.0
-"""How long a turn lasts where the CPU time is unknown."""
+"""How long a start counts as computing where its CPU demand is unknown."""
 
 
 def default_turns() -> int:
@@ -121,72 +127,84 @@ def default_turns() -> int:
 
 
 class StartPacer:
-    """Limits how many starts compute at once; first come, first served."""
+    """Limits how many starts compute at once; first come, first served.
+
+    A start computes while its processes use a core or wait for one: next to other busy programs it takes longer, and is
+    no less busy. A start that waits for something else makes room, and counts again when it goes on computing.
+    """
 
     def __init__(self, turns: int | None = None) -> None:
-        self._turns = asyncio.Semaphore(turns or default_turns())
+        self._turns = turns or default_turns()
+        self._computing: set[object] = set()
+        self._queue: deque[tuple[object, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def turn(
-        self, cpu_seconds: Callable[[], Awaitable[float | None]], urgent: asyncio.Event
+        self, cpu_demand: Callable[[], Awaitable[CpuDemand | None]], urgent: asyncio.Event
     ) -> AsyncGenerator[None]:
         """Run the block in its turn; at once if it is or becomes `urgent`.
 
         Args:
-            cpu_seconds: Returns the CPU time of the process; `None` if unknown.
+            cpu_demand: Returns the CPU demand of the process tree; `None` if unknown.
             urgent: Set when a caller waits for this start.
         """
-        if not await self._wait(urgent):
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        # Owned by this block: cancelled and awaited below. Its end, also an early one, releases the turn.
-        computing = loop.create_task(_wait_while_computing(cpu_seconds))
-        computing.add_done_callback(lambda _: self._turns.release())
+        start, watching = object(), None
         try:
+            await self._wait(start, urgent)
+            # Owned by this block: cancelled and awaited below.
+            watching = asyncio.get_running_loop().create_task(self._watch(start, cpu_demand))
             yield
         finally:
-            computing.cancel()
-            await asyncio.wait({computing})
+            self._count(start, is_computing=False)
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait({watching})
 
-    async def _wait(self, urgent: asyncio.Event) -> bool:
-        """Wait for a turn, or until none is needed; return whether there is one to release."""
-        if urgent.is_set():
-            return False
+    async def _wait(self, start: object, urgent: asyncio.Event) -> None:
+        """Wait for room, unless it is or becomes urgent; count the start as computing."""
         loop = asyncio.get_running_loop()
-        turn, hurry = loop.create_task(self._turns.acquire()), loop.create_task(urgent.wait())
+        admitted: asyncio.Future[None] = loop.create_future()
+        place = (start, admitted)
+        self._queue.append(place)
+        self._admit()
+        hurrying = loop.create_task(urgent.wait())
         try:
-            await asyncio.wait({turn, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            turn.cancel()
-            await asyncio.wait({turn})
-            if not turn.cancelled():
-                self._turns.release()
-            raise
+            await asyncio.wait({admitted, hurrying}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            hurry.cancel()
-        if turn.done():
-            return True
-        turn.cancel()
-        await asyncio.wait({turn})
-        return not turn.cancelled()
+            hurrying.cancel()
+            if place in self._queue:
+                self._queue.remove(place)
+        self._computing.add(start)
 
+    def _admit(self) -> None:
+        while self._queue and len(self._computing) < self._turns:
+            start, admitted = self._queue.popleft()
+            self._computing.add(start)
+            admitted.set_result(None)
 
-async def _wait_while_computing(cpu_seconds: Callable[[], Awaitable[float | None]]) -> None:
-    """Return as soon as the process waits for something other than a core."""
-    now = asyncio.get_running_loop().time
-    started_at, used = now(), 0.0
-    while True:
-        sampled_at = now()
-        await asyncio.sleep(_SAMPLE_S)
-        seconds = await cpu_seconds()
-        if seconds is None:
-            if now() - started_at >= _UNKNOWN_CPU_S:
-                return
-            continue
-        if seconds - used < _BUSY * (now() - sampled_at):
-            return
-        used = seconds
+    def _count(self, start: object, *, is_computing: bool) -> None:
+        if is_computing:
+            self._computing.add(start)
+        else:
+            self._computing.discard(start)
+            self._admit()
+
+    async def _watch(self, start: object, cpu_demand: Callable[[], Awaitable[CpuDemand | None]]) -> None:
+        """Note whether a start computes, until it has had its share."""
+        now = asyncio.get_running_loop().time
+        started_at, before = now(), None
+        while before is None or before.used_s < MAX_TURN_CPU_S:
+            sampled_at = now()
+            await asyncio.sleep(_SAMPLE_S)
+            demand = await cpu_demand()
+            if demand is None:
+                is_computing = now() - started_at < _UNKNOWN_CPU_S
+            else:
+                is_busy = demand.grown_since(before) >= _BUSY * (now() - sampled_at)
+                is_computing = is_busy or demand.is_runnable
+            before = demand or before
+            self._count(start, is_computing=is_computing)
+        self._count(start, is_computing=False)
 
 
 @record(kw_only=True)

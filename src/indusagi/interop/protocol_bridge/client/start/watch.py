@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from indusagi.core.process.procfs import Activity
+    from indusagi.core.process.procfs import Activity, CpuDemand
     from indusagi.interop.protocol_bridge.client.start.policy import StartAllowance
 
 _WINDOW_S = 5.0
@@ -34,8 +34,8 @@ class StartedProcess(Protocol):
         """Return lines of its standard output that were not protocol messages."""
         ...
 
-    async def cpu_seconds(self) -> float | None:
-        """Return the CPU time of the process; `None` if unknown."""
+    async def cpu_demand(self) -> CpuDemand | None:
+        """Return the CPU demand of the process tree; `None` if unknown."""
         ...
 
     async def activity(self) -> Activity | None:
