@@ -125,6 +125,7 @@ THIRD_REVIEW: dict[str, str] = {
     "f17": "Commands inherit no URL with a password.",
     "r3": "Sandboxed commands reach no socket of the user outside the workspace, and no browser data or history.",
     "r10": "A gateway that starts itself with its environment cleared is noticed.",
+    "p10": 'A rule covers no program that the covered one starts, and "always" names what is started.',
     "p6": "A rewind restores what commands and jobs change, also across the next prompt.",
     "p7": "A task that goes on begins a rewind point, and a point without a record is an error.",
     "p11": "A rewind overwrites no file whose content it can't keep.",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from induscode.deck.programs.program import Program
+from induscode.deck.programs.table import PROGRAMS
 from induscode.session.permissions.shell.arguments import find_problem, list_options
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.shell.programs import PROGRAMS, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from induscode.deck.programs.program import Program
+from induscode.deck.programs.table import MODULES, PROGRAMS
 from induscode.session.permissions.shell import launchers
 from induscode.session.permissions.shell.arguments import find_problem, starts_commands
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.shell.programs import MODULES, PROGRAMS, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

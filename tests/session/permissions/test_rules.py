@@ -13,18 +13,29 @@ from tests.session.permissions.support import rule, rules
 from indusagi.capabilities.ports import SandboxState
 from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from induscode.deck.programs.table import PROGRAMS, STARTING_WORDS
 from induscode.session.permissions.call_facts import CallFacts, CallKind, PathFact
 from induscode.session.permissions.confirm import build_command_pattern
-from induscode.session.permissions.patterns import PatternMatch, is_path, match_command, may_be_command, may_be_path
+from induscode.session.permissions.patterns import (
+    PatternMatch,
+    find_allow_problem,
+    is_path,
+    match_command,
+    may_be_command,
+    may_be_path,
+)
 from induscode.session.permissions.policy import ApprovalMode, PolicyContext, decide_call
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule, parse_rules, parse_settings
+from induscode.session.permissions.shell.launchers import find_runner
 from induscode.session.permissions.shell.parse import parse_command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from random import Random
 
     from indusagi.capabilities.ports import Refusal
     from indusagi.core.json import JsonValue
+    from induscode.deck.programs.program import Program
 
 
 @pytest.mark.parametrize(
@@ -244,6 +255,20 @@ def test_path_pattern_allows_exactly_and_denies_generously(
         ("$x", None),
         ("git $x", None),
         ("find . -name x", None),
+        ("pipenv run pytest -q", "pipenv run pytest *"),
+        ("pdm run pytest", "pdm run pytest *"),
+        ("conda run pytest x", "conda run pytest *"),
+        ("poetry run python x.py", "poetry run python x.py"),
+        ("hatch run mytool a", "hatch run mytool *"),
+        ("npm exec prettier .", "npm exec prettier *"),
+        ("npm exec mytool .", "npm exec mytool *"),
+        ("make test V", "make test *"),
+        ("aws s3 ls x", "aws s3 ls *"),
+        ("gh pr create x", "gh pr create *"),
+        ("stack exec x", "stack exec x"),
+        ("git stash drop", "git stash drop *"),
+        ("git bisect run x", "git bisect run x"),
+        ("git config user.name", "git config user.name *"),
     ],
 )
 def test_rule_for_always_has_the_words_that_say_what_is_done(command: str, saved: str | None) -> None:
@@ -251,6 +276,87 @@ def test_rule_for_always_has_the_words_that_say_what_is_done(command: str, saved
     assert build_command_pattern(found) == saved
     if saved is not None:
         assert match_command(saved, found) is not None
+
+
+def list_starters(programs: Mapping[str, Program], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """List the programs and subcommands of the table that start another command."""
+    for name, program in programs.items():
+        if program.starts:
+            yield (*above, name)
+        yield from list_starters(program.subcommands, (*above, name))
+
+
+STARTERS = [" ".join(words) for words in list_starters(PROGRAMS)]
+
+
+def is_covered(pattern: str, command: str) -> bool:
+    found = parse_command(command).commands[-1]
+    if match_command(pattern, found) is None or find_runner(found.words) is not None:
+        return False
+    return find_allow_problem(pattern, found) is None
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_finding_p10_a_started_word_is_a_plain_name(starter: str) -> None:
+    for word in ("touch X;", "touch X", "a;b", "$(x)", "a&b", "a\nb", "-c", "x://y", "{a,b}", "!x"):
+        for pattern in (f"{starter} *", f"{starter.split()[0]} *"):
+            assert not is_covered(pattern, f"{starter} '{word}'"), (pattern, word)
+            assert not is_covered(pattern, f"{starter} mytool '{word};'"), (pattern, word)
+    assert is_covered(f"{starter} mytool *", f"{starter} mytool a b")
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_finding_p10_always_names_what_is_started(starter: str) -> None:
+    def saved(command: str) -> str | None:
+        return build_command_pattern(parse_command(command).commands[0])
+
+    assert saved(f"{starter} mytool a") == f"{starter} mytool *"
+    for started in ("python x.py", "bash x.sh", "rm x", "xargs x", "sh", "env x", "sudo x", "find ."):
+        pattern = saved(f"{starter} {started}")
+        assert pattern is None or "*" not in pattern, pattern
+    for started in ("pytest -q", "ruff check", "mytool"):
+        pattern = saved(f"{starter} {started}")
+        assert pattern is None or not pattern.startswith(f"{starter} *"), pattern
+
+
+@pytest.mark.parametrize("word", sorted(STARTING_WORDS))
+@pytest.mark.parametrize(
+    "program", ["stack", "dotnet", "gh", "flatpak", "terraform", "brew", "cargo", "go", "helm", "git"]
+)
+def test_finding_p10_always_on_a_starting_subcommand_is_what_was_written(program: str, word: str) -> None:
+    known = PROGRAMS.get(program)
+    if known is not None and word in known.subcommands:
+        return
+    pattern = build_command_pattern(parse_command(f"{program} {word} other").commands[0])
+    assert pattern in {None, f"{program} {word} other"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command"),
+    [
+        *(("git reflog *", f"git reflog {word}") for word in ("expire --all", "delete HEAD@{1}", "drop", "expire x")),
+        *(("git stash *", f"git stash {word}") for word in ("drop", "clear", "drop stash@{0}", "store x")),
+        *(("git worktree *", f"git worktree {word}") for word in ("remove x", "prune", "move a b", "add ../x")),
+        *(("git config *", f"git config {word}") for word in ("alias.x '!touch y'", "--add a.b c", "core.pager x")),
+        *(("git *", f"git {word}") for word in ("-c alias.x=!y x", "bisect run x", "submodule foreach x", "gc")),
+        *(("npm *", f"npm {word}") for word in ("exec x", "x y", "create vite", "init vite", "exec -c x", "exec -- x")),
+        *(("yarn *", f"yarn {word}") for word in ("dlx x", "exec x", "create x")),
+        *(("pnpm *", f"pnpm {word}") for word in ("dlx x", "exec x", "create x")),
+        *(("uv *", f"uv {word}") for word in ("tool run x", "tool install x", "run --with x y", "run 'a;b'")),
+        ("make *", "make X=y"), ("make *", "make SHELL=/tmp/x all"), ("make *", "make --eval=x"),
+        ("find *", "find . -exec x ;"), ("find *", "find . -fprintf x y"), ("sed *", "sed -i s/a/b/ f"),
+        ("sed *", "sed 's/a/b/w f' f"), ("sed *", "sed 's/a/b/e' f"), ("tar *", "tar --to-command=x -xf f"),
+        ("tar *", "tar -xf f --checkpoint=1 --checkpoint-action=exec=x"), ("awk *", "awk 'BEGIN{system(\"x\")}'"),
+        ("awk *", "awk '{print | \"sh\"}'"), ("sort *", "sort -o f f"), ("sort *", "sort --compress-program=x f"),
+        ("less *", "less +!x f"), ("man *", "man -P x ls"), ("man *", "man -Hx ls"), ("xargs *", "xargs rm"),
+        ("env *", "env x y"), ("nice *", "nice rm x"), ("timeout *", "timeout 5 rm x"),
+        ("docker *", "docker compose run x y"), ("nix *", "nix run x"), ("nix *", "nix shell x"),
+        # A variable may hold any subcommand.
+        ("git remote *", 'x=add; git remote "$x" a b'), ("git stash *", 'x=drop; git stash "$x"'),
+    ],
+)  # fmt: skip
+def test_finding_p10_no_wide_rule_covers_what_destroys_or_starts(pattern: str, command: str) -> None:
+    assert not is_covered(pattern, command)
 
 
 # -- laws -------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from induscode.session.permissions.call_facts import CallKind
 from induscode.session.permissions.patterns import parse_host
 from induscode.session.permissions.policy import ApprovalMode
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
-from induscode.session.permissions.shell.arguments import find_problem
-from induscode.session.permissions.shell.launchers import base_name, find_runner, names
+from induscode.session.permissions.shell.arguments import count_saved_words, find_problem, is_never_saved
 from induscode.terminal import escape_unprintable
 
 if TYPE_CHECKING:
@@ -29,39 +28,6 @@ if TYPE_CHECKING:
     from induscode.session.permissions.policy import Decision, Need
     from induscode.session.permissions.shell.parse import Command
 
-_NEVER = names(
-    "sh bash dash ash zsh ksh mksh fish csh tcsh eval exec sudo doas su xargs env ssh source ."
-    " command builtin nohup nice time timeout parallel watch find awk sed perl npx uvx bunx pnpx"
-)
-"""Programs that never get a rule: it would allow whatever they start."""
-_AS_WRITTEN = names(
-    "rm rmdir unlink shred dd mkfs mount umount chmod chown chgrp kill pkill killall mv cp ln"
-    " install truncate curl wget nc scp rsync ftp telnet reboot shutdown systemctl service iptables"
-    " crontab passwd useradd usermod python python3 node ruby php lua deno bun tee"
-)
-"""Programs whose rule is the whole command."""
-_DEPTHS = {
-    **dict.fromkeys(
-        names(
-            "git hg svn npm pnpm yarn cargo go docker podman kubectl helm pip pip3 uv poetry pdm"
-            " brew apt apt-get dnf gh glab terraform ansible make cmake gradle mvn rustup conda"
-            " just task bazel dotnet composer bundle rake mix flutter swift stack cabal nix aws az"
-            " gcloud hatch tox nox ruff rails"
-        ),
-        2,
-    ),
-    "cargo run": 2,
-    **dict.fromkeys(
-        (
-            *("npm run", "npm exec", "pnpm run", "yarn run", "bun run", "uv run", "uv pip", "poetry run"),
-            *("docker compose", "docker container", "docker image", "bundle exec", "dotnet tool", "nix flake"),
-            *("git remote", "git stash", "git worktree", "git submodule", "git config", "aws s3"),
-            *("gh pr", "gh issue", "gh repo", "gh run", "gh api"),
-        ),
-        3,
-    ),
-}
-"""Number of words that say what a command does."""
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")
 
 
@@ -234,21 +200,16 @@ def _format_rule(need: Need, facts: CallFacts) -> str | None:
 def build_command_pattern(command: Command) -> str | None:
     """Build the specifier of the rule for a command; None if it never gets one."""
     texts = [word.text for word in command.words]
-    name = texts[0]
     problem = find_problem(command.words, fed=command.fed)
-    if name is None or base_name(name) in _NEVER or find_runner(command.words) is not None:
+    if texts[0] is None or is_never_saved(command.words) or (problem is not None and problem.acts):
         return None
-    if problem is not None and problem.acts:
-        return None
-    depth = _DEPTHS.get(" ".join(text or "" for text in texts[:2])) or _DEPTHS.get(name, 1)
+    count = count_saved_words(texts) or len(texts) + 1
     is_exact = (
-        base_name(name) in _AS_WRITTEN
-        or "/" in name
-        or depth > len(texts)
-        or any(text is None or text.startswith("-") for text in texts[:depth])
-        or find_problem(command.words, frozenset(range(depth)), fed=command.fed) is not None
+        count > len(texts)
+        or any(text is None or text.startswith("-") for text in texts[:count])
+        or find_problem(command.words, frozenset(range(count)), fed=command.fed) is not None
     )
-    words = texts if is_exact else texts[:depth]
+    words = texts if is_exact else texts[:count]
     if not all(text is not None and _SAFE_WORD.fullmatch(text) for text in words):
         return None
     return " ".join([*(text for text in words if text is not None), *([] if is_exact else ["*"])])

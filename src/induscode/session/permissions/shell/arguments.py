@@ -13,8 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from indusagi.core.records import record
-from induscode.session.permissions.shell.launchers import WRAPPERS, find_runner
-from induscode.session.permissions.shell.programs import MODULES, PACKAGE, PROGRAMS, Check, Program
+from induscode.deck.programs.program import Check, Program
+from induscode.deck.programs.table import (
+    MODULES,
+    NEVER_SAVED,
+    PACKAGE,
+    PROGRAMS,
+    SAVED_AS_WRITTEN,
+    STARTING_WORDS,
+    TASK_RUNNERS,
+)
+from induscode.session.permissions.shell.launchers import SHELLS, WRAPPERS, find_runner
 from induscode.session.permissions.shell.syntax import Word
 
 _UNKNOWN_PROGRAM = Program()
@@ -53,6 +62,10 @@ _TAR_HOST = re.compile(r"[^/]*:")
 _ENVIRONMENT_PROGRAM = re.compile(r"(?:python|pypy)[0-9.]*|ruby|node|pytest|py\.test|ruff|mypy|black")
 """Programs of a project's environment: others in the table need a rule of their own."""
 _ENVIRONMENT_TOOLS = frozenset({"pytest", "py.test", "ruff", "mypy", "black"})
+_STARTED = re.compile(r"(?![-+])[\w./+@-]+")
+"""A plain name: Bundler passes any other single word to a shell."""
+_SHELL_TEXT = re.compile(r"[;&|<>$`(){}\n]")
+"""hatch joins its arguments and passes them to a shell."""
 
 
 @record
@@ -95,6 +108,46 @@ def starts_commands(name: str) -> bool:
     if program is None or program.check == "npx":
         return True
     return any(subcommand.starts for subcommand in program.subcommands.values())
+
+
+def is_never_saved(words: Sequence[Word]) -> bool:
+    """Tell whether no rule is ever saved for a command: it would allow whatever the program starts."""
+    name = os.path.basename(words[0].shown)
+    program = find_program(name)
+    starts = program is not None and program.check in {"awk", "npx", "sed"}
+    return starts or name in NEVER_SAVED or name in SHELLS or name in WRAPPERS or find_runner(words) is not None
+
+
+def count_saved_words(texts: Sequence[str | None]) -> int | None:
+    """Count the words at the beginning of a command that say what it does; None if only all of them do.
+
+    "Always" names these words: `git commit -m x` becomes `git commit *`, `pipenv run pytest -q` becomes
+    `pipenv run pytest *`, and a script stays as it was written.
+    """
+    name = texts[0] if texts else None
+    if name is None or "/" in name or name in SAVED_AS_WRITTEN | NEVER_SAVED:
+        return None
+    program = find_program(name)
+    if program is None:
+        is_runner = name in TASK_RUNNERS and len(texts) > 1
+        return None if is_runner and texts[1] in STARTING_WORDS else 1 + is_runner
+    count = 1
+    while program is not None:
+        if program.always_acts or program.check == "script":
+            return None
+        if program.starts:
+            started = count_saved_words(texts[count:])
+            return None if started is None else count + started
+        if not program.subcommands:
+            return count + program.further
+        text = texts[count] if count < len(texts) else None
+        if text is None or text.startswith("-"):
+            return None
+        further, program = program.further, program.subcommands.get(text)
+        if program is None and text in STARTING_WORDS:
+            return None
+        count += 1 if program is not None else max(1, further)
+    return count
 
 
 @lru_cache(maxsize=1024)
@@ -218,14 +271,19 @@ class _ArgumentReader:
         self.index = len(self.words)
         if self.program.starts:
             name = os.path.basename(rest[0].shown)
-            is_certain = rest[0].text is not None and rest[0].text != "-" and "://" not in rest[0].shown
+            is_certain = rest[0].text is not None and _STARTED.fullmatch(rest[0].text) is not None
+            if any(_SHELL_TEXT.search(text) for word in rest for text in _get_texts(word) or (word.prefix,)):
+                return Problem(f"{self.name} may pass its arguments to a shell", acts=True)
+            if self.program.fetches and 0 not in named:
+                return Problem(f"{self.name} may fetch {rest[0].shown} and run it")
             is_known = find_program(name) is not None and not _ENVIRONMENT_PROGRAM.fullmatch(name)
             if not is_certain or (is_known and 0 not in named):
                 return Problem(f"{self.name} starts {rest[0].shown}", acts=True)
             if find_runner(rest) is not None or name in WRAPPERS:
                 return Problem(f"{self.name} {name} runs other commands", acts=True)
             return find_problem(rest, named)
-        sub = self.program.subcommands.get(rest[0].text or "")
+        # A variable may hold any subcommand.
+        sub = None if rest[0].text is None else self.program.subcommands.get(rest[0].text)
         if sub is None:
             if first in self.named:
                 sub = _UNKNOWN_PROGRAM

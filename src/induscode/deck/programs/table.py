@@ -1,4 +1,4 @@
-"""The table of programs: which options and operands are harmless, and which run or write something.
+"""The table of programs: what a rule covers, how many words "always" names, and what only reads.
 
 A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option or subcommand that is
 missing here needs a rule that names it (`bash(gh pr create *)`); a subcommand that runs code needs a rule that names
@@ -11,61 +11,10 @@ what never becomes a rule; an option missing there is no less safe.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Literal, TypeAlias
+from dataclasses import replace
 
-from indusagi.core.records import record
-
-Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
-"""The function of `arguments` for a program whose operands say what it does."""
-
-
-@record(kw_only=True)
-class Program:
-    """One program, or one subcommand of it."""
-
-    flags: str = ""
-    """Harmless short options without a value."""
-    values: str = ""
-    """Harmless short options with a value, joined or as the next word."""
-    optional: str = ""
-    """Harmless short options with a value that can only be joined."""
-    long: str = ""
-    """Harmless long options; with `=` at the end those that need a value."""
-    words: str = ""
-    """Harmless options of several letters behind one hyphen; with `=` at the end those with a value."""
-    acts: str = ""
-    """Options that run a command or write a file."""
-    any_options: bool = False
-    """Whether every option is harmless."""
-    always_acts: bool = False
-    """Whether its operands alone make it run or write something."""
-    numeric: bool = False
-    """Whether `-5` is an option."""
-    ends_options: bool = True
-    """Whether `--` ends the options (POSIX Utility Syntax Guideline 10)."""
-    options_first: bool = False
-    """Whether options end at the first operand."""
-    old_style: bool = False
-    """Whether the first operand is a bundle of options: `tar cf`."""
-    value_patterns: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Patterns for the values of some options, by the option as it is written."""
-    operand: str = ""
-    """Pattern for a known operand; empty for any."""
-    most_operands: int | None = None
-    """Number of operands that it reads; a further one is a file that it writes."""
-    subcommands: Mapping[str, Program] = field(default_factory=dict[str, "Program"])
-    argument_files: bool = False
-    """Whether `@file` stands for the arguments in that file."""
-    starts: bool = False
-    """Whether its operands are another command with its arguments."""
-    check: Check | None = None
-
-
-ACTS = Program(always_acts=True)
-PLAIN = Program()
-INSIDE = r"(?![/~+-])(?!.*(?:\.\.|[=:])).+"
-"""A path below the working directory."""
+from induscode.deck.programs.git import GIT
+from induscode.deck.programs.program import ACTS, INSIDE, PLAIN, Program
 
 
 def _looks(subcommands: str, acting: str = "", **options: str) -> Program:
@@ -130,7 +79,8 @@ SERVICES: Mapping[str, Program] = {
     "ufw": _looks("status version"),
     **dict.fromkeys(("ansible", "passwd", "useradd", "userdel", "usermod", "swapoff"), ACTS),
     **dict.fromkeys(("apk", "flatpak", "snap", "zypper"), _looks("info list search")),
-    **dict.fromkeys(("aws", "az", "corepack", "doctl", "fly", "flyctl", "gcloud", "gem", "heroku",
+    **dict.fromkeys(("aws", "az", "gcloud"), replace(_looks("help version"), further=2)),
+    **dict.fromkeys(("corepack", "doctl", "fly", "flyctl", "gem", "heroku",
         "launchctl", "loginctl", "netlify", "nmcli", "rustup", "vercel"), _looks("help version")),
 }  # fmt: skip
 """By the name of the program, without its directory."""
@@ -157,141 +107,6 @@ _OPERANDS_ACT = """
     erl irb jshell sbcl
 """
 """Programs whose operands or input say what they run, or where they write."""
-
-# -- git --------------------------------------------------------------------------------------
-
-_DIFF_LONG = """
-    abbrev= binary cached check color color-words diff-algorithm= diff-filter= dirstat exit-code
-    find-copies find-renames full-index function-context histogram ignore-all-space
-    ignore-blank-lines ignore-cr-at-eol ignore-space-at-eol ignore-space-change inter-hunk-context=
-    merge-base minimal name-only name-status no-color no-ext-diff no-index no-patch no-prefix
-    no-renames no-textconv numstat patch patch-with-stat patience pickaxe-all pickaxe-regex quiet
-    raw relative shortstat stat staged summary submodule text unified= word-diff word-diff-regex=
-"""
-_LOG_LONG = f"""{_DIFF_LONG}
-    abbrev-commit after= all all-match ancestry-path author= author-date-order before= boundary
-    branches cherry cherry-mark cherry-pick committer= date-order date= decorate
-    decorate-refs= extended-regexp first-parent fixed-strings follow format= full-history graph
-    grep= invert-grep left-only left-right max-count= max-parents= merges min-parents= no-decorate
-    no-abbrev-commit no-merges no-notes no-pager notes oneline parents perl-regexp pretty
-    regexp-ignore-case relative-date remotes reverse right-only root show-linear-break
-    simplify-by-decoration since= skip= source tags topo-order until= walk-reflogs
-"""
-_DIFF = Program(flags="abpRsuwWz", values="GIlnSU", optional="BCM", long=_DIFF_LONG, numeric=True,
-    acts="--output -O --ext-diff --textconv")  # fmt: skip
-_LOG = Program(flags="abcgipqstuwEFPRW", values="GILnSU", optional="BCM", long=_LOG_LONG,
-    numeric=True, acts="--output -O --ext-diff --textconv")  # fmt: skip
-_REPOSITORY = r"(?!.*::).*"
-"""Not `ext::command`: https://git-scm.com/docs/gitremote-helpers."""
-_REMOTE_ACTS = "--upload-pack --receive-pack --exec -u -c --config --template"
-
-
-def _git(flags: str = "", values: str = "", long: str = "", **more: object) -> Program:
-    return Program(flags=flags, values=values, long=long, **more)  # type: ignore[arg-type] — the fields of a Program
-
-
-_GIT = Program(
-    flags="P",
-    values="C",
-    value_patterns={"-C": INSIDE},
-    long="bare literal-pathspecs no-optional-locks no-pager no-replace-objects version",
-    acts="-c -p --config-env --exec-path --git-dir --work-tree --namespace --paginate",
-    subcommands={
-        "add": _git("AnNpuvf", long="all dry-run force intent-to-add no-all update verbose"),
-        "blame": _git("bceflnpstw", "L", "date= line-porcelain porcelain root since= show-email"),
-        "branch": _git(
-            "adDfiilmMqrvcC",
-            "u",
-            """abbrev= all color contains copy delete force format= ignore-case list merged move
-            no-color no-contains no-merged no-track points-at= quiet remotes set-upstream-to=
-            show-current sort= track unset-upstream verbose""",
-        ),
-        "cat-file": _git("eptsz", long="batch batch-all-objects batch-check unordered"),
-        "check-ignore": _git("qvnz", long="non-matching quiet stdin verbose"),
-        "checkout": _git("bBdfqt", long="detach force no-track ours quiet theirs track"),
-        "cherry": _git("v"),
-        "cherry-pick": _git("enrsx", "m", "abort continue no-commit quit signoff skip"),
-        "clean": _git("dfnqxX", "e", "dry-run exclude= force quiet"),
-        "clone": _git("qvl", "bo", """bare branch= depth= local no-checkout no-tags origin= quiet
-            recurse-submodules shallow-since= single-branch verbose""", acts=_REMOTE_ACTS, operand=_REPOSITORY),
-        "commit": _git("aenopqsv", "mCcF", """all allow-empty allow-empty-message amend author=
-            date= dry-run fixup= message= no-edit no-verify only quiet reset-author reuse-message=
-            short signoff squash= status verbose"""),
-        "config": _git("l", long="get get-all global list local show-origin system",
-            operand=r"[\w-]+\..+", most_operands=1),
-        "count-objects": _git("vH", long="human-readable verbose"),
-        "describe": _git(long="abbrev= all always contains dirty exact-match long match= tags"),
-        "diff": _DIFF,
-        "diff-tree": _LOG,
-        "fetch": _git("afnpqtv", "j", """all append depth= deepen= dry-run force jobs= no-tags prune
-            prune-tags quiet shallow-since= tags unshallow verbose""", acts=_REMOTE_ACTS, operand=_REPOSITORY),
-        "for-each-ref": _git(long="count= format= merged no-merged points-at= sort="),
-        "fsck": _git(long="full no-dangling strict unreachable"),
-        "grep": _git("acEFGhHIilLnoPpqsvwWz", "ABCefm", """all-match and basic-regexp break cached
-            color column count extended-regexp fixed-strings files-with-matches
-            files-without-match function-context heading ignore-case invert-match line-number
-            max-count= name-only no-color no-index not null only-matching or perl-regexp quiet
-            show-function untracked word-regexp""", acts="-O --open-files-in-pager --textconv",
-            numeric=True),
-        "init": _git("qb", long="bare initial-branch= quiet", acts="--template"),
-        "log": _LOG,
-        "ls-files": _git("cdfikmostuvz", "xX", """abbrev cached deleted error-unmatch
-            exclude-standard exclude= full-name ignored killed modified others stage unmerged"""),
-        "ls-remote": _git("hqt", long="branches exit-code heads quiet refs sort= symref tags",
-            acts=_REMOTE_ACTS, operand=_REPOSITORY),
-        "ls-tree": _git("dlrtz", long="abbrev full-name full-tree long name-only name-status"),
-        "merge": _git("enqv", "m", """abort commit continue ff ff-only log message= no-commit
-            no-edit no-ff no-stat quiet quit signoff squash stat verbose"""),
-        "merge-base": _git("a", long="all fork-point independent is-ancestor octopus"),
-        "mv": _git("fknv", long="dry-run force verbose"),
-        "name-rev": _git(long="all always name-only refs= stdin tags"),
-        "pull": _git("fnqrv", long="""all autostash depth= ff ff-only force no-edit no-rebase prune
-            quiet rebase tags unshallow verbose""", acts=_REMOTE_ACTS, operand=_REPOSITORY),
-        "push": _git("dfnquv", "o", """all atomic delete dry-run follow-tags force force-with-lease
-            mirror no-verify porcelain prune quiet set-upstream tags verbose""",
-            acts="--receive-pack --exec", operand=_REPOSITORY),
-        "range-diff": _LOG,
-        "rebase": _git("kmqv", long="""abort autosquash autostash continue edit-todo keep-base
-            no-autostash onto= quiet quit rebase-merges root skip verbose""", acts="-x --exec -i"),
-        "reflog": _LOG,
-        "remote": _git("v", long="verbose", subcommands={
-            "show": _git("n"), "get-url": _git(long="all push"), "": PLAIN}),
-        "reset": _git("Npq", long="hard keep merge mixed no-refresh quiet soft"),
-        "restore": _git("pqSW", "s", "ours quiet source= staged theirs worktree"),
-        "rev-list": _LOG,
-        "rev-parse": _git("q", long="""abbrev-ref abbrev all branches default= disambiguate= flags
-            git-common-dir git-dir is-bare-repository is-inside-git-dir is-inside-work-tree quiet
-            remotes short show-cdup show-prefix show-superproject-working-tree show-toplevel
-            symbolic-full-name tags verify"""),
-        "revert": _git("ens", "m", "abort continue no-commit no-edit quit signoff skip"),
-        "rm": _git("fnqr", long="cached dry-run force ignore-unmatch quiet"),
-        "shortlog": _git("cens", long="""all author= committer email no-merges numbered since=
-            summary until="""),
-        "show": _LOG,
-        "show-ref": _git("dhqs", long="""abbrev branches dereference hash heads head quiet tags
-            verify"""),
-        "stash": _git("kpqu", "m", "all include-untracked keep-index message= patch quiet",
-            subcommands={
-                "apply": _git("q", long="index quiet"), "drop": _git("q"), "list": _LOG,
-                "pop": _git("q", long="index quiet"), "show": _LOG, "clear": PLAIN,
-                "push": _git("akpqu", "m", "all include-untracked keep-index message= quiet"),
-                "": PLAIN}),
-        "status": _git("bsvz", long="""ahead-behind branch column ignore-submodules ignored long
-            no-column no-renames porcelain renames short show-stash untracked-files verbose""",
-            optional="u"),
-        "switch": _git("cCdfqt", long="""create= detach force force-create= guess orphan= quiet
-            track"""),
-        "symbolic-ref": _git("dq", long="short quiet"),
-        "tag": _git("adfilnn", "mF", """annotate color contains delete format= force ignore-case
-            list merged message= no-contains no-merged points-at= sort=""", numeric=True),
-        "var": PLAIN,
-        "version": PLAIN,
-        "whatchanged": _LOG,
-        "worktree": _git(subcommands={"list": _git("vz", long="porcelain verbose"),
-            "add": _git("bBdfq", long="detach force quiet"), "prune": _git("nv"),
-            "remove": _git("f", long="force")}),
-    },
-)  # fmt: skip
 
 # -- languages, packages, builds --------------------------------------------------------------
 
@@ -353,8 +168,11 @@ MODULES: Mapping[str, Program] = {
     "pip": _PIP,
 }
 """What `python -m` may run under a rule that does not name it."""
+_STARTS = Program(options_first=True, starts=True)
+_FETCHES = Program(flags="y", long="no yes", options_first=True, starts=True, fetches=True,
+    acts="-c -p --call --package --shell")  # fmt: skip
 _ENVIRONMENT = Program(flags="qvV", long="quiet verbose version", subcommands={
-    **dict.fromkeys(("run", "exec"), Program(options_first=True, starts=True)),
+    **dict.fromkeys(("run", "exec"), _STARTS),
     **dict.fromkeys(("add", "build", "check", "install", "list", "lock", "remove", "show", "sync",
         "update", "version"), Program(flags="qv", long="quiet verbose dev",
         operand=_REGISTERED))})  # fmt: skip
@@ -377,8 +195,9 @@ _NPM = Program(
         "ls": Program(flags="al", long="all depth= json long omit="),
         "list": Program(flags="al", long="all depth= json long omit="),
         "outdated": Program(long="json all long"),
-        "run": _NPM_RUN,
-        "run-script": _NPM_RUN,
+        "run": replace(_NPM_RUN, further=1),
+        "run-script": replace(_NPM_RUN, further=1),
+        **dict.fromkeys(("create", "dlx", "exec", "init", "innit", "x"), _FETCHES),
         "start": _NPM_RUN,
         "test": _NPM_RUN,
         "t": _NPM_RUN,
@@ -479,7 +298,7 @@ PROGRAMS: Mapping[str, Program] = {
         perm= print print0 printf= prune quit readable regex= regextype= samefile= size= true type=
         uid= used= user= warn wholename= writable xdev xtype=""",
         acts="""-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"""),
-    "git": _GIT,
+    "git": GIT,
     "go": Program(subcommands={
         "build": _GO, "test": _GO, "vet": _GO, "list": _GO, "version": _GO, "doc": _GO,
         "fmt": Program(words="n x"), "run": Program(words="race v", options_first=True,
@@ -492,7 +311,7 @@ PROGRAMS: Mapping[str, Program] = {
         value_patterns={"-C": INSIDE}, long="""always-make dry-run
         ignore-errors jobs just-print keep-going no-builtin-rules question quiet silent trace
         version""", acts="-f -I -E -e --eval --file --makefile --directory --include-dir -o -W",
-        operand=r"[^=]*"),
+        operand=r"[^=]*", further=1),
     "more": ACTS,
     "less": Program(flags="FRSXN", acts="-o -O -k --lesskey-src --log-file -t +",
         operand=r"(?!\+).*"),
@@ -501,7 +320,10 @@ PROGRAMS: Mapping[str, Program] = {
     "npm": _NPM,
     "npx": Program(flags="y", long="no no-install yes", options_first=True, check="npx",
         acts="-c -p --call --package --shell --node-options --userconfig"),
-    **dict.fromkeys(("bundle", "conda", "hatch", "pdm", "pipenv", "poetry"), _ENVIRONMENT),
+    **dict.fromkeys(("bundle", "conda", "hatch", "mamba", "micromamba", "pdm", "pipenv", "pixi", "poetry", "rye"),
+        _ENVIRONMENT),
+    **dict.fromkeys(("asdf", "mise", "nodenv", "pyenv", "rbenv", "volta"), Program(long="version",
+        subcommands={"exec": _STARTS, "run": _STARTS, "x": _STARTS, "current": PLAIN, "which": PLAIN})),
     "pip": _PIP,
     "pip3": _PIP,
     "pnpm": _NPM,
@@ -564,6 +386,7 @@ PROGRAMS: Mapping[str, Program] = {
             " --with-editable --python"
             " --directory --env-file --script -m -p -s -w -i --with-requirements"),
         "sync": Program(flags="q", long="all-extras all-groups dev frozen group= locked no-dev"),
+        "tool": Program(subcommands={"list": PLAIN, "run": _FETCHES}),
         "tree": Program(flags="q", long="depth="), "version": Program(long="short")}),
     "uvx": Program(flags="q", long="offline quiet version", options_first=True, check="npx",
         acts="--from --with --with-editable --with-requirements --index-url --index -i -w -p"),
@@ -597,3 +420,18 @@ PROGRAMS: Mapping[str, Program] = {
     "zcat": Program(flags="f"),
 }  # fmt: skip
 """By the name of the program, without its directory."""
+
+_SAVED_AS_WRITTEN = """rm rmdir unlink mkfs chmod chown chgrp kill pkill killall mv cp ln curl wget scp rsync reboot
+    shutdown systemctl iptables bun deno"""
+SAVED_AS_WRITTEN = frozenset(_SAVED_AS_WRITTEN.split())
+"""Programs whose "always" means exactly what was written: they remove, replace or send what their operands name."""
+NEVER_SAVED = frozenset({"exec", "builtin", "find"})
+"""Programs that get no rule for "always", besides the ones that start others."""
+_TASK_RUNNERS = "bazel cabal composer dotnet flutter gradle hg just mix mvn nox rails rake stack svn task tox"
+TASK_RUNNERS = frozenset(_TASK_RUNNERS.split())
+"""Programs outside the table whose first operand says what they do."""
+_STARTING_WORDS = "api console develop dlx eval exec foreach run runner shell tool x"
+STARTING_WORDS = frozenset(_STARTING_WORDS.split())
+"""Subcommands that start or send what follows, in programs or at places that the table doesn't describe."""
+ONLY_READ = frozenset(name for name, program in PROGRAMS.items() if program.any_options) - {"kill"} | {"printf", "test"}
+"""Programs that change no file, whatever their options."""

@@ -1,0 +1,1 @@
+"""Programs: one table that permissions, saved rules and checkpoints read."""
