@@ -12,6 +12,7 @@ from tests.calls.helpers import make_record, read_calls
 
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase, CallFilter, Payload, UnusableCallsError
+from induscode.calls.series import read_series
 from induscode.calls.statistics import find_percentile, read_statistics
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def test_filters_choose_by_name_outcome_and_time(path: Path) -> None:
     )
     assert [one.tool for one in read_calls(path, server="git")] == ["log", "show"]
     assert [one.tool for one in read_calls(path, tool="*o*")] == ["log", "show"]
-    assert [one.tool for one in read_calls(path, failed=True)] == ["get", "show"]
+    assert [one.tool for one in read_calls(path, failed=True)] == ["get"]
+    assert [one.tool for one in read_calls(path, declined=True)] == ["show"]
+    assert [one.tool for one in read_calls(path, failed=True, declined=True)] == ["get", "show"]
     assert [one.tool for one in read_calls(path, since_ms=20, client="editor*")] == ["show"]
     assert [one.tool for one in read_calls(path, after=2)] == ["show"]
     with closing(CallDatabase(str(path), write=False)) as database:
@@ -117,6 +120,7 @@ def test_a_file_without_kinds_is_upgraded_when_it_is_opened(path: Path) -> None:
     with closing(sqlite3.connect(path)) as older:
         older.execute("DROP INDEX by_tool")
         older.execute("ALTER TABLE calls DROP COLUMN kind")
+        older.execute("ALTER TABLE calls DROP COLUMN waited_us")
         older.execute("CREATE INDEX by_tool ON calls (server, tool, outcome, duration_us, tokens)")
         older.execute("PRAGMA user_version = 1")
     assert [(one.tool, one.kind) for one in read_calls(path)] == [("old", "tool")]
@@ -125,6 +129,37 @@ def test_a_file_without_kinds_is_upgraded_when_it_is_opened(path: Path) -> None:
         *groups, everything = read_statistics(database, "tool", CallFilter())
     assert [(one.kind, one.name) for one in groups] == [("prompt", "new"), ("tool", "old")]
     assert everything.calls == 2
+
+
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+def test_finding_u2_file_of_the_version_before_opens_and_keeps_its_rows(path: Path, write: bool) -> None:
+    store(path, make_record(tool="old", duration_us=7))
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("ALTER TABLE calls DROP COLUMN waited_us")
+        older.execute("PRAGMA user_version = 2")
+    with closing(CallDatabase(str(path), write=write)) as database:
+        (old,) = database.latest(CallFilter(), 9)
+        assert (old.tool, old.duration_us, old.waited_us) == ("old", 7, 0)
+    store(path, make_record(tool="new", duration_us=5, waited_us=9))
+    assert [(one.tool, one.waited_us) for one in read_calls(path)] == [("old", 0), ("new", 9)]
+
+
+def test_finding_u2_declined_calls_are_no_errors_and_have_no_duration(path: Path) -> None:
+    store(
+        path,
+        make_record(tool="a", at_ms=10, duration_us=500),
+        make_record(tool="a", at_ms=20, duration_us=700, outcome="error"),
+        make_record(tool="a", at_ms=30, duration_us=1, outcome="denied"),
+        make_record(tool="a", at_ms=40, duration_us=900, outcome="cancelled"),
+    )
+    with closing(CallDatabase(str(path), write=False)) as database:
+        group, everything = read_statistics(database, "tool", CallFilter())
+        series = read_series(database, 100, 100, 1)
+    for one in (group, everything):
+        assert (one.calls, one.errors, one.declined) == (4, 1, 1)
+        assert (one.p50_us, one.slowest_us) == (700, 900)
+    assert ([*series.calls], [*series.errors], [*series.declined]) == ([4], [1], [1])
+    assert [*series.p50_us] == [700]
 
 
 def test_a_file_of_another_program_or_of_a_later_version_is_left_alone(path: Path) -> None:

@@ -25,9 +25,12 @@ from indusagi.runtime.calls import (
     UNLISTED,
     CallingClient,
     ObserverChain,
+    UserWait,
     current_client,
     current_requests,
     current_trace,
+    current_wait,
+    waiting_for_user,
 )
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
 from induscode.calls.observers import CallObservers, open_observers
@@ -158,7 +161,6 @@ def test_a_call_of_a_session_is_one_span_to_which_the_request_adds_its_attribute
     ("outcome", "error"),
     [
         (None, "cancelled"),
-        (ToolResult.error("x", code="denied"), "denied"),
         (ToolResult.error("x", code="timeout"), "timeout"),
         (ToolResult.error("x", code="anything"), "tool_error"),
     ],
@@ -168,6 +170,27 @@ def test_the_type_of_an_error_has_few_values(collector: Collector, outcome: Tool
     call.finish(None if outcome is None else ToolOutcome("1", outcome))
     (span,) = collector.spans()
     assert (span.attributes or {})["error.type"] == error
+
+
+def test_finding_u2_declined_call_is_no_error_of_a_span_and_its_wait_is_an_attribute(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    for module in ("indusagi.runtime.calls", "induscode.calls.telemetry"):
+        monkeypatch.setattr(f"{module}.perf_counter", lambda: now[0])
+    current_client.set(CallingClient("editor"))
+    token = current_wait.set(UserWait())
+    call = collector.telemetry.start(ToolCall("1", "weather__forecast", {}), RemoteTool())
+    with waiting_for_user():
+        now[0] += 60
+    now[0] += 1
+    call.finish(ToolOutcome("1", ToolResult.error("the user said no", code="denied")))
+    current_wait.reset(token)
+    (span,) = collector.spans()
+    attributes = span.attributes or {}
+    assert (attributes["indus.outcome"], attributes["indus.user_wait"]) == ("denied", 60)
+    assert "error.type" not in attributes
+    assert span.status.is_unset
 
 
 @pytest.mark.parametrize(

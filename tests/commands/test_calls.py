@@ -77,14 +77,29 @@ def test_calls_are_listed_the_newest_last_with_who_what_and_how_it_ended(shown: 
 def test_statistics_name_calls_errors_and_percentiles(shown: Any) -> None:
     store({"tool": "a", "duration_us": 100}, {"tool": "a", "duration_us": 300, "outcome": "fault"}, {"tool": "b"})
     lines = [line.split() for line in shown("--by", "tool").splitlines()]
-    assert lines[0] == ["TOOL", "CALLS", "ERRORS", "P50", "P95", "SLOWEST", "TOKENS"]
-    assert lines[1][:7] == ["s/a", "2", "1", "100", "us", "300", "us"]
-    assert lines[-1][:3] == ["all", "3", "1"]
+    assert lines[0] == ["TOOL", "CALLS", "ERRORS", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS"]
+    assert lines[1][:8] == ["s/a", "2", "1", "0", "100", "us", "300", "us"]
+    assert lines[-1][:4] == ["all", "3", "1", "0"]
     report = json.loads(shown("--by", "server", "--json"))
-    assert report["groups"] == [
-        {"server": "s", "calls": 3, "errors": 1, "p50_us": 300, "p95_us": 500, "slowest_us": 500, "tokens": 0}
-    ]
+    figures = {"calls": 3, "errors": 1, "declined": 0, "p50_us": 300, "p95_us": 500, "slowest_us": 500, "tokens": 0}
+    assert report["groups"] == [{"server": "s", **figures}]
     assert report["all"]["calls"] == 3
+
+
+def test_finding_u2_declined_calls_are_told_apart_from_failed_ones(shown: Any) -> None:
+    store(
+        {"tool": "a", "duration_us": 100, "waited_us": 2_000_000},
+        {"tool": "b", "duration_us": 50, "outcome": "denied", "code": "denied", "waited_us": 3_000_000},
+        {"tool": "c", "outcome": "error"},
+    )
+    lines = shown().splitlines()
+    assert "100 us, asked 2.00 s" in lines[1]
+    assert "-, asked 3.00 s" in lines[2]
+    assert "s/c" in shown("--failed")
+    assert "s/b" not in shown("--failed")
+    assert "s/b" in shown("--declined")
+    assert "s/c" not in shown("--declined")
+    assert [one["waited_us"] for one in json.loads(shown("--json"))["calls"]] == [2_000_000, 3_000_000, 0]
 
 
 def test_limit_keeps_the_groups_with_the_most_calls(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,7 @@ THIRD_REVIEW: dict[str, str] = {
     "t1": "What a parent leaves behind is found inside the sandbox's own process namespace.",
     "f5": "A model receives a valid JSON Schema, whatever the server sent; each keyword left out is noted.",
     "f7": "Gates, addons and permissions see the arguments that run, with aliases resolved.",
+    "u2": "Records, figures, spans and call lines tell your time from the tool's, and declined calls from failed ones.",
     "sa": "Records, the types of the specification and the JSON inside a ledger can't be changed.",
     "sb": "A call whose token was cancelled before it doesn't run, whatever the tool and the way to it.",
     "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",

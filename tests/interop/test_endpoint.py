@@ -22,6 +22,7 @@ from indusagi.interop import (
     is_terminal_phase,
 )
 from indusagi.interop.protocol_bridge.client.handlers import current_server
+from indusagi.runtime.calls import UserWait, current_wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,6 +215,26 @@ async def test_server_requests_reach_their_handlers_with_the_id_of_the_server(er
         assert asked == ["honest"]
         assert "pelican" in str(result.content)
     assert current_server.get() is None
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+@pytest.mark.parametrize("method", ["elicitation/create", "roots/list"])
+async def test_finding_u2_form_of_a_server_counts_as_waiting_for_the_user(
+    era: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("indusagi.runtime.calls.perf_counter", lambda: now[0])
+
+    async def answer(params: JsonObject) -> JsonObject:
+        now[0] += 60
+        return {"action": "accept", "content": {"word": "pelican"}, "roots": []}
+
+    wait = UserWait()
+    async with opened(honest("--era", era), Handlers(elicit=answer, roots=answer)) as endpoint:
+        token = current_wait.set(wait)
+        await endpoint.invoke("ask", {"method": method})
+        current_wait.reset(token)
+    assert wait.seconds == (60 if method == "elicitation/create" else 0)
 
 
 async def test_other_lists_and_requests_are_supported() -> None:

@@ -14,7 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.records import record
-from indusagi.runtime.calls import current_entry
+from indusagi.runtime.calls import UserWait, current_entry, current_wait
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 
 
@@ -126,12 +126,15 @@ class RegistryRunner:
         tool, observer = self.tools.get(call.name), self.context.framework.observer
         if observer is None:
             return await self._run(call, tool, cancel, on_progress)
+        token = current_wait.set(UserWait(current_wait.get()))
         observed = observer.start(call, tool)
         try:
             outcome = await self._run(call, tool, cancel, on_progress)
         except BaseException:
             observed.finish(None)
             raise
+        finally:
+            current_wait.reset(token)
         observed.finish(outcome)
         return outcome
 

@@ -8,9 +8,11 @@ and by a sub-agent: code in between needs no parameter for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import field
+from time import perf_counter
 from typing import Protocol
 
 from indusagi.core.json import JsonObject
@@ -66,6 +68,48 @@ current_check: ContextVar[Callable[[ToolCall], Awaitable[ToolResult | None]] | N
     "current_check", default=None
 )
 """Checks a call of this task again after an interceptor changed its arguments; returns None if it may run."""
+
+
+class UserWait:
+    """How long a call has waited for the user. Questions that are open at the same time count once."""
+
+    __slots__ = ("_open", "_parent", "_since", "_total")
+
+    def __init__(self, parent: UserWait | None = None) -> None:
+        self._parent = parent
+        """Of the call that made this one: a script waits while a call of it does."""
+        self._open, self._since, self._total = 0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds until now."""
+        return self._total + (perf_counter() - self._since if self._open else 0.0)
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Count the time of the block."""
+        if not self._open:
+            self._since = perf_counter()
+        self._open += 1
+        try:
+            with nullcontext() if self._parent is None else self._parent.hold():
+                yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._total += perf_counter() - self._since
+
+
+current_wait: ContextVar[UserWait | None] = ContextVar("current_wait", default=None)
+"""Where this task counts how long its call waits for the user."""
+
+
+def waiting_for_user() -> AbstractContextManager[None]:
+    """Count the time of a block as waiting for the user, apart from the time that the call of this task runs."""
+    wait = current_wait.get()
+    return nullcontext() if wait is None else wait.hold()
+
+
 current_trace: ContextVar[Mapping[str, str] | None] = ContextVar("current_trace", default=None)
 """The trace context that requests of this task carry: `traceparent`, `tracestate` and `baggage`.
 

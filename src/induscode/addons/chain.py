@@ -20,7 +20,7 @@ from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from indusagi.runtime.calls import current_check
+from indusagi.runtime.calls import current_check, waiting_for_user
 from indusagi.runtime.contract import ToolCall, ToolResult, clean_result
 from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
 from induscode.addons.hooks import call_hook
@@ -148,7 +148,8 @@ class InterceptorChain:
         check = current_check.get()
         if check is None or call.arguments == given:
             return call
-        return await check(ToolCall(f"{call.tool}-{call.number}", call.tool, call.arguments)) or call
+        with waiting_for_user():
+            return await check(ToolCall(f"{call.tool}-{call.number}", call.tool, call.arguments)) or call
 
     async def _run_after(self, call: InterceptedCall, result: ToolResult, notes: list[str]) -> ToolResult:
         for loaded, interceptor in reversed([*self._iter_hooks()]):

@@ -21,7 +21,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.text import matches_parts
 from indusagi.core.time import now_ms
-from induscode.calls.record import CALLS_FILE, COLUMNS, CallRecord
+from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x63616C6C
 """Marks the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
-VERSION = 2
-"""1: without `kind`."""
+VERSION = 3
+"""1: without `kind`; 2: without `waited_us`, and with the time of the user in `duration_us`."""
 MOST_ROWS = 200_000
 _BUSY_S = 5.0
 _CACHE_KB = 256
 """Pages in memory of the connection that appends, which reads few of them again (2 MB by default):
 https://www.sqlite.org/pragma.html#pragma_cache_size."""
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
-_NUMBERS = frozenset({"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt"})
+_NUMBERS = frozenset(
+    {"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt", "waited_us"}
+)
 # Covers statistics by tool and by server: 35 ms instead of 200 ms for 100,000 calls.
 _INDEX = "CREATE INDEX by_tool ON calls (kind, server, tool, outcome, duration_us, tokens)"
 _SCHEMA = (
@@ -53,12 +55,10 @@ _SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {VERSION}",
 )
-_UPGRADE = (
-    "ALTER TABLE calls ADD COLUMN kind TEXT NOT NULL DEFAULT 'tool'",
-    "DROP INDEX by_tool",
-    _INDEX,
-    f"PRAGMA user_version = {VERSION}",
-)
+_ADD_KIND = ("ALTER TABLE calls ADD COLUMN kind TEXT NOT NULL DEFAULT 'tool'", "DROP INDEX by_tool", _INDEX)
+_ADD_WAITED = ("ALTER TABLE calls ADD COLUMN waited_us INTEGER NOT NULL DEFAULT 0", f"PRAGMA user_version = {VERSION}")
+_STATEMENTS = {0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED}
+"""By the version that is found; 0 is a new file."""
 _INSERT = f"INSERT INTO calls ({', '.join(COLUMNS)}) VALUES "
 _VALUES = f"({', '.join('?' * len(COLUMNS))})"
 _TOGETHER = (256, 16, 1)
@@ -99,6 +99,7 @@ class CallFilter:
     client: str | None = None
     conversation: str | None = None
     failed: bool = False
+    declined: bool = False
     since_ms: int = 0
     after: int = 0
     """Only calls with a greater number."""
@@ -109,7 +110,12 @@ class CallFilter:
             pattern = getattr(self, column)
             if pattern is not None and not matches_parts(str(getattr(call, column)), pattern.split("*")):
                 return False
-        return call.at_ms >= self.since_ms and not (self.failed and call.outcome == "ok")
+        return call.at_ms >= self.since_ms and (not self._outcomes or call.outcome in self._outcomes)
+
+    @property
+    def _outcomes(self) -> tuple[str, ...]:
+        """The wanted outcomes; none: all of them."""
+        return (*(FAILED_OUTCOMES if self.failed else ()), *((DECLINED,) if self.declined else ()))
 
     def to_sql(self) -> tuple[str, list[object]]:
         """Build the WHERE clause and its values."""
@@ -127,8 +133,9 @@ class CallFilter:
                 # part of names: `?` and `[` are in URIs of resources.
                 tests.append(f"{column} GLOB ?")
                 values.append(_SPECIAL.sub(r"[\g<0>]", wanted))
-        if self.failed:
-            tests.append("outcome <> 'ok'")
+        if outcomes := self._outcomes:
+            tests.append(f"outcome IN ({', '.join('?' * len(outcomes))})")
+            values.extend(outcomes)
         return f"WHERE {' AND '.join(tests)}", values
 
 
@@ -150,7 +157,7 @@ class CallDatabase:
         if not write:
             self.connection = _connect(path, "ro")
             try:
-                if self.connection.execute("PRAGMA user_version").fetchone()[0] == 1:
+                if self.connection.execute("PRAGMA user_version").fetchone()[0] in {1, 2}:
                     CallDatabase(path).close()
                 if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
                     raise EmptyCallsError(path)
@@ -183,8 +190,8 @@ class CallDatabase:
                 application, version = (
                     connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
                 )
-                if (application, version) in {(0, 0), (APPLICATION_ID, 1)}:
-                    for statement in _UPGRADE if version else _SCHEMA:
+                if version in _STATEMENTS and application == (APPLICATION_ID if version else 0):
+                    for statement in _STATEMENTS[version]:
                         connection.execute(statement)
                 elif application != APPLICATION_ID or version > VERSION:
                     raise UnusableCallsError(f"{path!r} is of another program or of a later version of this one")
@@ -281,14 +288,14 @@ class CallDatabase:
 
     def measure_steps(
         self, wanted: CallFilter, until_ms: int, step_ms: int
-    ) -> Iterable[tuple[int, str, int, int, int, str]]:
-        """Read the calls by interval: its number, server, whether they failed, how many, tokens, durations.
+    ) -> Iterable[tuple[int, str, str, int, int, str]]:
+        """Read the calls by interval: its number, server, outcome, how many, tokens, durations.
 
         The first interval begins at `wanted.since_ms`.
         """
         where, values = wanted.to_sql()
         return self.connection.execute(
-            "SELECT (at_ms - ?) / ?, server, outcome <> 'ok', count(*), sum(tokens), group_concat(duration_us) "
+            "SELECT (at_ms - ?) / ?, server, outcome, count(*), sum(tokens), group_concat(duration_us) "
             f"FROM calls {where} AND at_ms < ? GROUP BY 1, 2, 3",
             [wanted.since_ms, step_ms, *values, until_ms],
         )

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from indusagi.runtime.calls import current_completion
-from induscode.calls.record import find_outcome, find_tool_ref
+from indusagi.runtime.calls import current_completion, current_wait
+from induscode.calls.record import DECLINED, find_outcome, find_tool_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +27,12 @@ _OTHER = ("tool", "", "other")
 class _Series:
     """The calls of one tool."""
 
-    __slots__ = ("buckets", "outcomes", "seconds")
+    __slots__ = ("buckets", "outcomes", "seconds", "waited")
 
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
-        self.seconds = 0.0
+        self.seconds = self.waited = 0.0
 
 
 class CallMetrics:
@@ -50,16 +50,18 @@ class CallMetrics:
         # A name that a client made up becomes no label.
         return MeasuredCall(self, call.name if tool is not None else "", find_tool_ref(tool))
 
-    def count(self, kind: str, server: str, tool: str, outcome: str, seconds: float) -> None:
-        """Count a call that has ended."""
+    def count(self, kind: str, server: str, tool: str, outcome: str, seconds: float, waited: float = 0.0) -> None:
+        """Count a call that ran for some seconds, and waited for the user for others."""
         self.running -= 1
         series = self._series.get((kind, server, tool))
         if series is None:
             key = (kind, server, tool) if len(self._series) < MOST_TOOLS else _OTHER
             series = self._series.setdefault(key, _Series())
         series.outcomes[outcome] = series.outcomes.get(outcome, 0) + 1
-        series.buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        series.seconds += seconds
+        series.waited += waited
+        if outcome != DECLINED:
+            series.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+            series.seconds += seconds
 
     def render(self) -> str:
         """Write all metrics as text."""
@@ -68,8 +70,12 @@ class CallMetrics:
             "# TYPE indus_calls_total counter",
         ]
         durations = [
-            "# HELP indus_call_duration_seconds Duration of calls.",
+            "# HELP indus_call_duration_seconds How long calls ran. Declined ones, outcome denied, did not.",
             "# TYPE indus_call_duration_seconds histogram",
+        ]
+        waits = [
+            "# HELP indus_call_user_wait_seconds_total How long calls waited for the user.",
+            "# TYPE indus_call_user_wait_seconds_total counter",
         ]
         for (kind, server, tool), series in self._series.items():
             labels = f'kind="{kind}",server="{_escape(server)}",tool="{_escape(tool)}"'
@@ -81,7 +87,8 @@ class CallMetrics:
                 durations.append(f'indus_call_duration_seconds_bucket{{{labels},le="{bound}"}} {total}')
             durations.append(f"indus_call_duration_seconds_sum{{{labels}}} {series.seconds:.6f}")
             durations.append(f"indus_call_duration_seconds_count{{{labels}}} {total}")
-        lines += durations
+            waits.append(f"indus_call_user_wait_seconds_total{{{labels}}} {series.waited:.6f}")
+        lines += [*durations, *waits]
         lines += ["# HELP indus_calls_running Calls that run now.", "# TYPE indus_calls_running gauge"]
         lines += [f"indus_calls_running {self.running}"]
         lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
@@ -93,10 +100,10 @@ class CallMetrics:
 class MeasuredCall:
     """One call that runs; an `ObservedCall`."""
 
-    __slots__ = ("_began", "_metrics", "_name", "_ref")
+    __slots__ = ("_began", "_metrics", "_name", "_ref", "_wait")
 
     def __init__(self, metrics: CallMetrics, name: str, ref: RemoteToolRef | None) -> None:
-        self._metrics, self._name, self._ref = metrics, name, ref
+        self._metrics, self._name, self._ref, self._wait = metrics, name, ref, current_wait.get()
         self._began = perf_counter()
 
     def finish(self, outcome: ToolOutcome | None) -> None:
@@ -118,7 +125,9 @@ class MeasuredCall:
         ref = self._ref
         kind, server, tool = ("tool", "", self._name) if ref is None else (ref.kind, ref.server, ref.name)
         took = perf_counter() - self._began
-        self._metrics.count(kind, server, tool, name, took if seconds is None else min(took, seconds))
+        took = took if seconds is None else min(took, seconds)
+        waited = 0.0 if self._wait is None else min(took, self._wait.seconds)
+        self._metrics.count(kind, server, tool, name, took - waited, waited)
 
 
 def _escape(value: str) -> str:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolResult
 
 Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
-"""The tool answered, it answered with an error, its server failed, the call was refused, it was cancelled."""
+"""The tool answered, it answered with an error, its server failed, the user or a rule declined the call, it was
+cancelled."""
+FAILED_OUTCOMES = ("error", "fault")
+DECLINED = "denied"
+"""A declined call didn't run: it's no failure, and has no duration."""
 FAULT_CODES = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
 """Error codes of a server's tool that mean a fault of its server; a native command that times out has answered."""
 CALLS_FILE = "calls.db"
@@ -53,6 +57,7 @@ class CallRecord:
     """Its number, which rises and is never given twice; 0 before it is stored."""
     at_ms: int
     duration_us: int
+    """How long it ran, without `waited_us`."""
     via: str
     client: str
     """Name and version that the client gives itself."""
@@ -83,6 +88,8 @@ class CallRecord:
     """The trace id, if the call is part of a trace."""
     kind: str = field(default="tool")
     """What was used: `tool`, `resource` or `prompt`."""
+    waited_us: int = field(default=0)
+    """How long it waited for the user: an approval, a form of the server."""
 
     @property
     def shown_name(self) -> str:

@@ -20,7 +20,7 @@ from indusagi.core.json import BYTES_PER_TOKEN
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace
+from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace, current_wait
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import (
     CallOrigin,
@@ -98,6 +98,8 @@ class RecordedCall:
         "text_bytes",
         "tool",
         "trace",
+        "wait",
+        "waited_ns",
     )
 
     def __init__(self, recorder: CallRecorder, call: ToolCall, tool: object) -> None:
@@ -107,6 +109,7 @@ class RecordedCall:
         self.client = current_client.get()
         self.agent = current_agent.get()
         self.place = recorder.find_place()
+        self.wait = current_wait.get()
         self.digest: tuple[str, int] | None = None
         self.payload: Payload | None = None
         self.began_ns = perf_counter_ns()
@@ -125,6 +128,8 @@ class RecordedCall:
         self.ended_ns = perf_counter_ns()
         if seconds is not None:  # the clock of the server: nobody may have looked when the task ended
             self.ended_ns = min(self.ended_ns, self.began_ns + int(seconds * 1_000_000_000))
+        self.waited_ns = 0 if self.wait is None else int(self.wait.seconds * 1_000_000_000)
+        self.waited_ns = min(self.waited_ns, self.ended_ns - self.began_ns)
         self.is_cancelled = outcome is None
         self.is_error, self.code, self.result_bytes, self.text_bytes = False, "", 0, 0
         if outcome is not None:
@@ -160,7 +165,7 @@ class RecordedCall:
         key = (named, principal, self.agent, kind, server, tool, digest)
         return (
             (self.began_ns + epoch_ns) // 1_000_000,
-            (self.ended_ns - self.began_ns) // 1_000,
+            (self.ended_ns - self.began_ns - self.waited_ns) // 1_000,
             origin.via,
             named[:_NAME_CHARS],
             principal[:_NAME_CHARS],
@@ -180,6 +185,7 @@ class RecordedCall:
             # 00-<trace id>-<span id>-<flags>: https://www.w3.org/TR/trace-context/#traceparent-header-field-values
             "" if self.trace is None else self.trace.get("traceparent", "")[3:35],
             kind,
+            self.waited_ns // 1_000,
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 from induscode.calls.database import CallFilter
+from induscode.calls.record import DECLINED, FAILED_OUTCOMES
 from induscode.calls.statistics import find_percentile
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class CallSeries:
     step_ms: int
     calls: Sequence[int]
     errors: Sequence[int]
+    declined: Sequence[int]
+    """Calls that the user or a rule declined; they count among `calls`, and have no duration."""
     p50_us: Sequence[int]
     p95_us: Sequence[int]
     tokens: Mapping[str, Sequence[int]]
@@ -54,14 +57,19 @@ def read_series(
     wanted = replace(wanted or CallFilter(), since_ms=since_ms)
     durations: list[list[int]] = [[] for _ in range(steps)]
     of_server: dict[str, list[list[int]]] = {}
-    errors, tokens, failures = [0] * steps, dict[str, list[int]](), dict[str, int]()
-    for step, server, is_error, count, spent, joined in database.measure_steps(wanted, until_ms, step_ms):
+    calls, errors, declined = [0] * steps, [0] * steps, [0] * steps
+    tokens, failures, counts = dict[str, list[int]](), dict[str, int](), dict[str, int]()
+    for step, server, outcome, count, spent, joined in database.measure_steps(wanted, until_ms, step_ms):
         name = server or NATIVE
-        values = [*map(int, joined.split(","))]
+        is_error, is_declined = outcome in FAILED_OUTCOMES, outcome == DECLINED
+        values = [] if is_declined else [*map(int, joined.split(","))]
         durations[step] += values
         of_server.setdefault(name, [[] for _ in range(steps)])[step] += values
         tokens.setdefault(name, [0] * steps)[step] += spent
+        calls[step] += count
         errors[step] += count if is_error else 0
+        declined[step] += count if is_declined else 0
+        counts[name] = counts.get(name, 0) + count
         failures[name] = failures.get(name, 0) + (count if is_error else 0)
     for values in durations:
         values.sort()
@@ -69,12 +77,13 @@ def read_series(
     return CallSeries(
         since_ms=since_ms,
         step_ms=step_ms,
-        calls=[*map(len, durations)],
+        calls=calls,
         errors=errors,
+        declined=declined,
         p50_us=[find_percentile(values, 50) for values in durations],
         p95_us=[find_percentile(values, 95) for values in durations],
         tokens=dict(sorted(tokens.items())),
-        counts={name: len(values) for name, values in whole.items()},
+        counts=counts,
         failures=failures,
         percentiles_us={
             name: (find_percentile(values, 50), find_percentile(values, 95)) for name, values in whole.items()

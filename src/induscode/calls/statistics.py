@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
+from induscode.calls.record import DECLINED, FAILED_OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,8 @@ class CallStatistics:
     slowest_us: int
     tokens: int
     kind: str = ""
+    declined: int = 0
+    """Calls that the user or a rule declined. They didn't run: they're no errors, and have no duration."""
 
     def to_json(self, by: str) -> JsonObject:
         """Convert to a JSON object; a tool is named with its server."""
@@ -42,6 +45,7 @@ class CallStatistics:
             **named,
             "calls": self.calls,
             "errors": self.errors,
+            "declined": self.declined,
             "p50_us": self.p50_us,
             "p95_us": self.p95_us,
             "slowest_us": self.slowest_us,
@@ -51,24 +55,38 @@ class CallStatistics:
 
 def read_statistics(database: CallDatabase, by: str, wanted: CallFilter) -> list[CallStatistics]:
     """Read the statistics of each group, the one with the most calls first; the last is that of all calls together."""
-    durations: dict[tuple[str, str, str], list[int]] = {}
-    failed: dict[tuple[str, str, str], int] = {}
-    spent: dict[tuple[str, str, str], int] = {}
+    tallies: dict[tuple[str, str, str], _Tally] = {}
+    together = _Tally()
     for kind, server, name, outcome, calls, tokens, joined in database.measures(by, wanted):
-        key = (kind, server, name)
-        durations.setdefault(key, []).extend(map(int, joined.split(",")))
-        failed[key] = failed.get(key, 0) + (calls if outcome != "ok" else 0)
-        spent[key] = spent.get(key, 0) + tokens
-    groups = [_summarize(*key, values, failed[key], spent[key]) for key, values in durations.items()]
+        for tally in (tallies.setdefault((kind, server, name), _Tally()), together):
+            tally.add(outcome, calls, tokens, joined)
+    groups = [tally.summarize(*key) for key, tally in tallies.items()]
     groups.sort(key=lambda group: (-group.calls, group.server, group.name))
-    together = [duration for values in durations.values() for duration in values]
-    return [*groups, _summarize("", "", "all", together, sum(failed.values()), sum(spent.values()))]
+    return [*groups, together.summarize("", "", "all")]
 
 
-def _summarize(kind: str, server: str, name: str, durations: list[int], errors: int, tokens: int) -> CallStatistics:
-    durations.sort()
-    p50, p95, slowest = (find_percentile(durations, percent) for percent in (50, 95, 100))
-    return CallStatistics(server, name, len(durations), errors, p50, p95, slowest, tokens, kind)
+class _Tally:
+    """Adds up the calls of a group."""
+
+    def __init__(self) -> None:
+        self.durations: list[int] = []
+        self.calls = self.errors = self.declined = self.tokens = 0
+
+    def add(self, outcome: str, calls: int, tokens: int, durations: str) -> None:
+        self.calls += calls
+        self.tokens += tokens
+        if outcome == DECLINED:
+            self.declined += calls
+            return
+        self.durations.extend(map(int, durations.split(",")))
+        self.errors += calls if outcome in FAILED_OUTCOMES else 0
+
+    def summarize(self, kind: str, server: str, name: str) -> CallStatistics:
+        self.durations.sort()
+        p50, p95, slowest = (find_percentile(self.durations, percent) for percent in (50, 95, 100))
+        return CallStatistics(
+            server, name, self.calls, self.errors, p50, p95, slowest, self.tokens, kind, self.declined
+        )
 
 
 def find_percentile(ordered: Sequence[int], percent: int) -> int:

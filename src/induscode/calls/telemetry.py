@@ -16,8 +16,15 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.faults import Note
-from indusagi.runtime.calls import UNLISTED, current_agent, current_client, current_requests, current_trace
-from induscode.calls.record import find_outcome, find_tool_ref, report_new_notes
+from indusagi.runtime.calls import (
+    UNLISTED,
+    current_agent,
+    current_client,
+    current_requests,
+    current_trace,
+    current_wait,
+)
+from induscode.calls.record import DECLINED, find_outcome, find_tool_ref, report_new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -196,7 +203,7 @@ class ObservedSpan:
         )
         self._baggage = {} if came_with is None or "baggage" not in came_with else {"baggage": came_with["baggage"]}
         self._trace, self._requests = self.carry(self.span), current_requests.set(self)
-        self._began = perf_counter()
+        self._began, self._wait = perf_counter(), current_wait.get()
 
     @property
     def is_unlisted(self) -> bool:
@@ -226,11 +233,17 @@ class ObservedSpan:
             code=code if isinstance(code, str) else "",
             is_remote=self.ref is not None,
         )
-        error = "" if name == "ok" else str(code) if name == "fault" else "tool_error" if name == "error" else name
+        # A declined call is no error of the tool.
+        error = {"ok": "", DECLINED: "", "fault": str(code), "error": "tool_error"}.get(name, name)
+        waited = 0.0 if self._wait is None else self._wait.seconds
+        if name == DECLINED:
+            self.span.set_attribute("indus.outcome", name)
+        if waited:
+            self.span.set_attribute("indus.user_wait", waited)
         end_span(self.span, error)
         if self.is_served:
-            measure = self._telemetry.server_duration
-            record_duration(measure, perf_counter() - self._began, self.method, self.name, error)
+            measure, took = self._telemetry.server_duration, perf_counter() - self._began
+            record_duration(measure, max(0.0, took - waited), self.method, self.name, error)
 
 
 class _RequestSpan:

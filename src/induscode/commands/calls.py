@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from indusagi.core.text import format_count
+from induscode.calls.record import DECLINED
 from induscode.calls.statistics import GROUPS, format_duration
 from induscode.commands.support.cluster import key_option, read_keyed_settings, run_with_broker
 from induscode.commands.support.output import as_json, print_table, write_json
@@ -34,8 +35,9 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 @click.argument("number", type=click.IntRange(1, _LARGEST), required=False)
 @click.option("--follow", "-f", is_flag=True, help="Show calls as they come, until Ctrl+C.")
 @click.option("--slow", is_flag=True, help="The slowest calls first.")
-@click.option("--failed", is_flag=True, help="Only calls that failed, were denied or were cancelled.")
-@click.option("--by", type=click.Choice(GROUPS), help="Statistics by this: calls, errors, p50, p95, tokens.")
+@click.option("--failed", is_flag=True, help="Only calls that failed.")
+@click.option("--declined", is_flag=True, help="Only calls that you or a rule declined.")
+@click.option("--by", type=click.Choice(GROUPS), help="Statistics by this: calls, errors, declined, p50, p95, tokens.")
 @click.option("--server", metavar="NAME", help="Only calls of this server; * stands for any text.")
 @click.option(
     "--tool",
@@ -94,6 +96,7 @@ def command(
         tool=wanted["tool"],
         client=wanted["client"],
         failed=wanted["failed"],
+        declined=wanted["declined"],
         since_ms=0 if wanted["since"] is None else parse_since(context, wanted["since"]),
     )
     if brokers is not None:
@@ -124,7 +127,7 @@ def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: boo
     for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
         raise click.UsageError(f"--limit means nothing with {flag}", context)
     params = context.params
-    for name in ("server", "tool", "client", "since", "failed") if "NUMBER" in given else ():
+    for name in ("server", "tool", "client", "since", "failed", "declined") if "NUMBER" in given else ():
         if params[name]:
             raise click.UsageError(f"--{name} means nothing with NUMBER", context)
     if params["brokers"] is not None:
@@ -186,7 +189,10 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
     outcome = call.outcome if call.code in {"", call.outcome} else f"{call.outcome} ({call.code})"
     if call.attempt > 1:
         outcome += f", attempt {call.attempt}"
-    return call.id, time, call.via, who, call.shown_name, format_duration(call.duration_us), outcome, call.tokens
+    took = format_duration(call.duration_us) if call.outcome != DECLINED else "-"
+    if call.waited_us:
+        took += f", asked {format_duration(call.waited_us)}"
+    return call.id, time, call.via, who, call.shown_name, took, outcome, call.tokens
 
 
 def _list_cluster_calls(
@@ -288,12 +294,12 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit:
         shown = [group.to_json(by) for group in groups]
         write_json({"by": by, "groups": shown, "all": total, "dropped": database.dropped()})
         return
-    heads = (by.upper(), "CALLS", "ERRORS", "P50", "P95", "SLOWEST", "TOKENS")
+    heads = (by.upper(), "CALLS", "ERRORS", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS")
     rows: list[tuple[object, ...]] = []
     for group in (*groups, everything):
         name = format_name(group.kind, group.server, group.name) or "-"
         times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
-        rows.append((name, group.calls, group.errors, *times, group.tokens))
+        rows.append((name, group.calls, group.errors, group.declined, *times, group.tokens))
     print_table(heads, rows)
     if len(found) > len(groups):
         print_status(f"{format_count(len(found) - len(groups), 'further group')} left out by --limit")

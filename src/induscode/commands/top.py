@@ -87,11 +87,10 @@ def _format(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[
         p50, p95 = map(format_duration, series.percentiles_us[server])
         rows.append((server, count, f"{count / seconds:.2f}", failed, p50, p95, tokens, draw_bars(values)))
     calls, errors = sum(series.calls), sum(series.errors)
-    slowest = max(series.p95_us)
-    return (
-        rows,
-        f"{format_count(calls, 'call')} in {minutes} min, {errors:,} failed, highest p95 {format_duration(slowest)}.",
-    )
+    counted = [format_count(calls, "call") + f" in {minutes} min", f"{errors:,} failed"]
+    if declined := sum(series.declined):
+        counted.append(f"{declined:,} declined")
+    return rows, f"{', '.join(counted)}, highest p95 {format_duration(max(series.p95_us))}."
 
 
 def draw_bars(values: Sequence[int]) -> str:
@@ -104,7 +103,7 @@ def draw_bars(values: Sequence[int]) -> str:
 
 def _build_json(series: CallSeries | None) -> JsonObject:
     if series is None:
-        return {"servers": [], "calls": 0, "errors": 0}
+        return {"servers": [], "calls": 0, "errors": 0, "declined": 0}
     servers: list[JsonObject] = [
         {
             "server": name,
@@ -122,4 +121,5 @@ def _build_json(series: CallSeries | None) -> JsonObject:
         "servers": [*servers],
         "calls": sum(series.calls),
         "errors": sum(series.errors),
+        "declined": sum(series.declined),
     }

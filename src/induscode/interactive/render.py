@@ -92,6 +92,8 @@ class EventRenderer:
         if isinstance(event, ToolAnswered):
             finished = self._render_blocks(self._splitter.finish())
             call = self._running.pop(event.id, None)
+            if call is not None and call.started is not None:
+                call.started += event.waited_s  # the time of the user isn't the tool's
             diff = event.details.get("diff")
             is_changed = isinstance(diff, str) and not event.is_error and event.details.get("changed") is not False
             return finished + self._render_call(

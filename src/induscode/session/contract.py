@@ -69,6 +69,8 @@ class ToolAnswered:
     """Error code, for programs."""
     details: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"], compare=False, repr=False)
     """Details of the result for people and programs, such as the diff of an edit."""
+    waited_s: float = field(default=0.0, compare=False, repr=False)
+    """How long the call waited for the user, who was asked about it."""
 
 
 @record

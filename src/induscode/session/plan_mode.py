@@ -14,6 +14,7 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
+from indusagi.runtime.calls import waiting_for_user
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.deck.contract import CardWrapper, is_foreign
 
@@ -108,7 +109,8 @@ class PlanMode:
         if self.approver is None:
             self.active = not self._approves
             return self._approves, (_APPROVED if self._approves else _UNAPPROVED) + stored
-        decision = await self.approver.approve_plan(plan, stored.strip())
+        with waiting_for_user():
+            decision = await self.approver.approve_plan(plan, stored.strip())
         comment = f" The user says: {escape_invisible(decision.comment)[0]}" if decision.comment else ""
         if decision.answer in {PlanAnswer.REVISE, PlanAnswer.REFUSE}:
             return False, (_REVISE if decision.answer is PlanAnswer.REVISE else _REFUSED) + comment + stored

@@ -18,7 +18,7 @@ from indusagi.adapters.content import ModelContent, to_model_content
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.read_write_lock import ReadWriteLock
-from indusagi.runtime.calls import CallEntry, current_entry
+from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_wait
 from induscode.deck.contract import can_overlap
 from induscode.session.contract import ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.session.deck_search import find_denied_tools, resolve_deck_call
@@ -126,6 +126,7 @@ class ToolCalls:
                 return  # the sink is slower than the tool: a later report replaces this one
 
         outcome: ToolOutcome | None = None
+        wait = UserWait(current_wait.get())
         failures: list[OSError] = []
         with send, receive:
             async with anyio.create_task_group() as tasks:
@@ -143,6 +144,7 @@ class ToolCalls:
                 current_call.set(call.id)
                 find_denied = partial(find_denied_tools, toolbox)
                 current_entry.set(CallEntry(toolbox, call.id, find_denied=find_denied))
+                current_wait.set(wait)
                 outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
                 send.close()
         if failures:
@@ -152,7 +154,8 @@ class ToolCalls:
         media = tuple(attachment.media_type for attachment in content.attachments)
         details = outcome.result.details
         code = str(details["code"]) if details.get("code") else None
-        await self._sink(ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details))
+        answered = ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details, wait.seconds)
+        await self._sink(answered)
         action = self._repeats.record(call.name, call.input, content.text)
         if action == "stop":
             raise RepeatedCallError(call.name)

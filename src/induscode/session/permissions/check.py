@@ -16,6 +16,7 @@ from indusagi.capabilities.context import PerContext
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
+from indusagi.runtime.calls import waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
 from induscode.deck.contract import CardWrapper, iter_layers
@@ -202,7 +203,8 @@ class Permissions:
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
                 return _deny(facts, decision, f"this run cannot ask a person. {remedy} Why it would be asked:")
-            result = await self._ask(self._approver, card, facts, ctx)
+            with waiting_for_user():
+                result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
         reason = f"{card.name} was not run: where its paths lead changes all the time"

@@ -11,7 +11,7 @@ from anyio import to_thread
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from induscode.calls.database import CallFilter, open_calls
-from induscode.calls.record import format_name
+from induscode.calls.record import DECLINED, FAILED_OUTCOMES, format_name
 from induscode.calls.series import CallSeries, read_series
 from induscode.calls.statistics import CallStatistics, format_duration, read_statistics
 from induscode.ui.contract import PageError, PageView
@@ -61,6 +61,7 @@ async def show_calls(page: PageRequest) -> PageView:
         tool=page.get("tool") or None,
         client=page.get("client") or None,
         failed=page.get("failed") == "1",
+        declined=page.get("failed") == "declined",
     )
     overview = await to_thread.run_sync(_read_overview, wanted, window, page.get("order") == "slow")
     if overview is None:
@@ -104,7 +105,7 @@ def _build_filter(page: PageRequest, window: str) -> Html:
         build_field("server", "Server", page.get("server"), "git*"),
         build_field("tool", "Tool", page.get("tool")),
         build_field("client", "Client", page.get("client")),
-        build_choice("failed", "Outcome", {"": "all", "1": "failed"}, page.get("failed")),
+        build_choice("failed", "Outcome", {"": "all", "1": "failed", "declined": "declined"}, page.get("failed")),
         build_choice("order", "Order", {"": "newest", "slow": "slowest"}, page.get("order")),
     ]
     return build_filter("/calls", "Show", fields)
@@ -136,13 +137,19 @@ def _name_times(since_ms: int, until_ms: int) -> tuple[str, str]:
     return first, f"{last} UTC"
 
 
+def _format_time(call: CallRecord) -> str:
+    """Format how long a call ran, and how long it waited for the user."""
+    took = "did not run" if call.outcome == DECLINED else format_duration(call.duration_us)
+    return f"{took}, asked {format_duration(call.waited_us)}" if call.waited_us else took
+
+
 def _build_row(call: CallRecord) -> Sequence[Html | str]:
     who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or call.via
     outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
     return (
         link(call.shown_name, "/call", number=call.id),
         show_state(outcome),
-        format_duration(call.duration_us),
+        _format_time(call),
         f"{call.tokens:,}",
         who,
         show_time(call.at_ms),
@@ -156,13 +163,14 @@ def _show_statistics(groups: Sequence[CallStatistics]) -> Html:
             format_name(group.kind, group.server, group.name),
             f"{group.calls:,}",
             f"{group.errors:,}",
+            f"{group.declined:,}",
             *map(format_duration, (group.p50_us, group.p95_us, group.slowest_us)),
             f"{group.tokens:,}",
         )
         for group in groups[:_LIMIT]
     ]
-    heads = ("Tool", "Calls", "Failed", "p50", "p95", "Slowest", "Tokens")
-    return table(heads, rows, caption="Statistics by tool", numbers=range(1, 7))
+    heads = ("Tool", "Calls", "Failed", "Declined", "p50", "p95", "Slowest", "Tokens")
+    return table(heads, rows, caption="Statistics by tool", numbers=range(1, 8))
 
 
 async def show_call(page: PageRequest) -> PageView:
@@ -182,7 +190,7 @@ async def show_call(page: PageRequest) -> PageView:
                 float(one.at_ms - first),
                 one.duration_us / 1_000,
                 end,
-                "own" if one.id == call.id else "other" if one.outcome == "ok" else "failed",
+                "own" if one.id == call.id else "failed" if one.outcome in FAILED_OUTCOMES else "other",
             ),
             f"+{one.at_ms - first:,} ms",
             format_duration(one.duration_us),
@@ -217,7 +225,7 @@ def _show_record(call: CallRecord, name: str) -> Html:
         "Called": link(call.shown_name, "/tool", name=name) if name else call.shown_name,
         "Outcome": [show_state(call.outcome), f" {call.code}" if call.code else "", again],
         "When": [iso_utc(call.at_ms), " (", show_time(call.at_ms), ")"],
-        "Took": format_duration(call.duration_us),
+        "Took": _format_time(call),
         "Client": " ".join(filter(None, (call.client, f"through the {call.via}" if call.via else ""))),
         "Principal": call.principal,
         "Sub-agent": call.agent,

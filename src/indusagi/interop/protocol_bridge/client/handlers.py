@@ -20,6 +20,7 @@ from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExch
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object
+from indusagi.runtime.calls import waiting_for_user
 
 Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 
@@ -90,7 +91,8 @@ class Handlers:
 
     def by_method(self) -> dict[str, Handler]:
         """Map each method that has a handler to it."""
-        table = {"elicitation/create": self.elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
+        elicit = None if self.elicit is None else partial(_ask_user, self.elicit)
+        table = {"elicitation/create": elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
         return {method: handler for method, handler in table.items() if handler is not None}
 
     def capabilities(self) -> JsonObject:
@@ -168,6 +170,11 @@ class Caller(Protocol):
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """The caller of the call that this task works for."""
+
+
+async def _ask_user(elicit: Handler, params: JsonObject) -> JsonObject:
+    with waiting_for_user():
+        return await elicit(params)
 
 
 def forwarding_handlers() -> Handlers:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
+    from indusagi.runtime.calls import UserWait
 
 _ABANDONED_CALLS = 1_000
 _WATCHED = frozenset({"resourceSubscriptions", "taskIds"})
@@ -36,6 +37,8 @@ class PendingCall:
     caller: Caller | None
     request_id: RequestId
     """Of the request that carries it at the moment."""
+    wait: UserWait | None = None
+    """Where the call counts how long it waits for the user."""
 
 
 @dataclass(slots=True)
@@ -117,6 +120,10 @@ class PendingCalls:
             self._abandoned.pop(identity, None)
         elif identity in self._abandoned:
             self._abandoned[identity].until = asyncio.get_running_loop().time() + self._abandoned_s
+
+    def find_wait(self) -> UserWait | None:
+        """Find where the call that a request of the server belongs to counts its waits; `None` with several calls."""
+        return next(iter(self._calls)).wait if len(self._calls) == 1 else None
 
     def find_caller(self) -> Caller | None:
         """Find the caller that a request of the server belongs to; `None` if it may belong to several clients."""

@@ -63,7 +63,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     requires_modern,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport
-from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace
+from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace, current_wait
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
@@ -321,7 +321,7 @@ class ClientSession:
             return await self.share_subscription(method, params)
         if self.calls.is_moving:
             raise self.calls.build_refusal()
-        limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
+        limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids), current_wait.get())
         requests, result = current_requests.get(), dict[str, JsonValue]()
         observed = None
         if requests is not None:
@@ -512,6 +512,7 @@ class ClientSession:
         # request.
         related, callers = read_related_task(params), self._task_callers
         current_caller.set(callers[related] if related in callers else self.calls.find_caller())
+        current_wait.set(self.calls.find_wait())
         return await self._run_handler(method, params)
 
     async def _run_handler(self, method: str, params: JsonObject) -> JsonObject:
