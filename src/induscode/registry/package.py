@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets.names import looks_secret
 from induscode.consent import build_consent
-from induscode.deck.mcp.config.references import looks_secret
 from induscode.registry.client import RegistryError
 
 if TYPE_CHECKING:

@@ -266,14 +266,16 @@ def test_finding_p4_a_yes_on_the_page_is_for_what_it_showed(tmp_path: Path) -> N
 
 
 def test_finding_p12_a_row_that_was_held_back_starts_after_a_yes_on_the_page(tmp_path: Path) -> None:
-    named = configured(tmp_path / "named.json", {"ours": row()})
+    named, log = configured(tmp_path / "named.json", {"ours": row()}), tmp_path / "log"
     with opened("--mcp", "named.json", cwd=tmp_path) as browser:
         wait_for(lambda: "ready" in browser.get("/server?name=ours"))
-        configured(named, {"ours": row("--tools", 1)})
+        configured(named, {"ours": row("--log", log)})
         wait_for(lambda: "Trust it as it is" in browser.get("/server?name=ours"))
+        assert not log.exists()
         digest = read_digest(browser, "ours")
         assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
-        wait_for(lambda: "tool_0" in browser.get("/tools"))
+        wait_for(log.exists)
+        wait_for(lambda: "ready" in browser.get("/server?name=ours"))
         assert "Trust it as it is" not in browser.get("/server?name=ours")
 
 

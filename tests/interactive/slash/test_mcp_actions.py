@@ -70,8 +70,8 @@ class Stage:
             leases=SimpleNamespace(find_holders=self.find_holders),
         )  # fmt: skip
         mcp = SimpleNamespace(
-            plan=plan, status=lambda: self.statuses, capabilities=self.capabilities, disabled=self.disabled,
-            fleet=fleet, enrolment=SimpleNamespace(notes=self.notes),
+            plan=plan, status=lambda: self.statuses, status_of=self.statuses.get, capabilities=self.capabilities,
+            disabled=self.disabled, fleet=fleet, enrolment=SimpleNamespace(notes=self.notes),
         )  # fmt: skip
         servers = SimpleNamespace(
             plan=plan, mcp=mcp, switched_off=self.switched_off, switched_on=self.switched_on,

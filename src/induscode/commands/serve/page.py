@@ -20,13 +20,7 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import find_tool_ref
 from induscode.commands.support.remedies import advise, format_server_command
-from induscode.commands.support.servers import (
-    STATE_REMEDIES,
-    find_row,
-    list_secret_warnings,
-    name_transport,
-    name_trust_command,
-)
+from induscode.commands.support.servers import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.config.trust import TrustStore
@@ -257,7 +251,13 @@ class GatewayPage:
 
     def ask_consent(self, server: str) -> Consent:
         """Describe a server's row completely, without values of secrets. It blocks."""
-        return TrustStore().question(find_row(self.plan, server))
+        return TrustStore().question(self._find_row(server))
+
+    def _find_row(self, server: str) -> ServerRow:
+        row = next((row for row in self.plan.rows if row.id == server), None)
+        if row is None:
+            raise BridgeFault(f"there is no server {server!r}")
+        return row
 
     async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
         """Start, stop, restart, trust or sign in to a server.
@@ -265,9 +265,7 @@ class GatewayPage:
         Raises:
             CoreError: It cannot be done.
         """
-        row = next((row for row in self.plan.rows if row.id == server), None)
-        if row is None:
-            raise BridgeFault(f"there is no server {server!r}")
+        row = self._find_row(server)
         fleet, state = self.session.mcp.fleet, self.plan.state_of(row)
         if action == "trust":
             if state not in {"untrusted", "changed"}:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.secrets.names import looks_secret
 from indusagi.core.secrets.patterns import hide_secrets
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.consent import Consent, ConsentState, build_consent, digest_facts
 from induscode.deck.mcp.config.auth_fields import format_auth
 from induscode.deck.mcp.config.expansion import UnresolvedVariableError, expand, reference_pattern
-from induscode.deck.mcp.config.references import find_references, looks_secret, quote, show_url, show_value
+from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import SWITCHES, TYPES, ServerRow
 
 _VERSION = 1
