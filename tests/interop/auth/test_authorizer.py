@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.http_behaviours import Modern
 from tests.support.http_peer import http_server
+from tests.support.opened import fleet_of
 from tests.support.protected import AgreeablePrompt, Protected, make_auth, stored_sign_in
+from tests.support.servers import STEADY
+from tests.support.waiting import until
 
 from indusagi.core.time import ManualClock, now_ms
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
 from indusagi.interop.auth.driver import AuthDriver
 from indusagi.interop.auth.proofs import ProofKey
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, StreamableHttpServerConfig
 
 if TYPE_CHECKING:
     from indusagi.interop.auth.contract import ServerAuth, StoredCredentials
@@ -262,3 +266,22 @@ async def test_finding_f4_a_recovery_that_is_stopped_before_it_begins_leaves_nob
         tasks.create_task(authorizer.close())
     assert all(task.result().is_transient for task in waiting)
     assert isinstance(await refused(), SignInRequired)  # the next one begins again
+
+
+async def test_a_server_whose_keyring_is_locked_for_a_while_comes_up_by_itself() -> None:
+    async with http_server(Protected(Modern())) as server:
+        auth = await make_auth(stored_sign_in(server.url))
+        load, left = auth.store.load, 3
+
+        async def locked(resource: str, client: str = "") -> StoredCredentials | None:
+            nonlocal left
+            if left:
+                left -= 1
+                raise AuthFault("the keyring is locked", is_transient=True)
+            return await load(resource, client)
+
+        auth.store.load = locked
+        config = StreamableHttpServerConfig("s", server.url, auth=auth, limits=STEADY)
+        async with fleet_of(config) as fleet:
+            await until(lambda: fleet.status()["s"].phase is EndpointPhase.READY)
+    assert left == 0

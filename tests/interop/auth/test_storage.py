@@ -256,6 +256,18 @@ async def test_a_keyring_that_fails_is_replaced_by_a_file(tmp_path: Path) -> Non
         vault.remove("owner")
 
 
+async def test_a_keyring_that_is_absent_for_now_is_looked_for_again(tmp_path: Path) -> None:
+    vault = KeyringVault(MemoryKeyring())
+    await CredentialFiles(str(tmp_path / "c"), environ={}, find_keyring=lambda: vault).save(make_credentials())
+    found: list[KeyringVault | None] = [None, vault]
+    store = CredentialFiles(str(tmp_path / "c"), environ={}, find_keyring=lambda: found.pop(0))
+    with pytest.raises(AuthFault, match="this process has none") as caught:
+        await store.find(KEY)
+    assert caught.value.is_transient
+    for _ in range(2):
+        assert await store.find(KEY) == make_credentials()
+
+
 async def test_a_secret_that_moved_to_a_file_leaves_the_keyring(tmp_path: Path) -> None:
     ring = MemoryKeyring()
     store = CredentialFiles(str(tmp_path / "c"), environ={}, find_keyring=lambda: KeyringVault(ring))

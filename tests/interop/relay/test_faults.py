@@ -56,6 +56,45 @@ async def test_a_server_that_dies_is_named_and_started_again_by_the_next_call() 
         assert (await front.ask("ping", None, 2))["result"] == {}
 
 
+REFUSES_ONCE = """
+import json, os, sys
+state = sys.argv[1]
+number = os.path.getsize(state) if os.path.exists(state) else 0
+open(state, "a").write("x")
+for line in sys.stdin:
+    frame = json.loads(line)
+    if "id" not in frame:
+        continue
+    answer = {"result": {"content": [], "start": number}}
+    if frame["method"] == "initialize":
+        version = frame["params"]["protocolVersion"]
+        info = {"name": "s", "version": "1"}
+        answer = {"result": {"protocolVersion": version, "capabilities": {}, "serverInfo": info}}
+        if number == 1:
+            answer = {"error": {"code": -32000, "message": "out of licences"}}
+    elif number == 0 and frame["method"] == "tools/call":
+        os._exit(1)
+    print(json.dumps({"jsonrpc": "2.0", "id": frame["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.process
+async def test_a_new_connection_that_refuses_the_handshake_is_not_used(tmp_path: Path) -> None:
+    rules = Supervision(first_s=0.01, jitter=0.0, factor=1.0, failures=100)
+    config = StdioServerConfig("s", sys.executable, ["-I", "-S", "-c", REFUSES_ONCE, str(tmp_path / "state")])
+    async with front_of(create_relay_host(config, supervision=rules)) as front:
+        await front.hello()
+        assert "exited with code 1" in (await front.call("a", 1))["error"]["message"]
+        refused = await front.call("a", 2)
+        assert "out of licences" in refused["error"]["message"]
+
+        async def works() -> bool:
+            answer = await front.call("a", 3)
+            return bool(answer.get("result", {}).get("start") == 2)
+
+        await until(works)
+
+
 async def test_a_server_that_dies_again_and_again_is_not_started_at_every_call(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     async with front_of(create_relay_host(fault("dies", "--log", diary))) as front:

@@ -73,7 +73,7 @@ class CredentialFiles:
     Args:
         folder: Of the files; by default in the state directory.
         environ: Where the sealing key is looked for.
-        find_keyring: Finds the keyring, once.
+        find_keyring: Finds the keyring; again until there is one.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CredentialFiles:
         self._folder = folder
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
-        self._keyring: list[KeyringVault | None] = []
+        self._keyring: KeyringVault | None = None
         self._sealed: list[SealedVault | None] = []
 
     # -- the store --------------------------------------------------------------------------
@@ -253,9 +253,9 @@ class CredentialFiles:
         return vault
 
     def _get_keyring(self) -> KeyringVault | None:
-        if not self._keyring:
-            self._keyring.append(self._find_keyring())
-        return self._keyring[0]
+        if self._keyring is None:
+            self._keyring = self._find_keyring()  # a session may unlock it, or start its service, later
+        return self._keyring
 
     def _get_sealed(self) -> SealedVault | None:
         if not self._sealed:

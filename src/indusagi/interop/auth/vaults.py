@@ -155,7 +155,7 @@ class KeyringVault:
         if results:
             return results[0]
         cause = describe_error(failures[0]) if failures else f"no answer within {self._wait_s:g} s; is it locked?"
-        raise AuthFault(f"the keyring ({self.name}) cannot be used: {cause}")
+        raise AuthFault(f"the keyring ({self.name}) cannot be used: {cause}", is_transient=True)
 
 
 Vault: TypeAlias = PlainVault | SealedVault | KeyringVault

@@ -21,7 +21,7 @@ from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protoco
 from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog, log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError, parse_error
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, find_response_id
 
 if TYPE_CHECKING:
@@ -124,11 +124,18 @@ class UpstreamConnection:
             _log.warning("standard error of server %r: %s", self._config.id, cause)
         self._fail(ConnectionClosedError(replace(end, detail=replace(end.detail, stderr=()))))
 
-    def _fail(self, exc: Exception) -> None:
+    def _fail(self, exc: Exception, site: FaultSite | None = None) -> None:
         if not self._ended.is_set():
             self._ended.set()
-            site = FaultSite.CONNECT if self._transport is None else FaultSite.HELD
-            self._on_end(to_protocol_fault(exc, self._config, site))
+            known = FaultSite.CONNECT if self._transport is None else FaultSite.HELD
+            self._on_end(to_protocol_fault(exc, self._config, site or known))
+
+    def _read_refusal(self, frame: JsonObject) -> Exception:
+        """Read why a new connection refuses the handshake of the one before: nothing would be answered over it."""
+        refusal, request_id = parse_error(frame["error"]), frame["id"]
+        if isinstance(refusal, RpcError) and self._transport is not None and isinstance(request_id, (int, str)):
+            refusal.detail = self._transport.detail(request_id)
+        return refusal
 
     def send(self, frame: JsonObject) -> bool:
         """Send a frame as soon as the connection is ready; False if too much is unread already."""
@@ -176,6 +183,9 @@ class UpstreamConnection:
 
     def _receive_frame(self, frame: JsonObject) -> None:
         if not self._is_ready and self._handshake and frame.get("id") == self._handshake[0]["id"]:
+            if "error" in frame:
+                self._fail(self._read_refusal(frame), FaultSite.CONNECT)
+                return
             for other in self._handshake[1:]:
                 self._transmit(other)
             self._send_waiting()

@@ -370,7 +370,7 @@ class JsonRpcConnection:
                 result = InvalidResponseError(f"the result is {kind}, not an object")
             self._settle(identity, result)
         elif "error" in frame:
-            self._settle(identity, _parse_error(frame["error"]))
+            self._settle(identity, parse_error(frame["error"]))
         else:
             self.invalid_frames += 1
 
@@ -472,7 +472,8 @@ def _deadline(due: float) -> asyncio.Timeout:
     return asyncio.timeout_at(None if due == math.inf else due)
 
 
-def _parse_error(error: JsonValue) -> Exception:
+def parse_error(error: JsonValue) -> Exception:
+    """Parse the error of a response."""
     if not isinstance(error, dict):
         return InvalidResponseError("the error is no object")
     code, message = error.get("code"), error.get("message")
