@@ -17,6 +17,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets.names import looks_secret
 from induscode.consent import build_consent
+from induscode.deck.mcp.config.trust import steers_code
 from induscode.registry.client import RegistryError
 
 if TYPE_CHECKING:
@@ -68,13 +69,6 @@ _MOUNT = re.compile(
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SWITCHES = re.compile(r"-y|--yes|-q|--quiet|--isolated|-i|-t|-it|--interactive|--tty|--rm|--init")
 """Switches of the launchers, which entries often give without their format."""
-_STEERING = re.compile(
-    r"(?:npm|uv|pip|ld|dyld|docker|containers?|git|ssl|xdg|bun|deno|yarn|corepack)_.*|python.*|bash_env|env|ifs|shell"
-    r"|node_(?:options|path|extra_ca_certs|tls_reject_unauthorized)|path|home|tmpdir|perl5(?:lib|opt)|ruby(?:lib|opt)"
-    r"|(?:http|https|all|no)_proxy|requests_ca_bundle|curl_ca_bundle|_?java(?:_tool)?_options|classpath",
-    re.IGNORECASE,
-)
-"""Variables that decide what a launcher downloads, or what a program loads."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{[^{}]{0,100}\}")
 """A variable of an address that was not replaced."""
 _HEADER = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -189,7 +183,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
         for word in runtime
         if _LAUNCHER_WORDS[kind].fullmatch(word) is None and not (kind == "oci" and _mounts_given_path(word, given))
     ]
-    foreign += [name for name in env if name not in given and _STEERING.fullmatch(name) is not None]
+    foreign += [name for name in env if name not in given and steers_code(name)]
     foreign += [name for name in env if _VARIABLE.fullmatch(name) is None]
     if foreign:
         danger = "it could start another package, or give it more rights; if you want that, use indus mcp add"

@@ -271,6 +271,8 @@ def test_a_row_that_is_renamed_needs_its_own_yes(tmp_path: Path) -> None:
     [
         {"command": "${TOOL}"},
         {"command": "sh", "args": ["-c", "exec ${TOOL}"]},
+        {"command": "bash", "args": ["-lc", "exec ${TOOL}"]},
+        {"command": "npx", "args": ["--call=${TOOL}"]},
         {"command": "${TOOL:-good}"},
         {"url": "https://mcp.example", "headersHelper": "${TOOL} --headers"},
         {"url": "https://mcp.example", "auth": {"header_command": ["${TOOL}"]}},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,19 +27,25 @@ from induscode.deck.mcp.config.rows import SWITCHES, TYPES, ServerRow
 
 _VERSION = 1
 _LARGEST_BYTES = 16 * 1024 * 1024
-_CODE_PREFIXES = ("LD_", "DYLD_", "PYTHON", "GIT_")
-_CODE_VARIABLES = frozenset({"NODE_OPTIONS", "BASH_ENV", "ENV", "PATH"})
+_STEERING = re.compile(
+    r"(?:npm|uv|pip|ld|dyld|docker|containers?|git|ssl|xdg|bun|deno|yarn|corepack)_.*|python.*|bash_env|env|ifs|shell"
+    r"|node_(?:options|path|extra_ca_certs|tls_reject_unauthorized)|path|home|tmpdir|perl5(?:lib|opt)|ruby(?:lib|opt)"
+    r"|(?:http|https|all|no)_proxy|requests_ca_bundle|curl_ca_bundle|_?java(?:_tool)?_options|classpath",
+    re.IGNORECASE,
+)
+"""Variables that decide what a launcher downloads, or what a program loads."""
 _CODE_FLAGS = {
     "npx": ("-c", "--call"),
     "npm": ("-c", "exec"),
     "node": ("-e", "--eval", "-p", "--print", "-r", "--require"),
     "python": ("-c",),
-    "python3": ("-c",),
     "uvx": ("--from", "--with"),
     "uv": ("--with",),
-    "sh": ("-c",),
-    "bash": ("-c",),
+    **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "fish"), ("-c",)),
     "deno": ("eval",),
+    "perl": ("-e",),
+    "ruby": ("-e",),
+    "env": ("-S", "--split-string"),
 }
 """Options with which a harmless-looking launcher runs code from its arguments."""
 _SHOWN = frozenset(
@@ -109,9 +116,19 @@ def server_identity(config: ServerConfig) -> str:
 
 
 def _find_code_flag(config: StdioServerConfig) -> str | None:
-    """Find the option that makes a launcher run code from its arguments."""
-    flags = _CODE_FLAGS.get(os.path.basename(config.command), ())
-    return next((flag for flag in flags if flag in config.args), None)
+    """Find the option that makes a launcher run code from its arguments; `-lc` and `--call=x` count too."""
+    launcher = os.path.basename(config.command).rstrip("0123456789.")
+    for flag in _CODE_FLAGS.get(launcher, ()):
+        for word in config.args:
+            is_bundled = len(flag) == 2 and word.startswith("-") and word[1:].isalpha() and word.endswith(flag[1])
+            if word == flag or is_bundled or (flag.startswith("-") and word.startswith(f"{flag}=")):
+                return flag
+    return None
+
+
+def steers_code(name: str) -> bool:
+    """Tell whether a variable decides what a launcher downloads, or which code a program loads."""
+    return _STEERING.fullmatch(name) is not None
 
 
 def find_programs(row: ServerRow) -> Mapping[str, str | None]:
@@ -285,11 +302,7 @@ def _warnings(row: ServerRow) -> tuple[str, ...]:
         runs = "It runs a command on this machine, whose output is sent to the server."
         command = [runs] if row.auth is not None and "header_command" in row.auth else []
         return (*disclosed, *command, *([] if encrypted else ["The address is not encrypted."]))
-    code = [
-        f"The variable {name} can change which code runs."
-        for name in config.env
-        if name.upper().startswith(_CODE_PREFIXES) or name.upper() in _CODE_VARIABLES
-    ]
+    code = [f"The variable {name} can change which code runs." for name in config.env if steers_code(name)]
     warnings = [*disclosed, *code]
     flag = _find_code_flag(config)
     if flag is not None:
