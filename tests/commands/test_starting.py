@@ -185,23 +185,39 @@ def test_finding_c6_more_time_is_advised_for_a_start_and_not_for_a_listing(conne
 @pytest.mark.parametrize(
     ("name", "said", "command"),
     [
-        ("npx", "npm error code ECOMPROMISED", 'rm -rf "$(npm config get cache)/_npx"'),
-        ("npx", "npm error ENOTEMPTY: rename /c/_npx/0123456789abcdef/a", "rm -rf /c/_npx/01234567"),
+        ("npx", "npm error code ECOMPROMISED", "rm -rf {folder}"),
+        ("npx", "npm error ENOTEMPTY: rename {folder}/a", "rm -rf {folder}"),
         ("uvx", "error: Failed to read from the cache", "uv cache clean mcp-server-time"),
     ],
 )
 def test_finding_b1_the_doctor_names_the_command_that_mends_a_cache(
     tmp_path: Path, name: str, said: str, command: str
 ) -> None:
+    folder = lock_of(tmp_path).parent
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text('{"dependencies": {"mcp-server-time": "^1.2"}}', encoding="utf-8")
     program = tmp_path / name
-    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n", encoding="utf-8")
+    program.write_text(f"#!/bin/sh\necho '{said.format(folder=folder)}' >&2\nexit 1\n", encoding="utf-8")
     program.chmod(0o755)
-    found = examined({"command": str(program), "args": ["-q", "mcp-server-time@1.2"]}, tmp_path)
-    assert f"mend it: {command}" in found["remedy"]
+    row = {"command": str(program), "args": ["-q", "mcp-server-time@1.2"]}
+    found = examined(row, tmp_path, npm_config_cache=str(tmp_path / "cache"))
+    assert f"mend it: {command.format(folder=folder)}" in found["remedy"]
+
+
+def test_a_damaged_cache_without_a_folder_of_the_package_is_verified(tmp_path: Path) -> None:
+    program = tmp_path / "npx"
+    program.write_text("#!/bin/sh\necho 'npm error code ECOMPROMISED' >&2\nexit 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    row = {"command": str(program), "args": ["-q", "mcp-server-time@1.2"]}
+    found = examined(row, tmp_path, npm_config_cache=str(tmp_path / "cache"))
+    assert found["remedy"].endswith("mend it: npm cache verify")
 
 
 def test_finding_b1_the_doctor_finds_a_lock_that_npx_left_behind(tmp_path: Path) -> None:
     lock_of(tmp_path).mkdir(parents=True)
+    os.utime(lock_of(tmp_path), (0, 0))
+    package = lock_of(tmp_path).with_name("package.json")
+    package.write_text('{"dependencies": {"a": "1"}}', encoding="utf-8")
     program = tmp_path / "npx"
     program.write_text("#!/bin/sh\nexec sleep 20\n", encoding="utf-8")
     program.chmod(0o755)

@@ -80,8 +80,9 @@ def plan_servers(
     store = trust or TrustStore()
     # Naming a file is consent to it as it is; the user's own files need none, nor do servers of the user's editor.
     stored = {row.id: store.consent(row) for row in found.rows if is_in_workspace(row, invocation.cwd)}
-    consent: dict[str, ConsentState] = dict.fromkeys((row.id for row in found.rows), "trusted")
-    consent |= {row.id: stored[row.id] for row in found.rows if row.origin.scope == "project"}
+    consent: dict[str, ConsentState] = {
+        row.id: stored[row.id] if row.origin.scope == "project" else "trusted" for row in found.rows
+    }
     approved = [server for server, state in stored.items() if state == "trusted"]
     trusted = [row for row in found.rows if consent[row.id] == "trusted"]
     # Rows without consent are not expanded: a variable may be a secret.

@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from indusagi.capabilities.sandbox.policy import Mechanism
+    from indusagi.core.json import JsonObject
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 TEXT = "pelican"
 SCOPES_ABI = 6
-NAMED = sorted(places._NAMED_BY)  # pyright: ignore[reportPrivateUsage]
+NAMED = sorted(places._NAMED_BY)
+PYTHON = os.path.realpath(sys.executable)
+"""The interpreter behind the virtual environment: a clone below `/tmp` is out of sight in the sandbox."""
 READ_ALL = """
 import json, sys
 for path in json.load(open(sys.argv[1])):
@@ -97,10 +100,11 @@ async def test_finding_f10_no_file_tool_reads_or_writes_a_credential(home: Path,
         with pytest.raises(PathRefused, match="protected"):
             await fs.write_file(path, "changed")
     box = box_of(context(home), grep_tool(), find_tool())
-    for name, given in (
+    searches: tuple[tuple[str, JsonObject], ...] = (
         ("grep", {"pattern": TEXT, "mode": "files", "noIgnore": True}),
         ("find", {"query": "inner", "noIgnore": True, "hidden": True}),
-    ):
+    )
+    for name, given in searches:
         outcome = await call(box, name, given)
         lines = {line for line in str(outcome.output).splitlines() if not line.startswith("[")}
         assert not lines & {path.removeprefix(f"{home}/") for path in made}
@@ -118,7 +122,7 @@ async def test_finding_f10_no_sandboxed_command_reads_a_credential(
     (folder / "paths.json").write_text(json.dumps([*made, str(folder / "plain")]), encoding="utf-8")
     (folder / "read.py").write_text(READ_ALL, encoding="utf-8")
     shell = LocalShell(str(folder), sandbox=Sandbox(mechanisms=(mechanism,)))
-    result = await shell.exec(f"{shlex.quote(sys.executable)} -S read.py paths.json")
+    result = await shell.exec(f"{shlex.quote(PYTHON)} -S read.py paths.json")
     await shell.aclose()
     assert result.output.decode().splitlines() == [str(folder / "plain")]
 
@@ -169,7 +173,7 @@ FORMS = {
 
 async def reach(work: Path, sandbox: Sandbox, address: str) -> bool:
     shell = LocalShell(str(work), sandbox=sandbox)
-    result = await shell.exec(f"{shlex.quote(sys.executable)} -S -c {shlex.quote(REACH)} {shlex.quote(address)}")
+    result = await shell.exec(f"{shlex.quote(PYTHON)} -S -c {shlex.quote(REACH)} {shlex.quote(address)}")
     await shell.aclose()
     return b"reached" in result.output
 
@@ -266,7 +270,7 @@ async def test_a_socket_that_the_user_allows_stays_in_reach(home: Path, monkeypa
     with listening(path):
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
         shell = LocalShell(str(work), sandbox=Sandbox(mechanisms=("bubblewrap",)), allowed_variables=["SSH_AUTH_SOCK"])
-        command = f"{shlex.quote(sys.executable)} -S -c {shlex.quote(REACH)} $SSH_AUTH_SOCK"
+        command = f"{shlex.quote(PYTHON)} -S -c {shlex.quote(REACH)} $SSH_AUTH_SOCK"
         result = await shell.exec(command)
         await shell.aclose()
     assert result.output == b"reached\n"

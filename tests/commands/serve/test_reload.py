@@ -150,9 +150,9 @@ def test_c8_what_changes_in_a_named_file_of_the_project_waits_for_a_word(tmp_pat
         gateway.until(lambda: "the configuration has changed: held back b, c" in gateway.said())
         assert "added" not in gateway.said()
         os.kill(gateway.pid, signal.SIGHUP)  # a signal can't carry what the user has looked at
-        assert run("mcp", "trust", "--yes", "c", "--mcp", named, cwd=tmp_path).returncode == 0
+        assert run("mcp", "trust", "--yes", "c", "--mcp", str(named), cwd=tmp_path).returncode == 0
         gateway.until_tools(lambda tools: tools == [*of("a"), *of("c")])
-        assert run("mcp", "trust", "--yes", "b", "--mcp", named, cwd=tmp_path).returncode == 0
+        assert run("mcp", "trust", "--yes", "b", "--mcp", str(named), cwd=tmp_path).returncode == 0
         gateway.until_tools(lambda tools: tools == [*of("a"), *of("b"), *of("c")])
         assert servers_of(named).keys() == {"a", "b", "c"}
 

@@ -225,7 +225,9 @@ def _find_damage(
             return "npx is installing it just now: try again when it has ended"
         cause = "npx left a lock behind when it was killed"
         return f"{cause}; mend it: rm -rf {shlex.join(map(os.path.dirname, locks))}"
-    return f"{damage.cause}; mend it: rm -rf {shlex.join(own)}" if damage is not None and own else None
+    if damage is None:
+        return None
+    return f"{damage.cause}; mend it: {f'rm -rf {shlex.join(own)}' if own else 'npm cache verify'}"
 
 
 def _find_package(args: Sequence[str]) -> str:
