@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz cluster-faults mutants properties repeats stalls scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -88,6 +88,9 @@ soak: setup  ## put mixed load on indus serve and check that nothing grows (MINU
 
 gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, and check what they do (COUNT=, SEED=)
 	@.venv/bin/python -m outside.permission_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+host-fuzz: setup  ## send 100,000 random requests to indus serve --http --auth, and check that it lives (COUNT=, SEED=)
+	@.venv/bin/python -m outside.host_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 cluster-faults: setup  ## run 500 clusters with seeded faults, and check what clients saw (COUNT=, SEED=)
 	@.venv/bin/python -m outside.cluster $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

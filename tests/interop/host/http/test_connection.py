@@ -213,6 +213,14 @@ async def test_finding_d11_a_request_that_breaks_off_is_answered(cut: int) -> No
         assert status_of(await raw.send(raw.call(1)[:cut], eof=True)) == 400
 
 
+async def test_finding_f1_a_refused_head_request_has_no_body(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(head_s=600, body_s=600) as raw:
+        answer = await raw.send(raw.head("Content-Length: 5", method="HEAD").replace(b"/mcp", b"/health", 1), eof=True)
+        assert status_of(answer) == 400
+        assert answer.endswith(b"\r\n\r\n")
+    assert "failed in" not in caplog.text
+
+
 async def test_finding_d11_a_wrong_method_gets_an_allow_header() -> None:
     async with serving() as raw:
         head = raw.head("Connection: close", method="PUT").replace(b"/mcp", b"/health", 1)

@@ -16,6 +16,7 @@ import asyncio
 import http
 import math
 import select
+from contextlib import suppress
 from functools import lru_cache, wraps
 from time import asctime, gmtime
 from typing import TYPE_CHECKING, ParamSpec, Protocol, cast
@@ -480,8 +481,9 @@ class HttpConnection(asyncio.Protocol):
         refusal = HttpRefusal(status, message, close=True)
         length = (b"content-length", b"%d" % len(refusal.body))
         head = self._start_response(status, [(b"content-type", b"application/json"), length, *refusal.headers])
-        events = (h11.Data(data=refusal.body), h11.EndOfMessage())
-        self.transport.write(head + b"".join(self._parser.send(event) or b"" for event in events))
+        is_bodiless = self._request is not None and self._request.method == "HEAD"
+        body = b"" if is_bodiless else self._parser.send(h11.Data(data=refusal.body)) or b""
+        self.transport.write(head + body + (self._parser.send(h11.EndOfMessage()) or b""))
         self.close()
 
     def fail(self, exc: Exception) -> None:
@@ -503,7 +505,8 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_refused and self._parser.their_state not in {h11.SEND_BODY, h11.ERROR}:
             self.transport.close()
             return
-        self.transport.write_eof()
+        with suppress(OSError):  # the client has reset the connection
+            self.transport.write_eof()
         self.transport.resume_reading()
         self.set_deadline(_LINGER_S, self.abort)
         self._tracker.linger(self)
