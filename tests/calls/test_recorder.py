@@ -15,6 +15,8 @@ from tests.calls.helpers import load_calls, observed_box
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.calls import CallingClient, current_agent, current_client, current_trace
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.calls import recorder as recorder_module
@@ -136,6 +138,23 @@ async def test_payloads_are_kept_where_asked_without_secrets_of_known_shapes(tmp
     assert "hello" in arguments
     assert "hello" in result
     assert token not in arguments + result
+
+
+async def test_finding_r4_payloads_hold_no_secret_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    row = StdioServerConfig("a", "run", env={"TOKEN": "hunter2-hunter2", "MODE": "fast"})
+    recorder = CallRecorder(str(path), ORIGIN, RecordSettings(payloads=True))
+    recorder.hide_secrets = Redaction((row,)).hide
+    box = observed_box(recorder)
+    filler = "x" * (64 * 1024 - 20)  # the cut would split the secret behind it
+    for text in ("fast hunter2-hunter2", f"{filler}hunter2-hunter2 {filler}"):
+        await box.runner.run(ToolCall("1", "echo", {"text": text}))
+    await recorder.aclose()
+    rows = await query(path, "SELECT arguments, result FROM payloads")
+    assert len(rows) == 2
+    assert "fast" in rows[0][0]
+    assert not [text for row in rows for text in row if "hunter2" in text]
+    assert "more characters" in rows[1][0]
 
 
 async def test_payloads_expire_while_a_run_goes_on_and_nothing_is_called(

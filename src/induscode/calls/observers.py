@@ -60,6 +60,7 @@ class CallObservers:
         """Tell the observers about the servers of the run."""
         if self.recorder is not None:
             self.recorder.find_place = mcp.find_place
+            self.recorder.hide_secrets = mcp.hide_secrets
         if self.telemetry is not None:
             self.telemetry.find_transport = lambda server: mcp.plan.configs[server].kind
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import BYTES_PER_TOKEN
 from indusagi.core.records import record
+from indusagi.core.secrets.patterns import hide_secrets
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace, current_wait
@@ -141,7 +142,7 @@ class RecordedCall:
         recorder, self.arguments = self.recorder, self.call.input
         size, is_whole = estimate_size(self.arguments)
         if recorder.settings.payloads:
-            self.payload = _build_payload(self.arguments, outcome)
+            self.payload = _build_payload(self.arguments, outcome, recorder.hide_secrets)
         if (size > _LARGE_BYTES or not is_whole) and recorder.has_key:
             self.digest = recorder.digest(self.arguments)
             self.arguments, self.call = None, ToolCall(self.call.id, self.call.name, None)
@@ -228,6 +229,7 @@ class CallRecorder:
         self.origin = origin
         self.settings = settings or RecordSettings()
         self.find_place = find_place
+        self.hide_secrets: Callable[[str], str] = hide_secrets
         self.on_note = on_note
         self.on_rows: Callable[[Sequence[CallRow]], None] = lambda _: None
         """Receives the rows that were written, in the thread of the recorder."""
@@ -386,11 +388,17 @@ def _encode(value: JsonValue) -> str:
         return ""
 
 
-def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None) -> Payload:
-    """Encode arguments and result, cut, with secrets of known shapes replaced."""
-    from indusagi.core.secrets.patterns import hide_secrets  # noqa: PLC0415 — where payloads are kept
-    from indusagi.core.text import cut_text  # noqa: PLC0415 — where payloads are kept
+def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None, hide: Callable[[str], str]) -> Payload:
+    """Encode arguments and result, cut, with secrets replaced."""
     from induscode.calls.database import Payload  # noqa: PLC0415 — where payloads are kept
 
     texts = [_encode(value) for value in (arguments, None if outcome is None else outcome.output)]
-    return Payload(*(hide_secrets(cut_text(text, _PAYLOAD_CHARS)) for text in texts))
+    return Payload(*(_cut_payload(text, hide) for text in texts))
+
+
+def _cut_payload(text: str, hide: Callable[[str], str]) -> str:
+    """Cut a text after its secrets are replaced: the cut splits none of them."""
+    shown = hide(text[: 2 * _PAYLOAD_CHARS])
+    if max(len(text) // 2, len(shown)) <= _PAYLOAD_CHARS:
+        return shown
+    return f"{shown[:_PAYLOAD_CHARS]}… [{len(text) - _PAYLOAD_CHARS:,} more characters]"

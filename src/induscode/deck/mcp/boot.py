@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.records import record
+from indusagi.core.secrets.patterns import hide_secrets
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
@@ -161,6 +162,10 @@ class BootedBridge:
     def find_place(self) -> tuple[str, int]:
         """Return the run of the journal and its present turn; empty before the journal has begun."""
         return ("", 0) if self._journal is None else (self._journal.run, self._journal.turns)
+
+    def hide_secrets(self, text: str) -> str:
+        """Replace the secrets of the servers' rows, and secrets of known shapes."""
+        return hide_secrets(text) if self._journal is None else self._journal.hide_secrets(text)
 
     @property
     def ledger(self) -> BridgeLedger:
