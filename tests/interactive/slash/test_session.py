@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.model_server import Reply, calls, says
+from tests.support.scripts import run
 from tests.support.slash import WIDE, wait_for_answer
 from tests.support.terminal import ENTER, TerminalSetup, open_setup
 
@@ -176,6 +177,28 @@ def test_a_sub_session_is_a_task_with_its_report(setup: TerminalSetup) -> None:
         wait_for_answer(terminal, "/tasks output 1", "There are none.")
         wait_for_answer(terminal, "/tasks stop 1", "has ended; /tasks resume")
         assert terminal.leave() == 0
+
+
+def test_finding_p7_a_resumed_task_begins_a_point_that_can_be_restored(setup: TerminalSetup) -> None:
+    script = (
+        calls("task", objective="count the files"),
+        says("There are none."),
+        says("none, it says"),
+        calls("write", path="made", content="by the task"),
+        says("now there is one"),
+    )
+    with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        say(terminal, "how many?", "none, it says")
+        wait_for_answer(terminal, "/tasks resume 1 make one", "goes on in the background")
+        terminal.wait_for("is done after")
+        assert terminal.leave() == 0
+    assert (setup.cwd / "made").exists()
+    points = json.loads(run("rewind", "--json", cwd=setup.cwd).stdout)["points"]
+    assert len(points) == 2
+    done = run("rewind", "--to", "2", "--files", "--yes", cwd=setup.cwd)
+    assert done.returncode == 0, done.stderr
+    assert not (setup.cwd / "made").exists()
 
 
 def test_a_background_task_is_watched_stopped_and_resumed(setup: TerminalSetup) -> None:
