@@ -411,9 +411,7 @@ class FileCheckpoints:
             rows = list(self._open_log().rows)
         first = next((index for index, row in enumerate(rows) if row.get("node") == node), None)
         if first is None:
-            raise FileNotFoundError(
-                errno.ENOENT, "nothing was recorded at this point, so files can't return to it", node
-            )
+            raise FileNotFoundError("nothing was recorded at this point, so files can't return to it; --talk still can")
         return rows[first:]
 
     def _changes_since(self, node: str) -> dict[str, _Change]:
