@@ -79,7 +79,9 @@ def plan_servers(
     found = _read_config(invocation, switched_on)
     store = trust or TrustStore()
     # Naming a file is consent to it as it is; the user's own files need none, nor do servers of the user's editor.
-    stored = {row.id: store.consent(row) for row in found.rows if is_in_workspace(row, invocation.cwd)}
+    stored: dict[str, ConsentState] = {
+        row.id: store.consent(row) for row in found.rows if is_in_workspace(row, invocation.cwd)
+    }
     consent: dict[str, ConsentState] = {
         row.id: stored[row.id] if row.origin.scope == "project" else "trusted" for row in found.rows
     }
