@@ -14,6 +14,7 @@ from indusagi.interop import StdioServerConfig
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
+from induscode.deck.mcp.config.rows import Origin, ServerRow
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
@@ -45,8 +46,8 @@ class _Denied:
 @asynccontextmanager
 async def session_of(wrap: Callable[[Capability], Capability] | None = None) -> AsyncGenerator[Session]:
     config = StdioServerConfig("lib", sys.executable, ["-I", "-S", str(SERVERS / "library.py")])
-    row = SimpleNamespace(id="lib", required=False, start="eager")
-    plan = ServerPlan(cast("Any", [row]), {"lib": config}, {"lib": "trusted"}, configured=("lib",))
+    row = ServerRow(config, Origin("mcp.json", "user", "indus"))
+    plan = ServerPlan([row], {"lib": config}, {"lib": "trusted"}, configured=("lib",))
     store = await memory_store()
     bridge = await boot_bridge(store, plan, BootOptions(kinds=CONTENT_KINDS))
     try:

@@ -89,7 +89,7 @@ def wait_for_other_process(url: str, former: Json) -> Json:
 @pytest.mark.realtime
 def test_any_node_serves_any_client_and_a_lost_node_is_replaced(tmp_path: Path) -> None:
     """One pair of nodes for all of it: a start takes longer than the rest."""
-    configured(user_file(), {"one": row("--era", "legacy")})
+    configured(user_file(), {"one": row("--era", "legacy", added="allow")})
     with broker_process(tmp_path / "broker") as broker:
         assert run(["cluster", "init", "--cluster", broker.url, "--lease", LEASE_S]) == 0
         with node(broker.url, "a", tmp_path) as (first, url), node(broker.url, "b", tmp_path) as (second, other):
