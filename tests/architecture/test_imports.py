@@ -99,7 +99,6 @@ unwanted = (
     "indusagi.interop.protocol_bridge.host.http.resource_access",
     "induscode.commands.serve.page.",
     "induscode.commands.serve.search_box",
-    "induscode.deck.mcp.store.recovery",
     "induscode.search.index",
     "induscode.session.permissions.shell",
     "induscode.ui.views.",

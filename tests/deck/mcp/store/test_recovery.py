@@ -9,12 +9,12 @@ import pytest
 from tests.commands.helpers import configured, project_file, row, user_file
 from tests.commands.mcp.test_pins import Changing
 from tests.support.scripts import run
-from tests.support.stores import batch, fill_store, query_file, run_sql, store_file, stored
+from tests.support.stores import fill_store, query_file, run_sql, store_file, stored
 
-from induscode.deck.mcp.store import ThreadedStore
+from induscode.deck.mcp.store import SilentStoreError, ThreadedStore
 from induscode.deck.mcp.store import pins_backup as store_pins
 from induscode.deck.mcp.store.database import store_path
-from induscode.deck.mcp.store.events import Batch, Event, Retention
+from induscode.deck.mcp.store.events import Batch, Event
 from induscode.deck.mcp.store.pins_backup import Pin, append_pins, read_backup
 
 pytestmark = pytest.mark.anyio
@@ -35,50 +35,31 @@ def names(count: int) -> list[str]:
     return sorted(f"t{number}" for number in range(1, count + 1))
 
 
-async def test_finding_d5_a_bad_last_row_loses_only_itself(tmp_path: Path) -> None:
-    await fill_store(tmp_path, 400)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE events SET facts = replace(facts, 't20', 'tX') WHERE position = 20",
+        "UPDATE events SET facts = '{' WHERE position = 7",
+        "DELETE FROM ends",
+    ],
+)
+async def test_finding_d5_a_damaged_ledger_is_set_aside_and_its_pins_apply(tmp_path: Path, damage: str) -> None:
+    await fill_store(tmp_path, 20)
     path = store_file(tmp_path)
-    run_sql(path, "UPDATE events SET facts = replace(facts, 't400', 'tX') WHERE position = 400")
-    run_sql(path, "UPDATE ends SET digest = 'x' WHERE name = 'head'")
+    run_sql(path, damage)
     async with stored(tmp_path) as store:
-        assert ["399 of its 400 rows were kept" in note.message for note in store.notes] == [True]
-        assert store.notes[0].remedy.startswith("the damaged file is ")
-        assert len(await store.rows("r1")) == 399
-        assert await list_pinned_tools(store) == names(400)
+        await store.verify(set_aside=True)
+        assert await list_pinned_tools(store) == names(20)
+        (note,) = store.notes
+        assert "a new one was begun. The definitions of 20 tools that were approved are kept" in note.message
+        aside = note.remedy.removeprefix("the damaged file is ")
+        assert len(query_file(Path(aside), "SELECT * FROM events")) == 20
     (kept,) = query_file(path, "SELECT facts FROM events WHERE op = 'recover'")
     facts = json.loads(str(kept[0]))
-    assert {name: facts[name] for name in ("kept", "last", "known", "pins", "missing")} == {
-        "kept": 399, "last": 399, "known": 400, "pins": 1, "missing": [],
-    }  # fmt: skip
-
-
-async def test_finding_d5_rows_before_a_bad_one_keep_their_place_and_digest(tmp_path: Path) -> None:
-    await fill_store(tmp_path, 50)
-    path = store_file(tmp_path)
-    before = query_file(path, "SELECT * FROM events WHERE position < 20")
-    run_sql(path, "UPDATE events SET facts = '{' WHERE position = 20")
+    assert (facts["pins"], facts["missing"]) == (20, [])
     async with stored(tmp_path) as store:
-        assert len(await store.rows("r1")) == 19
-        assert await list_pinned_tools(store) == names(50)
-    assert query_file(path, "SELECT * FROM events WHERE position < 20") == before
-    async with stored(tmp_path) as store:
-        assert (store.notes, await list_pinned_tools(store)) == ((), names(50))
+        assert (store.notes, await list_pinned_tools(store)) == ((), names(20))
         assert ["set aside" in note.message for note in await store.verify()] == [True]
-
-
-async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_path: Path) -> None:
-    async with stored(tmp_path) as store:
-        for one in "abc":
-            for number in range(1, 6):
-                store.append(batch(number, run=one))
-        await store.prune(Retention(runs=1), "c")
-    path = store_file(tmp_path)
-    for damage in ("DELETE FROM ends", "UPDATE ends SET digest = 'x' WHERE name = 'base'"):
-        run_sql(path, damage)
-        async with stored(tmp_path) as store:
-            await store.verify(set_aside=True)
-            assert len(await store.rows("c")) >= 5
-            assert await list_pinned_tools(store) == names(5)
 
 
 @pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
@@ -122,13 +103,27 @@ async def test_finding_d5_pins_of_a_ledger_without_a_pins_file_are_copied(tmp_pa
         assert await list_pinned_tools(store) == names(5)
 
 
-async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pins", ["missing", "unreadable"])
+async def test_finding_s01_a_damaged_ledger_without_its_pins_file_approves_nothing(tmp_path: Path, pins: str) -> None:
     await fill_store(tmp_path, 9)
     pins_file(tmp_path).unlink()
+    if pins == "unreadable":
+        pins_file(tmp_path).mkdir()
     run_sql(store_file(tmp_path), "UPDATE events SET facts = '{' WHERE position = 4")
-    async with stored(tmp_path) as store:
-        # What the damaged row itself said is lost; the row after it still fits its digest.
-        assert await list_pinned_tools(store) == [name for name in names(9) if name != "t4"]
+    for _ in range(2):
+        async with stored(tmp_path) as store:
+            for op in ("pin", "list"):
+                with pytest.raises(SilentStoreError, match="its pins are in no other file"):
+                    await store.latest(op)
+            assert "remove it to start over" in store.notes[-1].message or pins == "unreadable"
+    # The damaged file is still there, until its user removes it.
+    assert len(query_file(store_file(tmp_path), "SELECT * FROM events")) == 9
+    path = store_file(tmp_path)
+    for one in path.parent.glob("ledger.db*"):
+        one.unlink()
+    if pins == "missing":
+        async with stored(tmp_path) as store:
+            assert await store.latest("pin") == ()
 
 
 async def test_finding_d5_the_last_approval_applies_after_a_recovery(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 All methods block and belong to the thread of the store. A damaged file can make SQLite and its readers raise anything
 (a flipped bit in the schema: `OverflowError`), so every failure counts as damage unless its cause is known to be
-outside the file (full disk, lock, permissions). A damaged file is recovered once; a file that cannot be used is
-replaced by memory. Either way the session goes on with the pins, and a note says so.
+outside the file (full disk, lock, permissions). A damaged file is set aside once, and a new one begins with the pins of
+the pins file; a file that cannot be used is replaced by memory, with the same pins. Either way a note says so. Without
+that file nobody knows what was approved, and reading the pins fails.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from indusagi.core.app_dirs import locked_directory, prepare_database_file
+from indusagi.core.app_dirs import create_private_file, locked_directory, prepare_database_file
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
+from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.mcp.store.database import (
     DamagedStoreError,
     ForeignStoreError,
@@ -29,7 +31,7 @@ from induscode.deck.mcp.store.database import (
     remove_database,
     set_aside,
 )
-from induscode.deck.mcp.store.events import Batch, content_address, document_addresses
+from induscode.deck.mcp.store.events import Batch, Event, content_address, document_addresses
 from induscode.deck.mcp.store.pins_backup import (
     PIN,
     Pin,
@@ -45,6 +47,7 @@ from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import PruneResult, Retention, Row
 
 T = TypeVar("T")
@@ -121,7 +124,7 @@ class FallbackStore:
             backup = PinsBackup() if db.end("head").position else self._read_backup(path)
             if backup.unreadable:
                 raise PermissionError(f"{pins_path(path)} can't be read")
-            if backup.pins and db.append([_build_pin_batch(backup, "the ledger was removed")], to_empty=True):
+            if backup.pins and db.append([_build_recovery_batch(backup, "the ledger was removed")], to_empty=True):
                 message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
                 self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
         except BaseException:
@@ -153,16 +156,18 @@ class FallbackStore:
         memory = LedgerDb(None)
         if backup.pins:
             try:
-                memory.append([_build_pin_batch(backup, reason)])
+                memory.append([_build_recovery_batch(backup, reason)])
             except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
                 self._lost = f"the ledger in memory has no pins: {exc}"
                 self.add_note(Note("the ledger in memory", self._lost))
         return memory
 
     def _recover(self, path: str, reason: str) -> LedgerDb:
-        """Put a file with the valid rows in the place of a damaged one, which is set aside."""
-        from induscode.deck.mcp.store.recovery import salvage, write_recovered  # noqa: PLC0415 — for a damaged file
+        """Set a damaged file aside, and begin a new one with the pins of the backup.
 
+        Raises:
+            DamagedStoreError: There's no backup.
+        """
         with locked_directory(os.path.dirname(os.path.abspath(path))):
             try:
                 replaced = file_identity(path) != self._identity
@@ -170,17 +175,17 @@ class FallbackStore:
                 replaced = True
             if not replaced:
                 backup = self._read_backup(path)
+                if backup.missing:
+                    raise DamagedStoreError("its pins are in no other file; remove it to start over")
                 fresh = f"{path}.{new_ulid()}.fresh"
                 try:
-                    found = salvage(path)
-                    write_recovered(fresh, found, backup.pins, reason)
+                    os.close(create_private_file(fresh))
+                    with closing(LedgerDb(fresh)) as db:
+                        db.append([_build_recovery_batch(backup, reason)])
                     aside = set_aside(path, self._identity, fresh)
                 finally:
                     remove_database(fresh)
-                kept, total = len(found.rows), len(found.rows) + found.lost_rows
-                message = f"it is damaged ({reason}); {kept:,} of its {total:,} rows were kept."
-                if kept < total:
-                    message = f"{message} {_describe_pins(backup)}"
+                message = f"it is damaged ({reason}); a new one was begun. {_describe_pins(backup)}"
                 self.add_note(Note(f"the ledger {path!r}", message, f"the damaged file is {aside}"))
         return self._open_file(path)
 
@@ -253,9 +258,9 @@ class FallbackStore:
 
         A pin that only the backup has is restored, one that only the ledger has is backed up.
         """
+        rows = self.use(lambda db: db.latest(op))
         if op in _TRUSTED_OPS and self._lost is not None:
             raise DamagedStoreError(self._lost)
-        rows = self.use(lambda db: db.latest(op))
         path = self._db.path
         if op != PIN or path is None:
             return rows
@@ -264,7 +269,7 @@ class FallbackStore:
         lost = {subject: pin for subject, pin in backup.pins.items() if subject not in subjects}
         if lost:
             restored = replace(backup, pins=lost)
-            self.append([lambda: _build_pin_batch(restored, "pins were missing")])
+            self.append([lambda: _build_recovery_batch(restored, "pins were missing")])
             message = f"{len(lost)} pins were missing in it, and are restored from the pins file"
             self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
         behind = [
@@ -310,15 +315,20 @@ def _may_hold_rows(path: str) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
-def _build_pin_batch(backup: PinsBackup, reason: str) -> Batch:
-    from induscode.deck.mcp.store.recovery import build_recovery_batch  # noqa: PLC0415 — for lost pins
-
-    return build_recovery_batch([*backup.pins.values()], {"reason": reason})
+def _build_recovery_batch(backup: PinsBackup, reason: str) -> Batch:
+    """Build the rows that describe a recovery and restore pins."""
+    pins = [*backup.pins.values()]
+    documents = {address: text for pin in pins for address, text in pin.documents.items()}
+    needed = {address for pin in pins for address in document_addresses(PIN, pin.facts)}
+    run, at = new_ulid(), iso_utc(now_ms())
+    facts: JsonObject = {"reason": reason, "pins": len(pins), "missing": [*sorted(needed - documents.keys())]}
+    rows = [Event(run, at, "recover", facts), *(Event(run, at, PIN, pin.facts, pin.subject) for pin in pins)]
+    return Batch(rows, documents)
 
 
 def _describe_pins(backup: PinsBackup) -> str:
     """Describe what became of the pins of a ledger that lost rows."""
     if backup.missing:
-        return "The definitions of tools that were approved are not known: every tool is taken as it is now"
+        return "The definitions of tools that were approved are not known"
     kept = f"The definitions of {len(backup.pins):,} tools that were approved are kept"
     return f"{kept}, {backup.damaged:,} are lost" if backup.damaged else kept
