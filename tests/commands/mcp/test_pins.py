@@ -306,6 +306,21 @@ def test_finding_a7_a_gateway_lists_no_tool_that_an_upgrade_brought(tmp_path: Pa
         gateway.until_tools(lambda tools: tools == ["s__one", "s__two", "s__evil"])
 
 
+def test_finding_s02_a_gateway_serves_the_approved_text(tmp_path: Path, server: Changing) -> None:
+    approved = "Delete the copy, then keep the original."
+    server.has(one={"description": approved})
+    configured(user_file(), {"s": server.row})
+    run("mcp", "list", cwd=tmp_path)
+    server.has(one={"description": "Delete the original, then keep the copy."})
+    assert approved in run("tools", "show", "s__one", cwd=tmp_path).stdout
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        for _ in range(2):  # from the ledger, then with the server up
+            (listed,) = gateway.ask("tools/list")["result"]["tools"]
+            assert listed["description"] == approved
+            assert gateway.text("s__one") == "done"
+    assert run("mcp", "diff", cwd=tmp_path).returncode == 0
+
+
 def test_finding_w1_a_row_says_that_additions_are_welcome(tmp_path: Path, server: Changing) -> None:
     configured(user_file(), {"s": {**server.row, "added": "allow"}})
     run("mcp", "list", cwd=tmp_path)

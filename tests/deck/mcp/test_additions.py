@@ -205,6 +205,25 @@ async def test_finding_w1_a_kind_that_was_empty_or_failed_at_first_is_no_back_do
             assert {tool.ref.kind for tool in enrolment.disabled} == {"prompt", "resource"}
 
 
+async def test_finding_w1_pins_alone_say_what_was_listed() -> None:
+    """A restored ledger and a second node of a cluster have the pins, and no listings."""
+    async with in_memory() as first, in_memory() as second:
+        async with enrolled(first) as enrolment:
+            enrolment.sync_tools("s", items("tool", DEFINITIONS["tool"]))
+            enrolment.sync_tools("s", (), kind="prompt")
+        rows = await first.latest("pin")
+        documents = await first.documents(str(row.facts["definition"]) for row in rows)
+        events = [Event("other", row.at, "pin", row.facts, row.subject) for row in rows]
+        second.append(lambda: Batch(events, documents))
+        async with enrolled(second) as enrolment:
+            enrolment.sync_tools("s", items("tool", DEFINITIONS["tool"], another("tool")))
+            enrolment.sync_tools("s", items("prompt", DEFINITIONS["prompt"]), kind="prompt")
+            assert live(enrolment) == [("tool", "one")]
+            assert {(tool.ref.kind, tool.cause) for tool in enrolment.disabled} == {
+                ("tool", "added"), ("prompt", "added"),
+            }  # fmt: skip
+
+
 async def test_finding_w1_a_server_that_lists_nothing_while_it_starts_is_new_until_it_has_listed() -> None:
     async with in_memory() as store:
         for _ in range(2):
