@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast, get_args
 
 from anyio import to_thread
 
@@ -28,7 +28,7 @@ from induscode.session.permissions import load_permissions
 from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer, PermissionRequest
 
 ProfileName: TypeAlias = Literal["read-only", "coding", "all", "none"]
-_PROFILES = {"read-only": Profile.AUTHORING, "coding": Profile.SURVEY, "all": Profile.ALL, "none": None}
+_PROFILES: tuple[str, ...] = get_args(ProfileName)
 _log = logging.getLogger(__name__)
 
 
@@ -82,10 +82,14 @@ async def open_deck(
         given_by="open_deck",
         no_config=servers is not None and not config,
     )
-    permissions = await to_thread.run_sync(load_permissions, invocation, None, GateApprover(gate) if gate else None)
+    permissions = await to_thread.run_sync(
+        load_permissions, invocation, None, GateApprover(gate) if gate else None, "open_deck"
+    )
     origin = CallOrigin(via="library")
     async with AsyncExitStack() as stack:
-        opening = open_session(invocation, profile=_PROFILES[profile], wrap=permissions.wrap, origin=origin)
+        opening = open_session(
+            invocation, profile=None if profile == "none" else Profile(profile), wrap=permissions.wrap, origin=origin
+        )
         session = await stack.enter_async_context(opening)
         session = replace(session, native=session.native.graft(cards))
         for note in (*permissions.notes, *session.notes):

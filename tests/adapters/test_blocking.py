@@ -93,6 +93,6 @@ def test_a_token_ends_a_blocking_call() -> None:
             cancel.cancel()
 
         with ThreadPoolExecutor(1) as threads:
-            ending = threads.submit(box.call, cancel_later)
+            ending = threads.submit(box.wait_for, cancel_later)
             assert box.run_sync(ToolCall("1", "slow", {}), cancel).is_error
             ending.result()

@@ -13,6 +13,7 @@ from tests.support.scripts import ROOT
 
 from indusagi.adapters.openai import to_openai
 from indusagi.capabilities import ToolSpec, define_tool
+from indusagi.core.cancel import CancelToken
 from indusagi.runtime import ToolCall
 from induscode import open_deck, open_deck_sync
 from induscode.boot.plans import ConfigPathError
@@ -128,3 +129,37 @@ def test_a_script_opens_the_deck_without_an_event_loop(tmp_path: Path) -> None:
         assert box.is_gated
         assert [tool.name for tool in box.descriptors()] == ["notes__add"]
         assert box.run_sync(ADD).output == "1 note(s)"
+
+
+async def test_finding_sf_denials_name_arguments_of_open_deck_and_no_flags(tmp_path: Path) -> None:
+    async with open_deck(servers={}, cwd=tmp_path) as box:
+        text = str((await box.call("write", path="b.txt", content="x")).output)
+        assert "approval='auto-edit' or approval='all' to open_deck" in text
+        assert "allow=['write(b.txt)']" in text
+        assert "--" not in text
+        command = str((await box.call("bash", command="make all")).output)
+        assert "To allow it, pass allow=['bash(make all *)'] or approval='all' to open_deck." in command
+        assert "--allow" not in command
+    with pytest.raises(InvalidRuleError, match=r"^allow=: "):
+        async with open_deck(servers={}, cwd=tmp_path, allow=["bash("]):
+            pass
+
+
+async def test_finding_sg_box_is_called_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha", encoding="utf-8")
+    async with open_deck(servers={}, cwd=tmp_path) as box:
+        assert "alpha" in str((await box.call("read", path="a.txt")).output)
+        assert "alpha" in str((await box.call("read", {"path": "a.txt"})).output)
+        assert (await box.call("absent")).details["code"] == "unknown_tool"
+        token = CancelToken()
+        token.cancel("enough")
+        assert (await box.call("read", path="a.txt", cancel=token)).details["code"] == "cancelled"
+        one, other = await box.call("ls"), await box.call("ls")
+        assert one.id != other.id
+
+
+def test_finding_sg_box_without_an_event_loop_is_called_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha", encoding="utf-8")
+    with open_deck_sync(servers={}, cwd=tmp_path) as box:
+        assert "alpha" in str(box.call("read", path="a.txt").output)
+        assert "alpha" in str(box.call("read", {"path": "a.txt"}).output)

@@ -227,3 +227,24 @@ async def test_commands_run_in_the_sandbox_that_was_asked_for(work: Path, mode: 
         assert not outcome.is_error
         off = outcome.details["sandbox"] == "none: switched off"
         assert off == (mode == "off")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", ["store", "directory", "nothing"])
+async def test_finding_sd_result_can_be_grafted_onto_a_deck(way: str, work: Path) -> None:
+    file = put(work / "mcp.json", x=row(honest()))
+    invocation = Invocation(cwd=str(work), mcp=(file,))
+    store = await memory_store()
+    if way == "store":
+        loaded = await load_mcp_capabilities(invocation, store)
+    elif way == "directory":
+        loaded = await load_mcp_capabilities(replace(invocation, cwd="/"), str(work))
+    else:
+        loaded = await load_mcp_capabilities(invocation)
+    deck = provision_deck("read-only", DeckContext(str(work))).graft(loaded)
+    box = deck.into_tool_box()
+    assert {"read", "x__echo"} <= {tool.name for tool in box.descriptors()}
+    assert "hello" in str((await box.call("x__echo", text="hello")).output)
+    await loaded.aclose()
+    await box.context.aclose()
+    await store.aclose()

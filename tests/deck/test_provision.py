@@ -13,8 +13,11 @@ from indusagi.capabilities.jobs.table import JobTable, jobs_of
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.deck import DeckContext, DeckFramework, Profile
+from induscode.deck.builtin import build_builtins_for_profile
 from induscode.deck.cards import bg_process
 from induscode.deck.cards.checkpoint import CheckpointingCard
+from induscode.deck.catalog import cards_for_profile
+from induscode.deck.contract import DeckFault
 from induscode.deck.provision import ToolDeck, project_result, provision_deck
 from induscode.deck.stores import FileCheckpoints
 
@@ -195,3 +198,31 @@ def test_probe_0_21_the_deck_has_every_tool_of_a_session_once(tmp_path: Path) ->
     # Two tables of background commands, one engine behind them.
     assert bg_process.DaemonTable().of(made.context).__class__ is JobTable
     assert jobs_of(made.context).__class__ is JobTable
+
+
+@pytest.mark.parametrize(
+    ("modern", "old"), [("read-only", Profile.AUTHORING), ("coding", Profile.SURVEY), ("all", Profile.ALL)]
+)
+def test_finding_sg_names_of_the_command_line_are_profiles(modern: str, old: Profile, tmp_path: Path) -> None:
+    context = DeckContext(str(tmp_path))
+    expected = [card.name for card in provision_deck(old, context).tools()]
+    assert [card.name for card in provision_deck(modern, context).tools()] == expected
+    assert [card.name for card in build_builtins_for_profile(modern, context)] == [
+        card.name for card in build_builtins_for_profile(old, context)
+    ]
+    assert [row.id for row in cards_for_profile(modern)] == [row.id for row in cards_for_profile(old)]
+    assert Profile(modern) is old
+
+
+def test_finding_sg_profile_none_has_no_card_and_an_unknown_one_names_all(tmp_path: Path) -> None:
+    assert provision_deck("none", DeckContext(str(tmp_path))).tools() == []
+    with pytest.raises(
+        DeckFault, match="'coding-agent' is not a profile; there are: authoring, survey, all, read-only, coding"
+    ):
+        provision_deck("coding-agent", DeckContext(str(tmp_path)))
+
+
+async def test_finding_sg_toolbox_of_a_deck_and_of_a_registry_are_called_by_name(tmp_path: Path) -> None:
+    box = provision_deck("coding", DeckContext(str(tmp_path))).into_tool_box()
+    async with box.context:
+        assert not (await box.call("ls")).is_error

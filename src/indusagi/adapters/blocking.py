@@ -7,16 +7,18 @@ any other event loop by the runner. Leaving the block closes them in the task th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from anyio import to_thread
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import JsonLike, JsonObject
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
 
 ParamsT = ParamSpec("ParamsT")
@@ -39,7 +41,7 @@ class BlockingToolBox:
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out, with the reason; empty if the toolbox has no notes."""
-        return self.call(self._read_notes)
+        return self.wait_for(self._read_notes)
 
     @property
     def runner(self) -> BlockingToolBox:
@@ -48,7 +50,7 @@ class BlockingToolBox:
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools in a stable order."""
-        return self.call(self._list_descriptors)
+        return self.wait_for(self._list_descriptors)
 
     async def read_descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools from another event loop."""
@@ -62,9 +64,22 @@ class BlockingToolBox:
 
     def run_sync(self, call: ToolCall, cancel: CancelToken | None = None) -> ToolOutcome:
         """Run one call from a thread without an event loop; an interrupt cancels the call."""
-        return self.call(self._run, call, cancel, None)
+        return self.wait_for(self._run, call, cancel, None)
 
-    def call(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, JsonLike] | None = None,
+        /,
+        *,
+        cancel: CancelToken | None = None,
+        **more: JsonLike,
+    ) -> ToolOutcome:
+        """Call a tool from a thread without an event loop: `box.call("read", path="a.txt")`."""
+        given = cast("JsonObject", {**(arguments or {}), **more})
+        return self.run_sync(ToolCall(f"call_{new_ulid()}", name, given), cancel)
+
+    def wait_for(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
         """Run `work` in the loop of the toolbox, and wait for it in this thread."""
         future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
         try:

@@ -74,7 +74,7 @@ class AdapterCalls:
         Raises:
             TypeError: The toolbox belongs to an event loop.
         """
-        return self._require_blocking().call(self._run, call)
+        return self._require_blocking().wait_for(self._run, call)
 
     def run_all_sync(self, calls: Sequence[ToolCall]) -> Sequence[ModelContent]:
         """Run the calls of one response from a thread without an event loop.
@@ -82,7 +82,7 @@ class AdapterCalls:
         Raises:
             TypeError: The toolbox belongs to an event loop.
         """
-        return self._require_blocking().call(self._run_all, calls)
+        return self._require_blocking().wait_for(self._run_all, calls)
 
     def _require_blocking(self) -> BlockingToolBox:
         if self._blocking is None:

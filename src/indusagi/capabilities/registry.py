@@ -15,7 +15,15 @@ from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.records import record
 from indusagi.runtime.calls import UserWait, current_entry, current_wait
-from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
+from indusagi.runtime.contract import (
+    CallsByName,
+    ProgressSink,
+    ToolCall,
+    ToolDescriptor,
+    ToolOutcome,
+    ToolResult,
+    clean_result,
+)
 
 
 class ToolRegistry:
@@ -173,7 +181,7 @@ class RegistryRunner:
 
 
 @record
-class RegistryToolBox:
+class RegistryToolBox(CallsByName):
     """The tools of a registry as they were when the box was made."""
 
     runner: RegistryRunner

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue
 from indusagi.core.records import record
 
@@ -261,6 +262,28 @@ class PreparingRunner(Protocol):
         `run` uses the arguments of the returned call as they are.
         """
         ...
+
+
+class CallsByName:
+    """Gives a toolbox the short form of a call."""
+
+    __slots__ = ()
+
+    async def call(
+        self: ToolBox,
+        name: str,
+        arguments: Mapping[str, JsonLike] | None = None,
+        /,
+        *,
+        cancel: CancelToken | None = None,
+        **more: JsonLike,
+    ) -> ToolOutcome:
+        """Call a tool: `await box.call("read", path="a.txt")`. A failure is an error outcome.
+
+        `arguments` is for names that aren't Python's, and for an argument called `cancel`.
+        """
+        given = cast("JsonObject", {**(arguments or {}), **more})
+        return await self.runner.run(ToolCall(f"call_{new_ulid()}", name, given), cancel)
 
 
 class ToolBox(Protocol):

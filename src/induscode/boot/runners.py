@@ -29,7 +29,7 @@ START_ONCE = BootOptions(lazy=(), supervision=Supervision(first_s=_NOT_SOON_S, l
 
 async def load_mcp_capabilities(
     invocation: Invocation,
-    store: LedgerStore,
+    store: LedgerStore | str | None = None,
     options: BootOptions | None = None,
     *,
     trust: TrustStore | None = None,
@@ -37,17 +37,31 @@ async def load_mcp_capabilities(
 ) -> BootedBridge:
     """Attach the servers of a run: one fleet and one ledger, whatever the files.
 
-    With `wait` it returns when every server that starts without a call has come up or failed, or after `wait_s` of the
-    options.
+    `deck.graft` takes the result, which yields the tools of the servers. Close it with `aclose` in the task that
+    called this. Without a store it uses the user's own, and closes it too; a string in its place is the working
+    directory. With `wait` it returns when every server that starts without a call has come up or failed, or after
+    `wait_s` of the options.
 
     Raises:
         ConfigPathError: A path after `--mcp` is absent or has no usable server.
     """
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
+    invocation = replace(invocation, cwd=store) if isinstance(store, str) else invocation
     await to_thread.run_sync(check_named_configs, invocation)
     plan = await to_thread.run_sync(plan_servers, invocation, trust)
-    return await attach_servers(plan, store, options, wait=wait)
+    if store is not None and not isinstance(store, str):
+        return await attach_servers(plan, store, options, wait=wait)
+    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a caller without a store
+
+    own = await open_store()
+    try:
+        bridge = await attach_servers(plan, own, options, wait=wait)
+    except BaseException:
+        await own.aclose()
+        raise
+    bridge.owns_store = True
+    return bridge
 
 
 async def attach_servers(

@@ -12,6 +12,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
+from indusagi.runtime.contract import CallsByName
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors, web_settings
 from induscode.boot.plans import canon_tool_name, select_tools
@@ -216,7 +217,7 @@ async def build_session_tools_with_addons(
     return SessionToolBox(await stack.enter_async_context(open_session(invocation, wrap=wrap)), stack)
 
 
-class SessionToolBox:
+class SessionToolBox(CallsByName):
     """The toolbox of an open session: always its present deck. Closing it closes the servers and the ledger."""
 
     def __init__(self, session: Session, stack: AsyncExitStack) -> None:

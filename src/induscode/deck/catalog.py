@@ -55,11 +55,13 @@ def card_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
 
 
 def cards_for_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
-    """List the rows that a profile selects.
+    """List the rows that a profile selects; `none` selects no row.
 
     Raises:
         DeckFault: There is no such profile.
     """
+    if profile == "none":
+        return ()
     profile = parse_member(Profile, profile)
     return tuple(card for card in capability_cards() if card.in_profile(profile))
 

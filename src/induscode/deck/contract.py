@@ -62,7 +62,7 @@ def parse_member(kind: type[EnumT], value: EnumT | str) -> EnumT:
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(kind)
+        known = ", ".join((*kind, "read-only", "coding") if issubclass(kind, Profile) else kind)
         raise DeckFault(f"{value!r} is not a {kind.__name__.lower()}; there are: {known}") from None
 
 
@@ -78,6 +78,11 @@ class Profile(StrEnum):
     """Every built-in."""
     ALL = "all"
     """Every built-in and every app card."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Profile | None:
+        """Accept the names of the command line."""
+        return {"read-only": cls.AUTHORING, "coding": cls.SURVEY}.get(str(value))
 
 
 # -- cards ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonValue
 from indusagi.core.records import record
-from indusagi.runtime.contract import ToolDescriptor, ToolResult, project_content
+from indusagi.runtime.contract import CallsByName, ToolDescriptor, ToolResult, project_content
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.cards.command_checkpoint import maybe_wrap_commands
 from induscode.deck.catalog import cards_for_profile
@@ -124,7 +124,7 @@ class DeckRunner(RegistryRunner):
 
 
 @record
-class DeckToolBox:
+class DeckToolBox(CallsByName):
     """The cards of a deck when the toolbox was made."""
 
     runner: DeckRunner

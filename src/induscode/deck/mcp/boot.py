@@ -32,7 +32,7 @@ from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import StorePins, follow_rows, load_pins, read_disabled_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.client.connect import OpenSession
@@ -126,6 +126,8 @@ class BootedBridge:
         self._down_before: set[str] = set()
         """The servers whose last start, in an earlier run, has not come up."""
         self._store = store
+        self.owns_store = False
+        """Whether closing the bridge closes the store."""
         self._journal = journal
         self.fleet = ServerFleetImpl(
             supervision=self.options.supervision,
@@ -171,6 +173,10 @@ class BootedBridge:
     def ledger(self) -> BridgeLedger:
         """The ledger as it is now."""
         return self.enrolment.ledger
+
+    def __iter__(self) -> Iterator[BridgeCapability]:
+        """Yield the servers' tools that are enrolled now, for `deck.graft`."""
+        return iter(self.capabilities)
 
     @property
     def capabilities(self) -> Sequence[BridgeCapability]:
@@ -430,7 +436,7 @@ class BootedBridge:
                 self.enrolment.sync_server(config.id)
 
     async def aclose(self) -> None:
-        """Close the servers and write the journal to its end; the store stays open."""
+        """Close the servers and write the journal to its end; the store stays open unless it's the bridge's own."""
         if self._journal is not None:
             for server, status in self.status().items():
                 if status.fault is not None and status.fault.detail.stderr:
@@ -444,6 +450,8 @@ class BootedBridge:
             await self.fleet.tear_down()
         if self._journal is not None:
             await self._store.flush()
+        if self.owns_store:
+            await self._store.aclose()
 
 
 async def boot_bridge(

@@ -63,12 +63,12 @@ class PermissionSetup:
 
 
 def load_permissions(
-    invocation: Invocation, mode: PlanMode | None = None, approver: Approver | None = None
+    invocation: Invocation, mode: PlanMode | None = None, approver: Approver | None = None, entry: str = ""
 ) -> PermissionSetup:
     """Load the permissions of a run: its flags, and the rules of user and project.
 
     It blocks: call it in a thread. With `mode`, the cards of plan mode take effect. Without an `approver`, a call that
-    a person would be asked about is denied.
+    a person would be asked about is denied; remedies name flags, or arguments of the function `entry`.
 
     Raises:
         InvalidRuleError: A rule on the command line is invalid.
@@ -80,7 +80,7 @@ def load_permissions(
 
     flag_rules, problems = parse_rules(invocation.allow, Effect.ALLOW, RuleOrigin.FLAG)
     if problems:
-        raise InvalidRuleError(f"--allow: {problems[0]}")
+        raise InvalidRuleError(f"{'allow=' if entry else '--allow'}: {problems[0]}")
     store = RuleStore()
     startup_rules, notes = load_startup_rules(store, invocation.cwd)
     permissions = Permissions(
@@ -89,6 +89,7 @@ def load_permissions(
         approval=ApprovalMode(invocation.approval),
         plan=mode,
         store=store,
+        entry=entry,
     )
     if mode is not None:
         mode.on_accept_edits = permissions.accept_edits

@@ -27,7 +27,7 @@ from induscode.session.permissions.confirm import (
     build_request,
     build_rules,
     build_server_rule,
-    suggest_flags,
+    suggest_remedy,
 )
 from induscode.session.permissions.path_grants import PathGrant, restrict_context
 from induscode.session.permissions.policy import (
@@ -98,6 +98,7 @@ class Permissions:
         store: Where an answer for always is stored; without one it holds for the session.
         limits: For permissions beside others that only take away: the sentence in a denial that says what limits the
             calls. The sandbox is the concern of the others.
+        entry: The function of a program that takes `allow` and `approval`; without one, remedies name flags.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Permissions:
         plans_dir: str | None = None,
         store: RuleStore | None = None,
         limits: str | None = None,
+        entry: str = "",
     ) -> None:
+        self._entry = entry
         self._rules = [*rules]
         self._limits = limits
         self._approver = approver
@@ -199,7 +202,7 @@ class Permissions:
             if self._limits is not None:
                 return _deny(facts, decision, f"{self._limits}. What it would do:")
             if self._approver is None:
-                remedy = f"To allow it, start with {suggest_flags(facts, decision)}."
+                remedy = f"To allow it, {suggest_remedy(facts, decision, self._entry)}."
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
                 return _deny(facts, decision, f"this run cannot ask a person. {remedy} Why it would be asked:")

@@ -143,19 +143,20 @@ def escape_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=True)
 
 
-def suggest_flags(facts: CallFacts, decision: Decision) -> str:
-    """Name the flags with which such a call runs without asking."""
-    flags: list[str] = []
+def suggest_remedy(facts: CallFacts, decision: Decision, entry: str = "") -> str:
+    """Say how such a call runs without asking: by flags, or by arguments of the function `entry`."""
     rules = () if decision.firm else build_rules(facts, decision)
-    if rules:
-        import shlex  # noqa: PLC0415 — for a denied call only
-
-        flags.append(" ".join(f"--allow {shlex.quote(str(rule))}" for rule in rules))
     is_edit = [path.writing and path.refusal is None for path in facts.paths]
+    modes = [ApprovalMode.ALL.value]
     if facts.kind is CallKind.FILE and is_edit and all(is_edit) and not decision.firm:
-        flags.append(f"--approval {ApprovalMode.AUTO_EDIT.value}")
-    flags.append(f"--approval {ApprovalMode.ALL.value}")
-    return " or ".join(flags)
+        modes.insert(0, ApprovalMode.AUTO_EDIT.value)
+    if entry:
+        given = [f"allow={[str(rule) for rule in rules]!r}"] if rules else []
+        return f"pass {' or '.join([*given, *(f'approval={mode!r}' for mode in modes)])} to {entry}"
+    import shlex  # noqa: PLC0415 — for a denied call only
+
+    flags = [" ".join(f"--allow {shlex.quote(str(rule))}" for rule in rules)] if rules else []
+    return f"start with {' or '.join([*flags, *(f'--approval {mode}' for mode in modes)])}"
 
 
 # -- rules for an answer ------------------------------------------------------------------------
