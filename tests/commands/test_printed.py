@@ -90,5 +90,6 @@ def test_problems_of_a_cluster_are_sentences(capsys: pytest.CaptureFixture[str])
 )
 def test_a_call_is_a_row_with_who_and_how_it_went(facts: dict[str, Any], who: str, outcome: str) -> None:
     cells = calls._format_cells(make_record(id=7, via="stdio", tokens=12, duration_us=2_500, **facts))
-    shown = (7, "1970-01-01T00:00:01.000Z", "stdio", who, "s/echo", "2.50 ms", outcome, 12)
+    took = "-" if outcome == "denied" else "2.50 ms"  # a declined call never ran
+    shown = (7, "1970-01-01T00:00:01.000Z", "stdio", who, "s/echo", took, outcome, 12)
     assert cells == shown

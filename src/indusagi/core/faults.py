@@ -9,6 +9,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── UnknownCapability  no card has this id
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
+│   │   ├── SilentStoreError  a ledger that doesn't answer
 │   │   └── ContentRefused  a resource or prompt that may not be used
 │   │       ├── DeniedContent  a resource or prompt that a permission rule denies
 │   │       └── UnlistedPrompt  a prompt that its server does not list
