@@ -125,9 +125,9 @@ def _use_session_at_two_nodes(url: str, other: str) -> None:
     ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     assert httpx2.post(other, json=ready, headers={**accept, **session}, timeout=LIMIT_S).status_code == 202
     with httpx2.stream("GET", other, headers={**session, "accept": "text/event-stream"}, timeout=LIMIT_S) as events:
-        params = {"name": "one__mutate", "arguments": {"kind": "add"}}
+        params = {"name": "one__mutate", "arguments": {"kind": "describe"}}
         frame = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
-        assert post(other, frame, session)["result"]["content"] == [{"type": "text", "text": "add"}]
+        assert post(other, frame, session)["result"]["content"] == [{"type": "text", "text": "describe"}]
         assert "list_changed" in next(line for line in events.iter_lines() if line.startswith("data:"))
     forged = {**session, "mcp-session-id": session["mcp-session-id"][:-2] + "xx"}
     assert httpx2.post(other, json=frame, headers={**accept, **forged}, timeout=LIMIT_S).status_code == 404
