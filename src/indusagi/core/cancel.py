@@ -53,6 +53,11 @@ class CancelToken:
     def reason(self) -> str | None:
         """The reason given to `cancel`; None before that."""
         if self._reason is None and self._parents:
+            for parent in self._parents:
+                if parent._reason is not None or parent._parents:
+                    break
+            else:  # the usual case, without the lock: no parent is cancelled
+                return self._reason
             with _LOCK:
                 # A loop, since a chain of tokens may be longer than the stack is deep.
                 pending = [*reversed(self._parents)]
