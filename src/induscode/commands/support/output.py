@@ -88,6 +88,7 @@ def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]
         def print_next(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
             print_table(heads, rows)
             print_line(line)
+            sys.stdout.flush()
 
         yield print_next
         return
