@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
-.PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart lock clean
+.PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -140,10 +140,13 @@ page: setup  ## look at every view of the page in Chromium (needs chromium; inst
 coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart
 
+floors: setup  ## test with the lowest and the newest versions of our dependencies (installs them into .floors)
+	@sh scripts/floors
+
 lock: setup  ## write the lock files (scripts/lock --upgrade takes newer versions)
 	@sh scripts/lock
 
 clean:  ## remove everything that make has created
-	rm -rf .venv .docs site .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .docs .floors site .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	rm -rf .import_linter_cache build dist
 	find src tests bench examples scripts outside -name __pycache__ -prune -exec rm -rf {} +

@@ -93,6 +93,7 @@ THIRD_REVIEW: dict[str, str] = {
     "sc": "Keys of tools hash numbers and texts as JSON.stringify writes them, so 1.0 is 1.",
     "r1": "A script's calls, their arguments and the answers it hasn't read take a bounded number of bytes.",
     "a3": "The remedy of a failed server names the real cause, and no path that belongs to another package.",
+    "a5": "Floors of dependencies are the lowest versions that pass, so that neighbours keep theirs.",
     "a8": "`mcp import` leaves out our own gateway, whatever starts it.",
     "a9": "`serve --install` refuses flags with which the gateway would not start, and writes nothing.",
     "a11": "Relative paths of a server that's added are made absolute, or warned about.",

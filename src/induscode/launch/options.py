@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from induscode.launch.flags import FlagSpec
 
+    _TextChoice = click.Choice[str]
+else:
+    _TextChoice = click.Choice  # generic since click 8.2
+
 
 def _check_directory(_ctx: click.Context, _option: click.Parameter, path: str | None) -> str:
     """Accept a directory that can be listed and entered, and return its real path."""
@@ -154,7 +158,7 @@ The API keeps the names AUTHORING, which only reads, and SURVEY, which may write
 _OLD_NAMES = {"authoring": "read-only", "survey": "coding"}
 
 
-class ProfileChoice(click.Choice[str]):
+class ProfileChoice(_TextChoice):
     """The choice of a profile; the names of the API are accepted too."""
 
     def __init__(self) -> None:

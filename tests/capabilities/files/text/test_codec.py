@@ -64,6 +64,10 @@ def test_a_byte_order_mark_names_the_encoding_and_is_removed(text: str, name: st
     assert encode(found, form) == data
 
 
+SMALLER = {"cp932": "shift_jis", "koi8-u": "koi8-r"}
+"""The encodings that newer versions of chardet name a superset of."""
+
+
 @pytest.mark.parametrize(
     ("text", "encoding", "name"),
     [
@@ -89,7 +93,7 @@ def test_iconv_decodes_the_same_text(text: str, encoding: str, name: str) -> Non
         timeout=60,
     ).stdout
     found, form = decode_lossless(made)
-    assert form.encoding == name
+    assert SMALLER.get(form.encoding, form.encoding) == name
     assert found == iconv(made, encoding).removeprefix("\ufeff")
     assert form.guessed is (name not in {"utf-8", "utf-16-le", "utf-16-be", "utf-32-le"})
 
@@ -114,13 +118,15 @@ def test_a_long_row_of_letters_does_not_slow_the_guess() -> None:
     """A sequence of bases or amino acids; each of these would take a minute of one regex."""
     row = b"ACGTTGCA" * (SAMPLE_BYTES // 8)
     for name, text in {"shift_jis": JAPANESE, "koi8-r": RUSSIAN}.items():
-        assert guess_encoding(text.encode(name) + row) == name
+        found = guess_encoding(text.encode(name) + row)
+        assert SMALLER.get(found, found) == name
 
 
 def test_bytes_that_the_guessed_encoding_lacks_are_kept() -> None:
     data = (RUSSIAN * 5).encode("cp1251") + b"\x98\n"  # not a letter in windows-1251
     text, form = decode_lossless(data)
-    assert (form.encoding, form.damaged) == ("cp1251", True)
+    # chardet 7 prefers an encoding that has a letter there.
+    assert (form.encoding, form.damaged) in {("cp1251", True), ("mac-cyrillic", False)}
     assert encode(text, form) == data
 
 
@@ -169,6 +175,16 @@ def test_a_guess_is_a_superset_of_ascii(sample: bytes, name: str) -> None:
 )
 def test_an_unusable_guess_is_ignored(guess: dict[str, object], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chardet.detect", _detecting(guess))
+    monkeypatch.setattr("chardet.__version__", "5.2.0")
+    assert guess_encoding(b"caf\xe9") == found
+
+
+@pytest.mark.parametrize(("version", "found"), [("5.2.0", "latin-1"), ("7.4.3", "tis-620")])
+def test_finding_a5_confidence_is_read_as_each_chardet_means_it(
+    version: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chardet.detect", _detecting({"encoding": "TIS-620", "confidence": 0.3}))
+    monkeypatch.setattr("chardet.__version__", version)
     assert guess_encoding(b"caf\xe9") == found
 
 

@@ -39,7 +39,9 @@ _PASS, _ESCAPE = "surrogatepass", "surrogateescape"
 _SUPERSETS = {"gb2312": "gb18030"}
 """The second is meant in practice: the first lacks characters that many names of people contain."""
 _MIN_CONFIDENCE = 0.5
-"""Below this, a guess is worse than the encoding that most such files have."""
+_NEW_FIGURES = 7
+_MIN_CONFIDENCE_7 = 0.1
+"""Below this, a guess is worse than the encoding that most such files have. chardet 7 gives lower figures."""
 _VALID_SHARE = 4
 """Valid bytes of UTF-8 for each invalid one: in other encodings, pairs look like UTF-8 by chance."""
 _LONGEST_WORD = 64
@@ -179,7 +181,8 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
         is_usable = name is not None and _ASCII.decode(name) == _ASCII.decode("ascii")
     except (LookupError, UnicodeDecodeError):
         is_usable = False
-    if name is None or guess["confidence"] < _MIN_CONFIDENCE or not is_usable:
+    least = _MIN_CONFIDENCE_7 if int(chardet.__version__.partition(".")[0]) >= _NEW_FIGURES else _MIN_CONFIDENCE
+    if name is None or guess["confidence"] < least or not is_usable:
         return western
     # German is easily taken for Turkish: where both give the same text, the common encoding is named.
     is_same = sample.decode(name, "replace") == sample.decode(western, "replace")
