@@ -100,7 +100,6 @@ THIRD_REVIEW: dict[str, str] = {
     "a15": "`settings` shows the files of both folders, causes are whole sentences, and cuts are told as they are.",
     "se": "A tool that --tools leaves out is explained by that flag.",
     "sf": "A file after --mcp without servers is an error; denials of open_deck name its arguments.",
-    "sf": "A file after --mcp without servers is an error.",
     "a16": "Every console block of README and the guides runs, or says why it can't.",
     "a13": "A server written for version 1 of the Python SDK is recognised, and told what it needs: mcp<2.",
     "r7": "`mcp list` prints each row as its server answers, and waits ten seconds at most.",
