@@ -236,7 +236,7 @@ def test_a_file_that_changes_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     path = tmp_path / "x.json"
     change = plan_install(CLIENTS["cursor"], _ENTRY, str(path))
     path.write_text("{}", encoding="utf-8")
-    with pytest.raises(InstallError, match="changed meanwhile"):
+    with pytest.raises(InstallError, match="changed since you looked"):
         change.apply()
     assert path.read_text("utf-8") == "{}"
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import cast
 
-from indusagi.core.app_dirs import make_dirs, read_small_file
+from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file
 from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -60,21 +60,21 @@ class Change:
             InstallError: The file was changed meanwhile.
             OSError: It cannot be written.
         """
-        if _read(self.path) != self.before:
-            raise InstallError(f"{self.path} was changed meanwhile: try again")
-        backup = None
-        mode = 0o600
-        if self.before is not None:
-            mode = stat.S_IMODE(os.stat(self.path).st_mode)
-            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-            backup = f"{self.path}.{stamp}.bak"
-            if os.path.lexists(backup):
-                backup = f"{self.path}.{stamp}.{new_ulid()}.bak"
-            _write(backup, self.before, mode)
-        else:
-            make_dirs(os.path.dirname(self.path), 0o700)
-        _write(self.path, self.after, mode)
-        return backup
+        make_dirs(os.path.dirname(self.path), 0o700)
+        with locked_directory(os.path.dirname(self.path)):
+            if _read(self.path) != self.before:
+                raise InstallError(f"{self.path} has changed since you looked: try again")
+            backup = None
+            mode = 0o600
+            if self.before is not None:
+                mode = stat.S_IMODE(os.stat(self.path).st_mode)
+                stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+                backup = f"{self.path}.{stamp}.bak"
+                if os.path.lexists(backup):
+                    backup = f"{self.path}.{stamp}.{new_ulid()}.bak"
+                _write(backup, self.before, mode)
+            _write(self.path, self.after, mode)
+            return backup
 
 
 def find_client_file(client: Client, environ: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import read_small_file
+from indusagi.core.app_dirs import locked_directory, read_small_file
 from indusagi.core.faults import describe_error
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
@@ -66,19 +66,21 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    before: Mapping[RemoteToolRef, JsonObject] = {}
-    with suppress(BridgeFault):  # absent, or to be replaced
-        before = read_lock(path)
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
     temporary = f"{path}.{new_ulid()}.tmp"
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(lock_text(capabilities, before))
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    with locked_directory(folder):
+        before: Mapping[RemoteToolRef, JsonObject] = {}
+        with suppress(BridgeFault):  # absent, or to be replaced
+            before = read_lock(path)
+        try:
+            with open(temporary, "x", encoding="utf-8") as file:
+                file.write(lock_text(capabilities, before))
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
 
 
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:

@@ -263,3 +263,16 @@ def forget_all() -> None:
     state = Path(store_path()).parent
     for one in (*state.glob("ledger.db*"), state / "pins.jsonl"):
         one.unlink()
+
+
+def test_finding_p8_pins_that_another_process_adds_survive_a_compaction(tmp_path: Path) -> None:
+    ledger = str(tmp_path / "ledger.db")
+    for number in range(300):
+        append_pins(ledger, [Pin("old", {"number": number})])
+    looked_at = read_backup(ledger)
+    assert looked_at is not None
+    append_pins(ledger, [Pin("new", {"tool": "t"})])
+    store_pins.compact_backup(ledger, looked_at)
+    after = read_backup(ledger)
+    assert after is not None
+    assert (after.lines, set(after.pins)) == (2, {"old", "new"})

@@ -13,7 +13,7 @@ import os
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import read_small_file, replace_private_file
+from indusagi.core.app_dirs import locked_directory, read_small_file, replace_private_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from induscode.deck.mcp.store.events import content_address, document_addresses
@@ -86,15 +86,16 @@ def append_pins(ledger: str, pins: Iterable[Pin]) -> None:
         return
     # With O_NONBLOCK a pipe in the file's place is an error instead of an endless wait.
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = os.open(pins_path(ledger), flags, 0o600)
-    try:
-        size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":
-            text = b"\n" + text  # a line that a full disk cut off damages no other line
-        os.write(handle, text)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with locked_directory(os.path.dirname(os.path.abspath(ledger))):
+        handle = os.open(pins_path(ledger), flags, 0o600)
+        try:
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                text = b"\n" + text  # a line that a full disk cut off damages no other line
+            os.write(handle, text)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def compact_backup(ledger: str, backup: PinsBackup) -> None:
@@ -104,7 +105,9 @@ def compact_backup(ledger: str, backup: PinsBackup) -> None:
         OSError: It cannot be written.
     """
     if backup.lines > 2 * len(backup.pins) + _SPARE_LINES:
-        replace_private_file(pins_path(ledger), b"".join(map(_format_line, backup.pins.values())))
+        with locked_directory(os.path.dirname(os.path.abspath(ledger))):
+            present = read_backup(ledger) or backup  # another process may have added pins
+            replace_private_file(pins_path(ledger), b"".join(map(_format_line, present.pins.values())))
 
 
 def collect_pins(batches: Iterable[Batch]) -> list[Pin]:
