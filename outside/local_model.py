@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.process.procfs import read_cpu_seconds
+from indusagi.core.process.procfs import read_cpu_demand
 from induscode.launch.invocation import Invocation
 from induscode.search.weights import WeightsError
 from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
@@ -236,7 +236,8 @@ def read_engine_seconds() -> float:
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in children.read_text("ascii").split():
             if Path(host.__file__).name in Path(f"/proc/{pid}/cmdline").read_text("utf-8"):
-                total += read_cpu_seconds(int(pid)) or 0.0
+                demand = read_cpu_demand(int(pid))
+                total += demand.used_s if demand else 0.0
     return total
 
 

@@ -312,7 +312,7 @@ async def test_finding_r12_pins_of_an_earlier_version_are_no_drift() -> None:
         text = compact_json(raw)
         store.append(lambda: Batch([Event("old", row.at, "pin", old, row.subject)], {content_address(text): text}))
         async with enrolled(store) as enrolment:
-            turned = {**dict(reversed(raw.items())), "annotations": {"readOnlyHint": True}}
+            turned: JsonObject = {**dict(reversed(raw.items())), "annotations": {"readOnlyHint": True}}
             enrolment.sync_tools("s", items("tool", turned))
             assert (enrolment.disabled, enrolment.drifts) == ((), ())
 
