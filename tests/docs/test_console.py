@@ -43,6 +43,8 @@ NOT_RUN = {
 """How many blocks can't run here, by their reason."""
 LINES_NOT_RUN = {"indus": "needs a terminal: tests/interactive", "export": "a variable of the shell"}
 """Lines of blocks that run, by their first word when nothing follows it."""
+PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(indus|git|echo|tail) ")
+"""Programs that a page may have run here; a block with another one needs a comment above it."""
 UNTIL_SIGNAL = re.compile(r"indus (serve .*--http\b(?!.*--(install|print-config|dry-run))|ui\b|top\b|mcp list --watch)")
 """Commands that go on until Ctrl-C."""
 ASKS = ("indus mcp trust", "indus rewind --to 3", "indus addons trust", "indus mcp approve")
@@ -212,6 +214,7 @@ def run_line(line: str, cwd: Path, shown: list[str]) -> tuple[int, str, str]:
     elif words[0] == "indus" and not {"|", ">", ">>"} & {*words}:
         done = run(*words[1:], cwd=cwd)
     else:
+        assert all(PROGRAMS.match(f"{part.strip()} ") for part in re.split(r"[|;&]+", line)), f"not run here: {line}"
         shell = ["bash", "-o", "pipefail", "-c", line]
         done = subprocess.run(
             shell, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
