@@ -124,6 +124,7 @@ def subjects(scratch: Path) -> list[Subject]:
     """Name them all; what they need is written into an empty folder."""
     config = scratch / "servers.json"
     server = {"command": sys.executable, "args": ["-m", "outside.conformance.server"], "cwd": str(ROOT)}
+    server["added"] = "allow"  # a scenario adds a tool and expects to hear of it
     config.write_text(json.dumps({"mcpServers": {"conformance": server}}), "utf-8")
     python = sys.executable
     task_config, task_server = scratch / "tasks.json", (python, str(ROOT / "tests/servers/tasks.py"))
