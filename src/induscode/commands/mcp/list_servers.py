@@ -140,7 +140,7 @@ def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None
 
             async def check(row: ServerRow) -> None:
                 starting = await mcp.wake([row.id], LOOK_LIMIT_S) if row.id in plan.configs else ()
-                facts = _build_row(row, plan, _read_present_states(mcp))
+                facts = _build_row(row, plan, _read_present_states(mcp, [row.id]))
                 if starting and not facts["message"]:
                     facts["message"] = str(build_silent_note(row.id, LOOK_LIMIT_S)).partition(": ")[2]
                 ordered.add(facts)
@@ -181,7 +181,7 @@ def _watch_servers(plan: ServerPlan) -> int:
                 with live_table() as show:
                     while True:
                         changed = anyio.Event()
-                        states = _read_present_states(mcp)
+                        states = _read_present_states(mcp, [row.id for row in plan.rows])
                         rows = [_build_row(row, plan, states) for row in plan.rows]
                         figures = _measure_servers(mcp)
                         cells = [
@@ -228,15 +228,16 @@ class _States(NamedTuple):
     """The tools of each that were disabled when it was last seen."""
 
 
-def _read_present_states(mcp: BootedBridge) -> _States:
+def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
     """Read the states of connected servers; what the ledger knows stands in for those that aren't up."""
+    known = {server: status for server in servers if (status := mcp.status_of(server)) is not None}
     counts: dict[str, int] = {}
     for card in mcp.capabilities:
         counts[card.ref.server] = counts.get(card.ref.server, 0) + 1
     disabled: dict[str, list[DisabledTool]] = {}
     for tool in mcp.disabled:
         disabled.setdefault(tool.ref.server, []).append(tool)
-    return _States(dict(mcp.status()), counts, {**disabled})
+    return _States(known, counts, {**disabled})
 
 
 def _read_states(plan: ServerPlan) -> _States:
