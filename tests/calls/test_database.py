@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.calls.helpers import make_record, read_calls
 
-from indusagi.core.time import now_ms
+from indusagi.core.time import ManualClock, now_ms
 from induscode.calls.database import CallDatabase, CallFilter, Payload, UnusableCallsError
 from induscode.calls.series import read_series
 from induscode.calls.statistics import find_percentile, read_statistics
@@ -89,6 +89,34 @@ def test_old_rows_and_rows_past_the_most_leave_and_numbers_are_never_given_twice
         database.connection.execute("DELETE FROM calls")
         database.append([make_record().to_row()])
         assert [one.id for one in database.stream(CallFilter())] == [7]
+
+
+@pytest.mark.parametrize("jump", [60, 400, 40_000])
+def test_finding_r8_a_clock_that_jumps_removes_no_calls(path: Path, monkeypatch: pytest.MonkeyPatch, jump: int) -> None:
+    clock = ManualClock(20_000 * DAY_MS)
+    monkeypatch.setattr("induscode.calls.database.now_ms", clock.now_ms)
+    with closing(CallDatabase(str(path))) as database:
+
+        def call() -> list[int]:
+            database.prune(keep_days=30)  # as a run begins
+            database.append([make_record(at_ms=clock.now_ms()).to_row()])
+            database.prune(keep_days=30)
+            return [one.id for one in database.stream(CallFilter())]
+
+        call()
+        clock.advance(DAY_MS)
+        call()
+        clock.advance(jump * DAY_MS)
+        call()
+        clock.advance(DAY_MS // 2)
+        call()
+        clock.advance(-jump * DAY_MS)
+        assert call() == [1, 2, 3, 4, 5]
+        # A user who comes back after a long time: the second day shows that the clock is right.
+        clock.advance(jump * DAY_MS)
+        assert call() == [1, 2, 3, 4, 5, 6]
+        clock.advance(2 * DAY_MS)
+        assert call() == [3, 4, 6, 7]
 
 
 def test_payloads_are_shown_until_they_expire_and_are_then_gone_from_the_file(path: Path) -> None:

@@ -52,6 +52,21 @@ def test_sessions_older_than_a_week_are_removed() -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
+@pytest.mark.parametrize("jump", [60, 400])
+def test_finding_r8_a_clock_that_jumps_removes_no_session(monkeypatch: pytest.MonkeyPatch, jump: int) -> None:
+    kept = [session(1), session(2)]
+    jumped_ms = now_ms() + jump * 86_400_000
+    monkeypatch.setattr(spill, "now_ms", lambda: jumped_ms)
+    SessionDir().make()
+    session(-jump)
+    SessionDir().make()
+    assert [folder.exists() for folder in kept] == [True, True]
+    session(-jump - 2)
+    jumped_ms += 2 * 86_400_000
+    SessionDir().make()  # use on a second day: the clock is right
+    assert [folder.exists() for folder in kept] == [False, False]
+
+
 @pytest.mark.parametrize("inner", [".", "tool-output", "tool-output/a.txt"])
 def test_session_with_a_recent_file_stays(inner: str) -> None:
     folder = session(OLD)

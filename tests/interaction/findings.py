@@ -144,7 +144,7 @@ THIRD_REVIEW: dict[str, str] = {
     "a10": "`mcp add` enrols prompts, resources and instructions too.",
     "s01": "A ledger that doesn't answer approves nothing; a later answer repairs it.",
     "s02": "Models and clients get approved bytes only, also while a change is cosmetic.",
-    "r8": "A clock that jumps ahead removes no history.",
+    "r8": "A clock that jumps ahead removes no history: no rows of the ledger, calls, tasks or saved results.",
     "r12": "A change of any field of a definition is held, `_meta` and `execution` too.",
     "g1": "The status of one server is built without those of all others.",
     "r2": "Without the key of the cluster nobody at the broker reads, forges or repeats a message, or ends a lease.",

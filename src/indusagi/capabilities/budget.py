@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from indusagi.core.app_dirs import create_private_file, make_private_dir, state_
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
-from indusagi.core.time import now_ms
+from indusagi.core.time import find_safe_now, now_ms
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock
 
 if TYPE_CHECKING:
@@ -209,17 +210,20 @@ class SessionDir:
 def _sweep(sessions: str) -> None:
     """Remove directories of sessions that wrote nothing for `RETENTION_DAYS`.
 
-    Only names of sessions are removed. Unreadable ones stay: another session may be sweeping too.
+    Only names of sessions are removed. Unreadable ones stay: another session may be sweeping too. A clock that jumps
+    ahead removes nothing.
     """
     from shutil import rmtree  # noqa: PLC0415 — only the first long result of a session pays
 
-    oldest_ns = (now_ms() - _RETENTION_MS) * 1_000_000
-    try:
-        names = os.listdir(sessions)
-    except OSError:
-        return
-    for path in (os.path.join(sessions, name) for name in names if is_ulid(name)):
-        if _is_expired(path, oldest_ns):
+    now, made_ns = now_ms(), dict[str, int]()
+    with suppress(OSError):
+        for name in filter(is_ulid, os.listdir(sessions)):
+            path = os.path.join(sessions, name)
+            with suppress(OSError):  # another session has removed it
+                made_ns[path] = os.lstat(path).st_mtime_ns
+    safe_ms = find_safe_now(now, [now, *(at_ns // 1_000_000 for at_ns in made_ns.values())])
+    for path in made_ns:
+        if _is_expired(path, (safe_ms - _RETENTION_MS) * 1_000_000):
             rmtree(path, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.text import matches_parts
-from indusagi.core.time import now_ms
+from indusagi.core.time import DAY_MS, find_safe_now, now_ms
 from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _BUSY_S = 5.0
 _CACHE_KB = 256
 """Pages in memory of the connection that appends, which reads few of them again (2 MB by default):
 https://www.sqlite.org/pragma.html#pragma_cache_size."""
-_DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
+_HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
     {"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt", "waited_us"}
 )
@@ -239,14 +239,17 @@ class CallDatabase:
                 self.connection.execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (dropped,))
 
     def prune(self, keep_days: int, most: int = MOST_ROWS) -> None:
-        """Remove old rows, rows past the most, and expired payloads.
+        """Remove old rows, rows past the most, and expired payloads. A clock that jumps ahead removes no rows.
 
         Raises:
             sqlite3.Error: They cannot be removed.
         """
         now = now_ms()
         with _transaction(self.connection):
-            self.connection.execute("DELETE FROM calls WHERE at_ms < ?", (now - keep_days * _DAY_MS,))
+            # The first and the last call of each day say as much as all of them.
+            days = self.connection.execute("SELECT min(at_ms), max(at_ms) FROM calls GROUP BY at_ms / ?", (DAY_MS,))
+            safe_ms = find_safe_now(now, [now, *(at_ms for day in days for at_ms in day)])
+            self.connection.execute("DELETE FROM calls WHERE at_ms < ?", (safe_ms - keep_days * DAY_MS,))
             self.connection.execute("DELETE FROM calls WHERE id <= (SELECT max(id) FROM calls) - ?", (most,))
             self.connection.execute("DELETE FROM payloads WHERE expires_ms <= ?", (now,))
 

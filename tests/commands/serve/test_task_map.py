@@ -62,17 +62,27 @@ async def test_expired_tasks_and_tasks_that_the_server_numbers_again_are_gone(tm
     await tasks.aclose()
 
 
-def test_rows_leave_the_file_when_they_expire_and_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+def test_finding_r8_a_clock_that_jumps_removes_no_tasks_and_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
     path.write_bytes(b"no database at all, but long enough to be read as a broken header of one" * 20)
     path.chmod(0o600)
-    known = TaskMap(str(path))
-    known.write(TaskRow("a", "s", "1", "o", now_ms() - 1))
-    known.write(TaskRow("b", "s", "2", "o", now_ms() + 60_000))
-    assert [row.id for row in known.read_all(now_ms())] == ["b"]
-    assert (known.find("a"), known.find("b") is not None) == (None, True)
+    known, now = TaskMap(str(path)), now_ms()
+    known.write(TaskRow("a", "s", "1", "o", now - 1))
+    known.write(TaskRow("b", "s", "2", "o", now + 60_000))
+    assert known.read_all(now + 400 * 86_400_000) == []
+    assert [row.id for row in known.read_all(now)] == ["b"]
     known.close()
     assert any(".corrupt-" in name for name in os.listdir(tmp_path))
+
+
+def test_past_the_most_rows_leave_the_file_that_expire_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("induscode.commands.serve.task_map.MOST_TASKS", 2)
+    known = TaskMap(str(tmp_path / "tasks.db"))
+    for expires_ms in (30, 10, 20):
+        known.write(TaskRow(f"t{expires_ms}", "s", str(expires_ms), "o", expires_ms))
+    assert [row.id for row in known.read_all(0)] == ["t20", "t30"]
+    assert known.find("t10") is None
+    known.close()
 
 
 async def test_a_map_that_cannot_be_written_is_reported_and_tasks_live_in_memory(tmp_path: Path) -> None:

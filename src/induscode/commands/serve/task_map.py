@@ -1,8 +1,8 @@
 """The map of a gateway's tasks on disk: which task of which server an id stands for, and whose it is.
 
 One private SQLite file of this user, shared by its gateways. A row is written before a client learns the id, so that
-the client can come again after a restart of the gateway, and leaves with the life of the task. A row names its owner by
-a digest. All functions block.
+the client can come again after a restart of the gateway. The rows that expire first leave when there are too many. A
+row names its owner by a digest. All functions block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TaskMap:
         self._connection: sqlite3.Connection | None = None
 
     def read_all(self, now_ms: int) -> Iterable[TaskRow]:
-        """Remove what has expired, and read the rest.
+        """Read what hasn't expired, and remove rows past the most: a clock that jumps ahead removes nothing.
 
         Raises:
             OSError: The file cannot be created, or belongs to another user.
@@ -63,11 +63,10 @@ class TaskMap:
         """
         with self._lock:
             connection = self._open()
-            connection.execute("DELETE FROM tasks WHERE expires_ms <= ?", (now_ms,))
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM tasks ORDER BY expires_ms").fetchall()
-            for row in rows[: max(0, len(rows) - MOST_TASKS)]:
-                connection.execute("DELETE FROM tasks WHERE id = ?", (row[0],))
-        return [TaskRow(*row) for row in rows[-MOST_TASKS:]]
+            past_the_most = "SELECT id FROM tasks ORDER BY expires_ms DESC LIMIT -1 OFFSET ?"
+            connection.execute(f"DELETE FROM tasks WHERE id IN ({past_the_most})", (MOST_TASKS,))
+            query = f"SELECT {_COLUMNS} FROM tasks WHERE expires_ms > ? ORDER BY expires_ms"
+            return [TaskRow(*row) for row in connection.execute(query, (now_ms,))]
 
     def find(self, task_id: str) -> TaskRow | None:
         """Find a row, also one that another gateway has written; raises as `read_all`."""
