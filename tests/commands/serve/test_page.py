@@ -231,6 +231,15 @@ def read_digest(browser: Browser, server: str) -> str:
     return found[1]
 
 
+def run_tool(browser: Browser, name: str, **arguments: str) -> str:
+    """Run a tool, with a yes to the question before."""
+    form = {"form_key": form_key(browser), "name": name, **{f"arg.{key}": value for key, value in arguments.items()}}
+    asked = browser.client.post("/ui/tool", data=form)
+    answer = re.search(r'name="answer" value="([0-9a-f]{64})"', asked.text)
+    assert answer is not None, asked.text
+    return Browser.check(browser.client.post("/ui/tool", data={**form, "answer": answer[1]}))
+
+
 def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None:
     (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": {"ours": row()}}), encoding="utf-8")
     with opened(cwd=tmp_path) as browser:
@@ -241,7 +250,11 @@ def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None
         assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
         wait_for(lambda: "ready" in browser.get("/server?name=ours"))
         assert "needs no consent" in browser.post("/server", name="ours", action="trust", digest=digest)
-        assert "stopped" in browser.post("/server", name="ours", action="stop")
+        assert "Calls of its tools fail until" in browser.post("/server", name="ours", action="stop")
+        assert "closed" in run_tool(browser, "ours__echo", text="hi")
+        assert "closed" in browser.get("/server?name=ours")
+        assert "ours: ready" in browser.post("/server", name="ours", action="start")
+        assert '"text": "hi"' in run_tool(browser, "ours__echo", text="hi")
         assert "There is no action" in browser.post("/server", name="ours", action="explode")
 
 

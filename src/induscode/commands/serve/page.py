@@ -277,10 +277,12 @@ class GatewayPage:
             raise BridgeFault(f"server {server!r} cannot be started: {STATE_REMEDIES[state].format(server)}")
         if action == "stop":
             await fleet.stop(server)
-            return ActionReply(f"{server}: stopped. A call of one of its tools starts it again.")
+            return ActionReply(f"{server}: stopped. Calls of its tools fail until you start it.")
         if action == "sign-in":
             return await self._sign_in(server)
-        await (fleet.restart(server) if action == "restart" else self.session.mcp.wake([server]))
+        status = self.session.mcp.status_of(server)
+        is_over = status is not None and status.phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
+        await (fleet.restart(server) if action == "restart" or is_over else self.session.mcp.wake([server]))
         status = self.session.mcp.status()[server]
         return ActionReply(f"{server}: {status.phase}" + ("" if status.fault is None else f": {status.fault}"))
 
