@@ -117,7 +117,7 @@ THIRD_REVIEW: dict[str, str] = {
     "a1": "A gateway starts without its issuer, outlives its outages, and finds what has moved there.",
     "f1": "Nothing that a client, a server or an issuer sends ends a host or leaves a traceback.",
     "r11": "A request whose id or token has half a character is refused, and never answered under another id.",
-    "w2": "A message with a name twice in one object is refused, from clients and servers, also by a relay.",
+    "w2": "A message of any size with a name twice in one object is refused, of clients and servers, also by a relay.",
     "f12": "Every route of a host takes from one quota; the HTTP+SSE routes are gone.",
     "f15": "A client that pipelined a request and hangs up has its call cancelled.",
     "r5": "Responses that the clients of a token have not read are limited in bytes.",

@@ -192,6 +192,7 @@ def test_an_origin_is_scheme_host_and_port() -> None:
         (b'{"error":{"code":1,"message":"m"}}', False),
         (b'{"jsonrpc":"2.0","error":{"code":"1","message":"m"}}', False),
         (b'{"jsonrpc":"2.0","error":{"code":1}}', False),
+        (b'{"jsonrpc":"2.0","error":{"code":1,"message":"m","message":"n"}}', False),
         (b'{"jsonrpc":"2.0","error":"m"}', False),
         (b'{"jsonrpc":"2.0","result":{}}', False),
         (b"[]", False),

@@ -196,6 +196,15 @@ async def test_events_of_other_requests_are_left_out_but_for_a_shared_stream(met
         assert notes == ["it answered a request that was not asked (id 2), which was ignored"]
 
 
+async def test_finding_w2_the_standing_stream_passes_no_message_with_a_name_twice() -> None:
+    notes: list[str] = []
+    guard = make_guard(events(b'data: {"id":1,"method":"ping","method":"x"}\n\n', b"data: %b\n\n" % FOREIGN), cap=99)
+    guard.on_foreign_response = notes.append
+    _, found, _ = await ask(guard, "GET", request_id=None)
+    assert found == b"data: %b\n\n" % FOREIGN
+    assert "the name 'method' occurs twice" in notes[0]
+
+
 async def test_a_notification_needs_no_answer_of_a_kind() -> None:
     assert await ask(make_guard(respond(status=202)), request_id=None) == (202, b"", None)
     assert (await ask(make_guard(respond(status=202))))[2] == "malformed"

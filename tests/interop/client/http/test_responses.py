@@ -101,15 +101,16 @@ async def test_finding_d9_the_own_answer_behind_a_foreign_one_is_taken(era: type
         assert "answered a request that was not asked (id 999999)" in notes
 
 
+@pytest.mark.parametrize("size", [0, 300_000], ids=["small", "large"])
 @pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
-async def test_finding_w2_an_answer_of_an_address_with_a_name_twice_is_refused(events: bool) -> None:
+async def test_finding_w2_an_answer_of_an_address_with_a_name_twice_is_refused(events: bool, size: int) -> None:
     honest = Legacy()
 
     async def answer_twice(exchange: Exchange) -> None:
         if not exchange.request.is_a("tools/call"):
             await honest(exchange)
             return
-        content = '[{"type":"text","text":"a","text":"b"}]'
+        content = f'[{{"type":"text","text":"a","text":"b{"x" * size}"}}]'
         body = f'{{"jsonrpc":"2.0","id":{json.dumps(exchange.request.rpc["id"])},"result":{{"content":{content}}}}}'
         if events:
             await exchange.open_events()
@@ -122,6 +123,26 @@ async def test_finding_w2_an_answer_of_an_address_with_a_name_twice_is_refused(e
         with pytest.raises(ProtocolFault, match="occurs twice") as caught:
             await endpoint.invoke("echo", {})
         assert caught.value.detail.reason == "malformed"
+
+
+@pytest.mark.parametrize("request_id", [1, None], ids=["of a request", "standing"])
+@pytest.mark.parametrize(
+    "twice",
+    [
+        b'{"id":9,"method":"roots/list","method":"ping"}',
+        b'{"method":"notifications/message","params":{"data":1,"data":2}}',
+        b'{"id":1,"result":{},"result":{"text":"%b"}}' % (b"x" * 300_000),
+        b'{"result":{"a":1,"a":"%b"},"id":1}' % (b"x" * 300_000),
+        b'{"id":1,"result":{"a":1,"a":"\xff"}}',
+    ],
+)
+def test_finding_w2_no_message_with_a_name_twice_passes_a_stream(request_id: int | None, twice: bytes) -> None:
+    stream, ping = EventFilter(request_id), b'data: {"id":9,"method":"ping"}\n\n'
+    whole = b"event: message\ndata: %b\n\n%b" % (twice, ping)
+    parts = [whole[start : start + 50_000] for start in range(0, len(whole), 50_000)]
+    assert b"".join([*map(stream.take, parts), stream.finish()]) == ping
+    assert stream.problem is not None
+    assert "occurs twice" in stream.problem
 
 
 @pytest.mark.parametrize("events", [False, True], ids=["json", "events"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import build_object, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import SystemClock
 from indusagi.interop.auth.contract import SignInRequired
@@ -152,7 +152,7 @@ def _parse_retry_after(text: str) -> float | None:
 def is_rpc_error(body: bytes) -> bool:
     """Return whether a body is a JSON-RPC error response."""
     try:
-        message: object = json.loads(body)
+        message: object = json.loads(body, object_pairs_hook=build_object)
     except (ValueError, RecursionError):
         return False
     if not is_json_object(message) or not is_json_object(error := message.get("error")):

@@ -71,6 +71,7 @@ _AUTH_TRIES = 5
 _SESSION = "mcp-session-id"
 _KEPT_FAILURES = 256
 _ERROR_BODY = 64 * 1024
+_PIECE_BYTES = 64 * 1024
 _tls_lock = threading.Lock()
 # RFC 9110 §5.1 (field names are tokens), §5.5 (field values)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -326,13 +327,13 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         self.note(request_id, check_response(request, response, is_rpc_request=request_id is not None))
         counted = _CountedBody(response, self, resumable, self._limits.frame_bytes, is_events=is_events)
         stream: httpx2.AsyncByteStream = counted
-        if request_id is not None and response.status_code == HTTPStatus.OK:
+        if response.status_code == HTTPStatus.OK:
             # A GET that resumes a response belongs to the request of its task; a GET with an id of its own is the
             # stream of the HTTP+SSE transport, which carries all responses.
             is_shared = request.method == "GET" and REQUEST in request.extensions
             if is_events and not is_shared:
                 stream = _OwnEvents(counted, self, request_id)
-            elif content_type == "application/json" and request.method == "POST":
+            elif request_id is not None and content_type == "application/json" and request.method == "POST":
                 stream = _OwnResponse(counted, self, request_id)
                 headers = httpx2.Headers(headers)
                 headers.pop("content-length", None)  # the body may be replaced
@@ -438,9 +439,9 @@ class _CountedBody(httpx2.AsyncByteStream):
 
 
 class _OwnBody(httpx2.AsyncByteStream):
-    """A response body that may contain responses to other requests."""
+    """A response body that may contain responses to other requests, or messages with a name twice."""
 
-    def __init__(self, inner: _CountedBody, guard: HttpGuard, request_id: RequestId) -> None:
+    def __init__(self, inner: _CountedBody, guard: HttpGuard, request_id: RequestId | None) -> None:
         self._inner = inner
         self._guard = guard
         self._request_id = request_id
@@ -450,7 +451,7 @@ class _OwnBody(httpx2.AsyncByteStream):
 
 
 class _OwnEvents(_OwnBody):
-    """The events that belong to one request, without responses to others."""
+    """The events that belong to one request or to none, without responses to others."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         events = EventFilter(self._request_id)
@@ -458,8 +459,12 @@ class _OwnEvents(_OwnBody):
             passed = events.take(piece)
             if events.problem is not None:
                 self._guard.on_foreign_response(f"it {events.problem}, which was ignored")
-            if passed:
-                yield passed
+            # In small pieces, each freed before the next: the SDK copies what it gets several times.
+            held = bytearray(passed)
+            del piece, passed
+            while held:
+                yield bytes(held[:_PIECE_BYTES])
+                del held[:_PIECE_BYTES]
         if rest := events.finish():
             yield rest
         if events.problem is not None:

@@ -22,17 +22,10 @@ MessageKind: TypeAlias = Literal["own", "unnamed", "foreign", "ambiguous", "othe
 """A response to the request, an error without an id, a response to another request, one with a name that occurs twice,
 or no response."""
 
-_LARGE = 256 * 1024
-"""A larger message is not parsed a second time if its beginning or end shows its id."""
-_EDGE = 4096
-_ID = rb'"id"\s*:\s*(-?\d{1,15}|"[^"\\]{0,200}")\s*'
-_HEAD_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb",")
-_TAIL_ID = re.compile(rb",\s*" + _ID + rb"\}\s*\Z")
 # Fields and line ends of an event stream:
 # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
 BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-_DATA_FIELD = re.compile(rb"(?:\A|[\r\n])data: ?")
+_DATA = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?([^\r\n]*)")
 _BOM = b"\xef\xbb\xbf"
 OVERLAP = 3
 """How many bytes of a blank line (CR LF CR LF) may have come with the piece before."""
@@ -61,19 +54,18 @@ def is_same_id(value: object, request_id: RequestId) -> bool:
     return value == request_id or (isinstance(value, str) and value == str(request_id))
 
 
-def classify_message(data: bytes, request_id: RequestId) -> MessageMatch:
-    """Classify a message by the request that it should answer; invalid JSON counts as `own`, and fails later."""
-    if len(data) > _LARGE and (id_match := _HEAD_ID.match(data[:_EDGE]) or _TAIL_ID.search(data[-_EDGE:])) is not None:
-        return _match_id(json.loads(id_match[1]), request_id)
+def classify_message(data: bytes, request_id: RequestId | None) -> MessageMatch:
+    """Classify a message by the request that it should answer; invalid JSON counts as `own`, and fails later.
+
+    Without a request, nothing is `foreign`.
+    """
     try:
-        message: object = json.loads(data.removeprefix(_BOM), object_pairs_hook=build_object)
-    except (ValueError, RecursionError) as exc:
-        if isinstance(exc, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
-            return MessageMatch("own")
-        return MessageMatch(
-            "ambiguous", problem=f"answered with a message that two readers may read differently: {exc}"
-        )
-    if not is_json_object(message) or not ("result" in message or "error" in message):
+        message: object = json.loads(_decode(data), object_pairs_hook=build_object)
+    except (json.JSONDecodeError, RecursionError):
+        return MessageMatch("own")
+    except ValueError as exc:
+        return MessageMatch("ambiguous", problem=f"sent a message that two readers may read differently: {exc}")
+    if request_id is None or not is_json_object(message) or not ("result" in message or "error" in message):
         return MessageMatch("other")
     identity = message.get("id")
     if identity is None and "error" in message:
@@ -83,9 +75,14 @@ def classify_message(data: bytes, request_id: RequestId) -> MessageMatch:
     return _match_id(identity, request_id)
 
 
-def add_response_id(data: bytes, request_id: RequestId) -> bytes:
+def add_response_id(data: bytes, request_id: RequestId | None) -> bytes:
     """Give an error without an id the id of the request that it answers."""
-    return json.dumps({**json.loads(data.removeprefix(_BOM)), "id": request_id}).encode()
+    return json.dumps({**json.loads(_decode(data)), "id": request_id}).encode()
+
+
+def _decode(data: bytes) -> str:
+    # As the SDK decodes events: invalid UTF-8 mustn't hide a message from this look.
+    return data.removeprefix(_BOM).decode("utf-8", "replace")
 
 
 def _match_id(identity: object, request_id: RequestId) -> MessageMatch:
@@ -94,22 +91,19 @@ def _match_id(identity: object, request_id: RequestId) -> MessageMatch:
 
 
 class EventFilter:
-    """Removes responses to other requests from an event stream that comes in pieces.
+    """Removes responses to other requests, and messages with a name twice, from an event stream that comes in pieces.
 
-    An event is held until it is complete, unless it is large and begins with the id of the request: such a response
-    passes piece by piece.
+    An event is held until it is complete.
     """
 
-    def __init__(self, request_id: RequestId) -> None:
+    def __init__(self, request_id: RequestId | None) -> None:
         self.problem: str | None = None
-        """Why the last response was removed."""
+        """Why the last message was removed."""
         self._request_id = request_id
         self._rest = bytearray()
-        self._is_passing = False
-        """The event that has begun is a response to the request, and is not held."""
 
     def take(self, piece: bytes) -> bytes:
-        """Add a piece; return the complete events, and as much of a large response as there is."""
+        """Add a piece; return the complete events."""
         # A blank line may begin in the bytes kept before: the last three are searched again.
         searched_from = max(len(self._rest) - OVERLAP, 0)
         self._rest += piece
@@ -117,21 +111,14 @@ class EventFilter:
         while (end := BLANK_LINE.search(self._rest, searched_from)) is not None:
             event = self._cut(end.end())
             searched_from = 0
-            if self._is_passing or self._is_wanted(event):
+            if self._is_wanted(event):
                 passed.append(event)
-            self._is_passing = False
-        if not self._is_passing and len(self._rest) > _LARGE:
-            data = _DATA_FIELD.search(self._rest, 0, _EDGE)
-            id_match = data and _HEAD_ID.match(self._rest, data.end(), data.end() + _EDGE)
-            self._is_passing = bool(id_match) and is_same_id(json.loads(id_match[1]), self._request_id)
-        if self._is_passing:
-            passed.append(self._cut(max(len(self._rest) - OVERLAP, 0)))
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def finish(self) -> bytes:
         """Return what is left at the end of the stream."""
         rest = self._cut(len(self._rest))
-        return rest if self._is_passing or self._is_wanted(rest) else b""
+        return rest if self._is_wanted(rest) else b""
 
     def _cut(self, end: int) -> bytes:
         with memoryview(self._rest) as view:
@@ -140,11 +127,7 @@ class EventFilter:
         return piece
 
     def _is_wanted(self, event: bytes) -> bool:
-        if b'"result"' not in event and b'"error"' not in event:
-            return True
-        lines = _LINE_END.split(event.removeprefix(_BOM))
-        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:")
-        match = classify_message(data, self._request_id)
+        match = classify_message(b"\n".join(_DATA.findall(event.removeprefix(_BOM))), self._request_id)
         if match.is_refused:
             self.problem = match.problem
         return not match.is_refused
