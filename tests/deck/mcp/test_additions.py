@@ -20,13 +20,22 @@ from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import definition_pin, read_definitions
 from induscode.deck.mcp.config.rows import Origin, ServerRow
+from induscode.deck.mcp.drift import build_approval
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import SilentStoreError, memory_store
 from induscode.deck.mcp.store.events import Batch, Event, content_address
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import follow_rows, forget_row, open_pins, read_disabled_tools, read_pins
+from induscode.deck.mcp.store.pins import (
+    StorePins,
+    follow_rows,
+    forget_row,
+    load_pins,
+    open_pins,
+    read_disabled_tools,
+    read_pins,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
@@ -236,6 +245,31 @@ async def test_finding_w1_a_server_that_lists_nothing_while_it_starts_is_new_unt
             assert enrolment.disabled == ()
             enrolment.sync_tools("s", items("tool", DEFINITIONS["tool"], another("tool"), another("tool", "three")))
             assert [tool.ref.name for tool in enrolment.disabled] == ["three"]
+
+
+async def test_finding_w1_reading_the_pins_again_forgets_no_kind_that_was_empty() -> None:
+    async with in_memory() as store, enrolled(store) as enrolment:
+        enrolment.sync_tools("s", ())
+        pins = enrolment._pins
+        assert isinstance(pins, StorePins)
+        await load_pins(pins, store, [SERVER])
+        enrolment.sync_tools("s", items("prompt", DEFINITIONS["prompt"]), kind="prompt")
+        enrolment.sync_tools("s", items("tool", DEFINITIONS["tool"]))
+        assert [tool.ref.kind for tool in enrolment.disabled] == ["tool"]
+
+
+async def test_finding_p5_no_text_of_a_server_begins_a_line_of_the_question() -> None:
+    marks = "".join(map(chr, [0x0A, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, 0x85, 0x2028, 0x2029]))
+    async with in_memory() as store, enrolled(store) as enrolment:
+        enrolment.sync_tools("s", items("tool", DEFINITIONS["tool"]))
+        forged = [f"{mark}digest: forged" for mark in marks]
+        added = [{**another("tool", f"two{text}"), "description": f"Two.{text}"} for text in forged]
+        enrolment.sync_tools("s", items("tool", DEFINITIONS["tool"], *added))
+        assert len(enrolment.drifts) == len(marks)
+        shown = build_approval("s", enrolment.drifts)
+        lines = [line for given in shown.lines for line in given.splitlines() if not given.startswith("+ ")]
+        assert not [line for line in lines if line.startswith("digest")]
+        assert not [line for line in shown.lines if line.startswith("digest")]
 
 
 async def test_finding_w1_a_row_may_allow_additions_but_not_changes() -> None:

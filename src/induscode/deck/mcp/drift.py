@@ -169,8 +169,9 @@ def describe_causes(tools: Iterable[DisabledTool]) -> str:
 
 
 def name_item(ref: RemoteToolRef) -> str:
-    """Name an item for a person: server and tool, and the kind if it is no tool."""
-    return f"{ref.server}/{ref.name}" if ref.kind == "tool" else f"{ref.server}/{ref.name} ({ref.kind})"
+    """Name an item for a person, in one line: server and tool, and the kind if it is no tool."""
+    name = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in f"{ref.server}/{ref.name}")
+    return name if ref.kind == "tool" else f"{name} ({ref.kind})"
 
 
 def _list_fields(fields: Sequence[str]) -> str:
@@ -251,7 +252,8 @@ def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonO
 def build_approval(server: str, drifts: Iterable[Drift]) -> Consent:
     """Build the question whether to approve definitions of a server as they are now, with every change in full."""
     shown = sorted(drifts, key=lambda drift: (drift.ref.kind, drift.ref.name))
-    lines = [line for drift in shown for line in (drift.summary, *drift.diff().splitlines())]
+    # Not `splitlines`: a text of the server with U+2028 or U+0085 would begin a line that looks like ours.
+    lines = [line for drift in shown for line in (drift.summary, *drift.diff().rstrip("\n").split("\n"))]
     facts: list[JsonValue] = [[drift.ref.kind, drift.ref.name, drift.digest] for drift in shown]
     return build_consent(f"{format_count(len(shown), 'definition')} of server {server!r}", facts, lines)
 
