@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Literal, TypeAlias
@@ -62,6 +62,8 @@ _log = logging.getLogger(__name__)
 EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start"]
 """What changed: the phase, the list of tools, another list, or that the start takes long."""
 OnEvent: TypeAlias = Callable[[EndpointEvent], None]
+BeforeList: TypeAlias = Callable[[str, ItemKind], Awaitable[None]]
+"""Awaited with a server's id when it has answered with a list, before anybody sees the list."""
 
 
 def create_server_endpoint(
@@ -97,6 +99,7 @@ class ServerEndpointImpl:
         policy: StartPolicy | None = None,
         history: StartHistory | None = None,
         open_session: OpenSession = open_client_session,
+        before_list: BeforeList | None = None,
     ) -> None:
         self._policy = policy or StartPolicy()
         self._history = PROCESS_HISTORY if history is None else history
@@ -105,6 +108,7 @@ class ServerEndpointImpl:
         self._config = config
         self._session_factory = session_factory
         self._open_session = open_session
+        self._before_list = before_list
         self._handlers = (handlers or Handlers()).bind(config.id)
         self._on_event = on_event
         self._phase = EndpointPhase.IDLE
@@ -356,6 +360,7 @@ class ServerEndpointImpl:
     async def _list(self, session: ClientSession, kind: ItemKind) -> None:
         facts, config = session.facts, self._config
         if kind == "instructions":
+            await self._prepare_list(kind)
             self._items[kind] = read_instructions(None if facts is None else facts.instructions, config)
             self._report("items")
             return
@@ -377,6 +382,7 @@ class ServerEndpointImpl:
             else:
                 self._item_notes[kind] = (Note(f"server {config.id!r}", f"its {kind}s cannot be listed: {fault}"),)
             raise fault from fault.cause
+        await self._prepare_list(kind)
         if kind != "tool":
             self._items[kind], self._item_notes[kind] = read_items(kind, rows, config)
             self._report("items")
@@ -386,6 +392,10 @@ class ServerEndpointImpl:
         self._notes = (*(Note(owner, note) for note in session.notes), *notes)
         self._listing_fault = None
         self._report("tools")
+
+    async def _prepare_list(self, kind: ItemKind) -> None:
+        if self._before_list is not None:
+            await self._before_list(self._config.id, kind)
 
     async def _relist(self, kind: ItemKind) -> None:
         session = self._session

@@ -45,7 +45,7 @@ from indusagi.interop.protocol_bridge.contract import (
     find_config_problem,
     to_tool_result,
 )
-from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+from indusagi.interop.protocol_bridge.endpoint import BeforeList, EndpointEvent, ServerEndpointImpl
 from indusagi.interop.protocol_bridge.lease import ServerLeases
 from indusagi.interop.protocol_bridge.owner import ServerOwner, Waiting
 from indusagi.runtime.contract import ToolResult
@@ -106,6 +106,7 @@ class ServerFleetImpl:
         pacer: StartPacer | None = None,
         kinds: Sequence[ItemKind] = (),
         open_session: OpenSession = open_client_session,
+        before_list: BeforeList | None = None,
     ) -> None:
         self.history = PROCESS_HISTORY if history is None else history
         """Which configurations were up before: their starts have a short limit."""
@@ -114,6 +115,7 @@ class ServerFleetImpl:
         self._kinds = tuple(kinds)
         """What is listed after the tools whenever a server comes up."""
         self._open_session = open_session
+        self._before_list = before_list
         self._supervision = supervision or Supervision()
         self._handlers = handlers
         self._config: BridgeConfig | None = None
@@ -181,6 +183,7 @@ class ServerFleetImpl:
                 policy=self._policy,
                 history=self.history,
                 open_session=self._open_session,
+                before_list=self._before_list,
             )
 
         owner = ServerOwner(server, make_endpoint, self._supervision, self._pacer, waiting, self._kinds)

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 STANDARD_ERROR = "stderr"
 """The journal's subject for what a server wrote to standard error before it failed."""
 _STDERR_CHARACTERS = 1_900
+_FRESH_PINS_S = 1.0
+"""Pins that were read this recently aren't read again: at a first start every server lists six kinds."""
 
 
 @record(kw_only=True)
@@ -135,10 +137,13 @@ class BootedBridge:
             history=StartHistory(),
             kinds=self.options.kinds,
             open_session=self.options.open_session,
+            before_list=None if journal is None else self._reread_first,
         )
         if self.options.on_event is not None:
             self.fleet.subscribe(self.options.on_event)
         self._pins = StorePins(journal)
+        self._pins_read_at: dict[str, float] = {}
+        """When the pins of servers were read last, in the loop's time."""
         self._configs: dict[str, tuple[ServerConfig, bool]] = {}
         """The configuration of each server, and whether it is trusted."""
         self._known_refs: set[RemoteToolRef] = set()
@@ -341,7 +346,9 @@ class BootedBridge:
             disabled = await read_disabled_tools(self._store, servers)
             started = await find_started_before(self._store, servers)
             self._down_before.update(await find_down_before(self._store, servers))
+            now = asyncio.get_running_loop().time()
             await load_pins(self._pins, self._store, servers)
+            self._pins_read_at.update((config.id, now) for config in servers)
             self.journal.set_known_listings(
                 {server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled
             )
@@ -434,6 +441,24 @@ class BootedBridge:
                 await load_pins(self._pins, self._store, configs)
             for config in configs:
                 self.enrolment.sync_server(config.id)
+
+    async def _reread_first(self, server: str, kind: ItemKind) -> None:
+        """Read the pins again before a first listing is approved: another process may have listed the server since.
+
+        Otherwise a server could fail here until a user has looked at it elsewhere, and then list something else.
+        """
+        if server not in self._configs or not self._pins.is_first(server, kind):
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._pins_read_at.get(server, 0.0) < _FRESH_PINS_S:
+            return
+        firsts = [config for config, _ in self._configs.values() if self._pins.is_first(config.id, kind)]
+        try:
+            await load_pins(self._pins, self._store, firsts)
+        except SilentStoreError:  # a note of the store says so
+            self._pins.forget([server], unread=True)
+        else:
+            self._pins_read_at.update((config.id, now) for config in firsts)
 
     async def aclose(self) -> None:
         """Close the servers and write the journal to its end; the store stays open unless it's the bridge's own."""

@@ -104,7 +104,10 @@ class StorePins:
 
     def learn(self, servers: Iterable[str], approvals: Approvals) -> None:
         """Replace what's known of servers by what the store has."""
-        self.forget(servers)
+        names = [*servers]
+        asked = {server: kinds for server, kinds in self._asked.items() if server in names}
+        self.forget(names)
+        self._asked |= asked
         for server, facts in approvals.pins:
             kind, tool, pin = facts.get("kind", "tool"), facts.get("tool"), facts.get("pin")
             if not isinstance(tool, str) or not isinstance(pin, str):
@@ -134,6 +137,10 @@ class StorePins:
     def is_unread(self, server: str) -> bool:
         """Tell whether the store has not said yet what of a server is approved."""
         return server in self._unread
+
+    def is_first(self, server: str, kind: ItemKind) -> bool:
+        """Tell whether the next listing of a kind would be approved as the first one."""
+        return self._journal is not None and kind not in self._listed.get(server, ())
 
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
         """Compare a definition with the approved forms. None: approved, or nothing is known; see `judge`."""
