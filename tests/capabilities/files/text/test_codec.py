@@ -179,11 +179,14 @@ def test_an_unusable_guess_is_ignored(guess: dict[str, object], found: str, monk
     assert guess_encoding(b"caf\xe9") == found
 
 
-@pytest.mark.parametrize(("version", "found"), [("5.2.0", "latin-1"), ("7.4.3", "tis-620")])
+@pytest.mark.parametrize(
+    ("version", "confidence", "found"),
+    [("5.2.0", 0.3, "latin-1"), ("7.4.3", 0.3, "tis-620"), ("7.7.0", 0.105, "latin-1")],
+)
 def test_finding_a5_confidence_is_read_as_each_chardet_means_it(
-    version: str, found: str, monkeypatch: pytest.MonkeyPatch
+    version: str, confidence: float, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chardet.detect", _detecting({"encoding": "TIS-620", "confidence": 0.3}))
+    monkeypatch.setattr("chardet.detect", _detecting({"encoding": "TIS-620", "confidence": confidence}))
     monkeypatch.setattr("chardet.__version__", version)
     assert guess_encoding(b"caf\xe9") == found
 
