@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -33,6 +34,7 @@ from indusagi.runtime.calls import (
     waiting_for_user,
 )
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
+from induscode.calls.exporters import ENDPOINT, ExportWatch, WatchedSpanExporter
 from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
 from induscode.calls.recorder import CallRecorder
@@ -307,6 +309,21 @@ async def test_a_collector_that_does_not_listen_is_one_note_with_its_variable(
         assert "Connection refused" in text
         for part in parts:
             assert part in text
+
+
+def test_an_export_that_raises_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry 1.38 raises where newer versions log."""
+
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", refuse)
+    watch = ExportWatch({ENDPOINT: "http://127.0.0.1:1"})
+    with pytest.raises(ConnectionRefusedError):
+        WatchedSpanExporter(watch).export([])
+    (note,) = watch.notes
+    assert "Connection refused" in str(note)
+    assert ENDPOINT in str(note)
 
 
 @contextmanager

@@ -118,9 +118,14 @@ logging.getLogger("opentelemetry").addHandler(_HANDLER)
 def _watched(export: _Export) -> Generator[None]:
     token = _current.set(export)
     try:
-        yield
+        try:
+            yield
+        finally:
+            _current.reset(token)
+    except Exception as exc:  # OpenTelemetry 1.38 raises what newer versions log
+        export.watch.fail(export, describe_error(_find_cause(exc)))
+        raise
     finally:
-        _current.reset(token)
         export.watch.finish(export)
 
 
