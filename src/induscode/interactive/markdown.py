@@ -30,7 +30,7 @@ from induscode.terminal import escape_controls
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import ConsoleOptions, JustifyMethod, RenderResult
+    from rich.console import ConsoleOptions, RenderResult
 
     from induscode.interactive.blocks import MarkdownBlock
 
@@ -157,9 +157,10 @@ def _highlight(code: str, language: str) -> Text:
 
 
 class _PlainHeading(Heading):
-    """A heading at the left; rich would centre the first level."""
+    """A heading at the left; rich would centre the first level, or all of them and draw a border."""
 
-    LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {}
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.text
 
 
 class _PlainCode(CodeBlock):
