@@ -247,6 +247,32 @@ async def test_finding_f4_waking_and_stopping_in_one_turn_of_the_loop_returns() 
     assert world.running.total() == 0
 
 
+async def test_finding_r7_a_server_that_never_lists_its_tools_holds_nobody_up() -> None:
+    @asynccontextmanager
+    async def open_mute(
+        config: ServerConfig, handlers: Handlers, injected: object, watch: object
+    ) -> AsyncGenerator[ClientSession]:
+        ours, theirs = linked_pair()
+
+        def answer(frame: JsonValue | bytes) -> None:
+            assert isinstance(frame, dict)
+            if "id" in frame:
+                error: JsonObject = {"error": {"code": -32000, "message": "the database is down"}}
+                reply: JsonObject = error if frame["method"] == "tools/list" else {"result": MODERN}
+                theirs.send({"jsonrpc": "2.0", "id": frame["id"], **reply})
+
+        theirs.attach(answer, lambda end: None)
+        async with transport_session(ours, config, handlers, {}) as session:
+            yield session
+
+    fleet = ServerFleetImpl(supervision=QUICK, open_session=open_mute)
+    with anyio.fail_after(LIMIT_S):
+        await fleet.start(BridgeConfig([StdioServerConfig("a", "a")]))
+        await fleet.wait_listed("a")
+        assert "the database is down" in str(fleet.status()["a"].fault)
+        await fleet.tear_down()
+
+
 @pytest.mark.process
 async def test_a_server_that_rests_is_started_by_a_call_after_its_process_has_ended(tmp_path: Path) -> None:
     log = tmp_path / "log"

@@ -266,10 +266,7 @@ class ServerOwner:
                 await self._open(endpoint)
                 if not needs_sign_in(endpoint.status().fault):
                     self._settle(self._up)
-                for kind in self._kinds:
-                    with suppress(ProtocolFault):  # the others may be listed all the same
-                        await endpoint.list_items(kind)
-                self._settle(self._listed)
+                await self._list_content(endpoint)
                 await endpoint.wait_closed()
                 if self.endpoint is not endpoint:
                     return  # it rests
@@ -311,6 +308,14 @@ class ServerOwner:
                     await endpoint.close()
                     return
                 self._settle(self._up)
+                await self._list_content(endpoint)  # nobody waits for listings that may never succeed
                 await backoff.pause(fault.detail.retry_after_s)
             else:
                 return
+
+    async def _list_content(self, endpoint: ServerEndpointImpl) -> None:
+        """List everything but tools. Whoever waits for the listings goes on, also if one has failed."""
+        for kind in self._kinds:
+            with suppress(ProtocolFault):  # the others may be listed all the same
+                await endpoint.list_items(kind)
+        self._settle(self._listed)
