@@ -110,7 +110,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.write_text(text, encoding="utf-8")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    programs = {"npx": shlex.join(HONEST), "git": "echo diff", "indus": f'{command()} "$@"'}
+    programs = {"npx": shlex.join(HONEST), "git": "echo diff", "indus": f'{shlex.quote(command())} "$@"'}
     for name, line in programs.items():
         (bin_folder / name).write_text(f"#!/bin/sh\nexec {line}\n", encoding="utf-8")
         (bin_folder / name).chmod(0o755)
@@ -208,7 +208,8 @@ def run_line(line: str, cwd: Path, shown: list[str]) -> tuple[int, str, str]:
             process.send_signal(signal.SIGINT)
             process.stdout.read()
             code = process.wait(60)
-        return (0 if code == 130 else code), "".join(written[-len(shown) :]), ""
+        # Ctrl-C ends Python by the signal itself, unless a handler is in place.
+        return (0 if code in {130, -signal.SIGINT} else code), "".join(written[-len(shown) :]), ""
     if line.startswith(ASKS):
         done = typed("y\n" * 9, *words[1:], cwd=cwd)
     elif words[0] == "indus" and not {"|", ">", ">>"} & {*words}:
