@@ -74,6 +74,8 @@ class Story:
             (str(Path(sys.prefix)), "ENVIRONMENT"),
         ):  # fmt: skip
             text = text.replace(path, word)
+        # A clone whose path has a space is quoted in command lines.
+        text = re.sub(r"'((PYTHON|SERVERS|CWD|HOME)[\w./-]*)'(?=\s)", r"\1", text)
         for pattern, word in SCRUBBED:
             text = re.sub(pattern, word, text)
         found = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
