@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from outside.mutants.slots import Run, Slot
 
 _FILES_AT_ONCE = 6
+_FINISHED = (0, 1, 5)
+"""Exit codes of pytest after which every test of the files has an outcome: passed, failed, there are none."""
 _SAVED_EVERY_S = 60.0
 """What is recorded is kept this often, so that a run that is ended goes on where it was."""
 _LEFT_OUT = ("tests/architecture", "tests/docs", "tests/typing")
@@ -178,11 +180,12 @@ def record_tests(
                 files = batches.get_nowait()
             except Empty:
                 return
-            run, lines, loaded = _record(slot, files)
+            recorded = _record(slot, files)
             with lock:
-                baseline.add_run(run, lines)
-                baseline.libraries |= loaded
-                baseline.files |= {file: hashes[file] for file in files}
+                for one in recorded:
+                    baseline.add_run(one.run, one.lines)
+                    baseline.libraries |= one.loaded
+                    baseline.files |= {file: hashes[file] for file in one.files}
                 if monotonic() - saved > _SAVED_EVERY_S:
                     save()
                     saved = monotonic()
@@ -196,7 +199,18 @@ def record_tests(
     save()
 
 
-def _record(slot: Slot, files: Sequence[str]) -> tuple[Run, dict[str, dict[str, list[str]]], set[str]]:
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What one run has recorded."""
+
+    files: Sequence[str]
+    run: Run
+    lines: dict[str, dict[str, list[str]]]
+    loaded: set[str]
+
+
+def _record(slot: Slot, files: Sequence[str]) -> list[_Recorded]:
+    """Record the tests of files: each file alone if a run ends early, so that one loses nothing of the others."""
     slot.set_recording(on=True)
     path = slot.folder / ".venv/record/tests"
     run = slot.run(files=files, arguments=(), record=path)
@@ -204,7 +218,12 @@ def _record(slot: Slot, files: Sequence[str]) -> tuple[Run, dict[str, dict[str, 
     lines: dict[str, dict[str, list[str]]] = document["lines"]
     children = [json.loads(record.read_text("utf-8")) for record in slot.list_records() if record.stat().st_size]
     slot.set_recording(on=False)
-    return run, merge_lines(lines, children), set(document["loaded"])
+    if run.code in _FINISHED:
+        return [_Recorded(files, run, merge_lines(lines, children), set(document["loaded"]))]
+    if len(files) > 1:
+        return [one for file in files for one in _record(slot, [file])]
+    say(f"  NOT recorded: {files[0]} (exit code {run.code}); its tests notice nothing")
+    return []
 
 
 def merge_lines(

@@ -1,7 +1,8 @@
 """Whether a test notices a mutant.
 
 A failed test counts if it passes on the unchanged tree, in the same place. That of a test is looked at once; that of a
-test which starts processes, needs real time or took too long is looked at each time, and the test has to fail twice.
+test which starts processes, needs real time or took too long is looked at each time, and the test has to fail twice. A
+test that fails on the unchanged tree counts for nothing from then on.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Judge:
     trusted: set[str] = field(default_factory=set[str])
     """Tests that have passed on the unchanged tree in a slot."""
     distrusted: set[str] = field(default_factory=set[str])
-    """Tests that have failed there, or not twice on one mutant: they count for nothing."""
+    """Tests that have failed there."""
     _lock: Lock = field(default_factory=Lock)
 
     def judge(self, mutant: Mutant, slot: TestRunner) -> Verdict:
@@ -102,11 +103,11 @@ class Judge:
         original = slot.run([failure.test], arguments=arguments, limit_s=_SLACK_S)
         slot.change(mutant, mutant.path)
         is_good = find_failure(original, failure.test) is None
-        if is_good and is_shaky and not is_late:
-            again = slot.run([failure.test], arguments=arguments, limit_s=_SLACK_S)
-            is_good = find_failure(again, failure.test) is not None
         with self._lock:
             (self.trusted if is_good else self.distrusted).add(failure.test)
+        if is_good and is_shaky and not is_late:
+            again = slot.run([failure.test], arguments=arguments, limit_s=_SLACK_S)
+            return find_failure(again, failure.test) is not None
         return is_good
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from outside.mutants.baseline import Baseline, merge_lines
+from outside.mutants.baseline import Baseline, hash_tests, merge_lines, record_tests
 from outside.mutants.choice import choose_tests, draw_sample, find_distance, share_out
 from outside.mutants.judge import Judge
 from outside.mutants.mother import leave_out_imports
@@ -16,6 +17,7 @@ from outside.mutants.slots import Outcome, Run, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 PATH = "src/indusagi/core/example.py"
 
@@ -222,6 +224,44 @@ def test_tests_of_a_changed_file_are_forgotten_and_recorded_anew() -> None:
     assert choose_tests(make_mutant(10), baseline, 10) == [["tests/deck/test_far.py::far"]]
 
 
+class RecordingSlot:
+    """A slot in memory: a run with a file of `codes` ends with its code, and before it has written anything."""
+
+    def __init__(self, folder: Path, codes: dict[str, int | None]) -> None:
+        self.folder, self.codes = folder, codes
+        self.ran: list[Sequence[str]] = []
+        (folder / ".venv/record").mkdir(parents=True)
+
+    def set_recording(self, *, on: bool) -> None:
+        (self.folder / ".venv/record/tests").unlink(missing_ok=True)
+
+    def list_records(self) -> list[Path]:
+        return []
+
+    def run(self, *, files: Sequence[str], record: Path, **_: object) -> Run:
+        self.ran.append(files)
+        failing = [self.codes[file] for file in files if file in self.codes]
+        if failing:
+            return Run(failing[0])
+        tests = [f"{file}::t" for file in files]
+        record.write_text(json.dumps({"lines": {"x.py": {"1": tests}}, "loaded": ["lib"]}), "utf-8")
+        return Run(1, [Outcome(test, failed=False, took_s=0.1) for test in tests])
+
+
+@pytest.mark.parametrize("code", [None, 2, 70, -9])
+def test_a_file_that_ends_its_run_loses_no_other_file_and_is_recorded_the_next_time(
+    code: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashes = hash_tests()
+    files = sorted(hashes)[:3]
+    baseline, slot = Baseline(), RecordingSlot(tmp_path, {files[1]: code})
+    record_tests(baseline, files, [cast("Any", slot)])
+    assert slot.ran == [files, *([file] for file in files)]
+    assert baseline.tests == [f"{files[0]}::t", f"{files[2]}::t"]
+    assert baseline.forget_changed({file: hashes[file] for file in files}) == [files[1]]
+    assert f"NOT recorded: {files[1]} (exit code {code})" in capsys.readouterr().out
+
+
 def test_lines_of_started_processes_count_for_the_test_that_started_them() -> None:
     children = [{"test": "b", "lines": {"x.py": [1, 2]}}]
     assert merge_lines({"x.py": {"1": ["a"]}}, children) == {"x.py": {"1": ["a", "b"], "2": ["b"]}}
@@ -324,6 +364,13 @@ def test_a_test_that_is_known_to_pass_is_not_looked_at_again() -> None:
 @pytest.mark.parametrize(("reasons", "is_noticed"), [(["E", "E"], True), (["E"], False)])
 def test_a_test_that_starts_processes_has_to_fail_twice(reasons: list[str], *, is_noticed: bool) -> None:
     assert judge(Place({STARTED: reasons}), 4)[0] is is_noticed
+
+
+def test_a_test_that_failed_once_by_chance_still_judges_the_next_mutant() -> None:
+    judging, place = Judge(make_baseline(), 10), Place({STARTED: ["E"]})
+    assert not judging.judge(make_mutant(4), place).is_noticed
+    place.fails[STARTED] = ["E", "E"]
+    assert judging.judge(make_mutant(4), place).is_noticed
 
 
 def test_a_hang_counts_once_the_test_passes_on_the_unchanged_tree() -> None:
