@@ -104,6 +104,7 @@ HIDDEN = {
     "nice, old": "nice -5 git clean -fd",
     "timeout": "timeout 5 git clean -fd",
     "timeout -k": "timeout -k 1 -s TERM 5 git clean -fd",
+    "timeout -v -k": "timeout -v -k 1 5 git clean -fd",
     "timeout, long option": "timeout --signal=TERM 5 git clean -fd",
     "setsid": "setsid -w git clean -fd",
     "stdbuf": "stdbuf -oL git clean -fd",

@@ -111,6 +111,12 @@ def test_invalid_rule_gives_a_note_with_its_text_and_file(text: str, why: str) -
     assert found.remedy
 
 
+@pytest.mark.parametrize(("rule", "name"), [("process", "bg-process"), ("todo_set", "todo")])
+def test_finding_sg_a_rule_about_a_tool_covers_its_second_name(rule: str, name: str) -> None:
+    assert Rule(effect=Effect.DENY, tool=rule).names(name)
+    assert not Rule(effect=Effect.DENY, tool=name).names(rule)
+
+
 def test_invalid_deny_rule_asks_about_everything() -> None:
     for effect in (Effect.DENY, Effect.ASK):
         found, notes = parse_rules(["bash(ls", "read"], effect, RuleOrigin.USER)

@@ -11,6 +11,9 @@ from indusagi.core.records import record
 Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
 """The function of `arguments` for a program whose operands say what it does."""
 
+Launch: TypeAlias = Literal["runner", "shell", "wrapper"]
+"""How a program runs other commands: as its arguments or its input say, as a shell, or as they are."""
+
 
 @record(kw_only=True)
 class Program:
@@ -54,7 +57,9 @@ class Program:
     fetches: bool = False
     """Whether it may fetch the command that it starts: only a rule that names the command covers it."""
     further: int = 0
-    """How many of its operands say what it does, such as the target of `make`."""
+    """How many of its operands say what it does, such as the target of `make`; of a wrapper, how many come before the
+    command."""
+    launches: Launch | None = None
     check: Check | None = None
 
 

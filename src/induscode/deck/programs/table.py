@@ -1,4 +1,4 @@
-"""The table of programs: what a rule covers, how many words "always" names, and what only reads.
+"""The table of programs: what a rule covers, how many words "always" names, what only reads, and what runs others.
 
 A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option or subcommand that is
 missing here needs a rule that names it (`bash(gh pr create *)`); a subcommand that runs code needs a rule that names
@@ -220,7 +220,9 @@ _GO = Program(
     " -coverprofile -cpuprofile -memprofile -outputdir -trace -blockprofile -mutexprofile -pkgdir"
     " -work",
 )
-_SHELL = Program(flags="euxvn", long="version", options_first=True, check="script", acts="-c -s --rcfile -i -l")
+_SHELL = Program(
+    launches="shell", flags="euxvn", long="version", options_first=True, check="script", acts="-c -s --rcfile -i -l"
+)
 
 
 def _language(flags: str = "", long: str = "", **more: str) -> Program:
@@ -249,7 +251,7 @@ _TSC = Program(values="p", value_patterns={"-p": INSIDE, "--project": INSIDE}, l
     noEmit pretty project= skipLibCheck strict version""", argument_files=True)  # fmt: skip
 _PRETTIER = Program(flags="cl", long="check list-different version", acts="-w --write --plugin")
 
-PROGRAMS: Mapping[str, Program] = {
+_TABLE: Mapping[str, Program] = {
     **SERVICES,
     "tsc": _TSC,
     "prettier": _PRETTIER,
@@ -271,7 +273,6 @@ PROGRAMS: Mapping[str, Program] = {
     "cmake": Program(flags="v", values="jt", long="build= config= parallel= target= verbose"
         " version", value_patterns={"--build": INSIDE}, operand=INSIDE,
         acts="-P -E -C -D -G -U -S -B --install --open --preset"),
-    "command": Program(flags="vV"),
     "curl": Program(
         flags="0146fgGiIkLnNsSv", values="AdeHmoruwXY", long="""compressed connect-timeout= fail
             fail-with-body get head header= http1.1 http2 include insecure ipv4 ipv6 location
@@ -419,8 +420,35 @@ PROGRAMS: Mapping[str, Program] = {
     "gunzip": Program(flags="cfklnqrtv"),
     "zcat": Program(flags="f"),
 }  # fmt: skip
+_RUNNERS = """
+    sudo doas su runuser pkexec xargs parallel ssh sshpass rsh mosh eval trap coproc watch entr script strace ltrace
+    ptrace gdb lldb valgrind perf unshare nsenter chroot fakeroot bwrap firejail flock at batch crontab systemd-run
+    dbus-run-session start-stop-daemon daemonize screen tmux expect unbuffer socat nc ncat busybox toybox alias
+    source . docker podman kubectl nerdctl lxc vagrant osascript cmd powershell pwsh wsl fish csh tcsh rlwrap proot
+    taskset chrt numactl setarch linux32 linux64 prlimit dbus-launch xvfb-run complete compgen bind mapfile
+    readarray fc history hyperfine run-parts setpriv choom sg uclampset capsh runcon torsocks proxychains faketime
+    eatmydata cpulimit catchsegv newgrp i386 x86_64 uname26 systemd-inhibit systemd-nspawn ssh-agent watchexec
+    nodemon mpirun mpiexec srun ccache sccache distcc direnv aws-vault doppler pipx cross-env dotenv concurrently
+    tini dumb-init gosu su-exec chpst envdir setuidgid softlimit setlock lckdo ifne nq tsp sem annotate-output
+    caffeinate xcrun sandbox-exec torify tsocks proxychains4 aa-exec cgexec dtach gtimeout gnice genv gxargs gnohup
+    gstdbuf gsetsid xdg-open open
+"""
+"""Programs that run what their arguments or their input say."""
+PROGRAMS: Mapping[str, Program] = {
+    **_TABLE,
+    **{name: replace(_TABLE.get(name, ACTS), launches="runner") for name in _RUNNERS.split()},
+    **dict.fromkeys(("builtin", "chronic", "nohup"), Program(launches="wrapper")),
+    "command": Program(launches="wrapper", flags="pvV"),
+    "env": Program(launches="wrapper", flags="i", values="u"),
+    "exec": Program(launches="wrapper", flags="cl"),
+    "ionice": Program(launches="wrapper", flags="t", values="cn"),
+    "nice": Program(launches="wrapper", values="n", numeric=True),
+    "time": Program(launches="wrapper", flags="p"),
+    "setsid": Program(launches="wrapper", flags="cfw"),
+    "stdbuf": Program(launches="wrapper", values="ioe"),
+    "timeout": Program(launches="wrapper", flags="v", values="ks", further=1),
+}
 """By the name of the program, without its directory."""
-
 _SAVED_AS_WRITTEN = """rm rmdir unlink mkfs chmod chown chgrp kill pkill killall mv cp ln curl wget scp rsync reboot
     shutdown systemctl iptables bun deno"""
 SAVED_AS_WRITTEN = frozenset(_SAVED_AS_WRITTEN.split())

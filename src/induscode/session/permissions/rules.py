@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from induscode.deck.contract import SECOND_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,8 +77,8 @@ class Rule:
         return f"{self.effect.value} {self} ({self.file or f'the {self.origin.value}'})"
 
     def names(self, tool: str) -> bool:
-        """Tell whether the rule is about a tool of this name."""
-        return match_glob(self.tool, tool)
+        """Tell whether the rule is about a tool of this name: its own, or the one that a list has for it."""
+        return any(match_glob(self.tool, name) for name in (tool, SECOND_NAMES.get(tool, tool)))
 
 
 @lru_cache(maxsize=4096)

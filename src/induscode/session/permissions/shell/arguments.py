@@ -23,7 +23,7 @@ from induscode.deck.programs.table import (
     STARTING_WORDS,
     TASK_RUNNERS,
 )
-from induscode.session.permissions.shell.launchers import SHELLS, WRAPPERS, find_runner
+from induscode.session.permissions.shell.launchers import find_launch, find_runner
 from induscode.session.permissions.shell.syntax import Word
 
 _UNKNOWN_PROGRAM = Program()
@@ -115,7 +115,7 @@ def is_never_saved(words: Sequence[Word]) -> bool:
     name = os.path.basename(words[0].shown)
     program = find_program(name)
     starts = program is not None and program.check in {"awk", "npx", "sed"}
-    return starts or name in NEVER_SAVED or name in SHELLS or name in WRAPPERS or find_runner(words) is not None
+    return starts or name in NEVER_SAVED or find_launch(name) in {"shell", "wrapper"} or find_runner(words) is not None
 
 
 def count_saved_words(texts: Sequence[str | None]) -> int | None:
@@ -279,7 +279,7 @@ class _ArgumentReader:
             is_known = find_program(name) is not None and not _ENVIRONMENT_PROGRAM.fullmatch(name)
             if not is_certain or (is_known and 0 not in named):
                 return Problem(f"{self.name} starts {rest[0].shown}", acts=True)
-            if find_runner(rest) is not None or name in WRAPPERS:
+            if find_runner(rest) is not None or find_launch(name) == "wrapper":
                 return Problem(f"{self.name} {name} runs other commands", acts=True)
             return find_problem(rest, named)
         # A variable may hold any subcommand.
@@ -486,7 +486,7 @@ def _check_printf(reader: _ArgumentReader) -> Problem | None:
 def _check_npx(reader: _ArgumentReader) -> Problem | None:
     for word in reader.operands[:1]:
         is_known = find_program(word.shown) is not None and word.shown not in _ENVIRONMENT_TOOLS
-        runs = is_known or find_runner([word]) is not None or word.shown in WRAPPERS
+        runs = is_known or find_runner([word]) is not None
         if word.text is None or runs or not _PACKAGE.fullmatch(word.text):
             return Problem(f"{reader.name} {word.shown} is more than the name of a package")
     return None

@@ -18,11 +18,9 @@ from induscode.session.permissions.shell.arguments import Problem, find_problem,
 from induscode.session.permissions.shell.launchers import (
     COPIERS,
     MOVERS,
-    RUNNERS,
-    SHELLS,
     VARIABLE_SETTERS,
-    WRAPPERS,
     base_name,
+    find_launch,
     find_runner,
     find_shell_code,
     is_lookup,
@@ -410,7 +408,7 @@ class _CommandReader:
 
     def _add_command(self, words: Sequence[Word], *, fed: bool = False) -> None:
         """Add a command without its wrappers; `[ … ]` is `test …`."""
-        while words[0].text in WRAPPERS and not is_lookup(words):
+        while find_launch(words[0].text or "") == "wrapper" and not is_lookup(words):
             self._append_command(self.suspects, words)
             inner = unwrap_command(words)
             if inner is None:
@@ -441,12 +439,13 @@ class _CommandReader:
     def _classify_command(self, words: Sequence[Word], *, fed: bool) -> None:
         reason = find_runner(words)
         name = base_name(words[0].shown)
-        if reason is None and name in WRAPPERS and not is_lookup(words) and words[1:]:
+        launch = find_launch(name)
+        if reason is None and launch == "wrapper" and not is_lookup(words) and words[1:]:
             reason = f"{words[0].shown} runs other commands"
         if reason is not None:
             self.flaws.append(reason)
         problem = find_problem(words, fed=fed)
-        if name in RUNNERS or name in SHELLS or name in WRAPPERS or (name == "find" and problem is not None):
+        if launch is not None or (name == "find" and problem is not None):
             self._suspect_arguments(words[1:])
         elif problem is not None or reason is not None or starts_commands(name):
             # Arguments, and values joined to an option, may be commands.
@@ -459,7 +458,7 @@ class _CommandReader:
             self.copied += words[1:]
         self._note_opaque(name, words, problem)
         self.fed = self.fed or runs_input(words)
-        self.maybe_fed = self.maybe_fed or (problem is not None and fed and name not in RUNNERS)
+        self.maybe_fed = self.maybe_fed or (problem is not None and fed and launch != "runner")
         for index, word in enumerate(words):
             # The values of variables and braces may be several words.
             for guess in [guess for guess in word.guesses if word.text is None and " " in guess]:
@@ -470,7 +469,7 @@ class _CommandReader:
 
     def _note_opaque(self, name: str, words: Sequence[Word], problem: Problem | None) -> None:
         """Record a command that runs code which the text does not contain."""
-        if name in SHELLS:
+        if find_launch(name) == "shell":
             code = find_shell_code(words)
             if code is None and len(words) > 1 and words[1].text == "--version":
                 return
@@ -500,7 +499,7 @@ class _CommandReader:
         for index, word in enumerate(words):
             self._append_command(self.suspects, words[index : index + _COMPARED_WORDS])
             name = base_name(word.shown)
-            if name in SHELLS or name in {".", "source", "eval"}:
+            if find_launch(name) == "shell" or name in {".", "source", "eval"}:
                 self._note_opaque(name, words[index:], None)
             for guess in word.guesses:
                 if _ANY_TEXT.search(guess):
