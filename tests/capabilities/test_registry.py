@@ -7,6 +7,7 @@ import anyio
 import pytest
 from tests.support.tools import box_of, call, context, returning, tool
 
+from indusagi.capabilities import tools
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import JsonContentBlock, ToolCall, ToolProgress, ToolResult
@@ -35,6 +36,10 @@ def test_registering_the_same_tool_twice_leaves_no_note() -> None:
     registry, same = ToolRegistry(), returning("x")
     registry.register_all([same, same])
     assert registry.notes == ()
+
+
+def test_factories_of_the_web_have_a_second_name() -> None:
+    assert (tools.web_fetch_tool, tools.web_search_tool) == (tools.webfetch_tool, tools.websearch_tool)
 
 
 def test_tool_is_found_by_its_name() -> None:

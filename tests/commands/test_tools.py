@@ -252,6 +252,6 @@ def test_what_a_server_says_cannot_move_the_cursor(tmp_path: Path) -> None:
 
 def test_finding_1a5_cards_that_models_are_not_shown_say_why(tmp_path: Path) -> None:
     listed = {tool["name"]: tool["missing"] for tool in told("tools", "--json", cwd=tmp_path)["tools"]}
-    assert len(listed) == 19
+    assert len(listed) == 17
     assert "connector" in listed["saas-action"]
     assert listed["read"] is listed["task"] is None

@@ -9,9 +9,10 @@ import pytest
 from tests.support.deck import capability
 
 from indusagi.capabilities.context import ReadState
-from indusagi.capabilities.jobs.table import JobTable, jobs_of
+from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
+from induscode.boot.plans import select_tools
 from induscode.deck import DeckContext, DeckFramework, Profile
 from induscode.deck.builtin import build_builtins_for_profile
 from induscode.deck.cards import bg_process
@@ -63,7 +64,7 @@ async def call(made: ToolDeck, name: str, arguments: JsonValue = None) -> ToolOu
 def test_a_profile_gives_its_cards(tmp_path: Path, profile: str, size: int) -> None:
     made = deck(tmp_path, Profile(profile))
     assert len(made.tools()) == size
-    assert len(made.into_tool_box().descriptors()) == size
+    assert len(made.into_tool_box().descriptors()) == len(made.shown()) == min(size, 17)
 
 
 def test_the_list_of_tools_is_the_callers_own(tmp_path: Path) -> None:
@@ -195,9 +196,43 @@ def test_probe_0_21_the_deck_has_every_tool_of_a_session_once(tmp_path: Path) ->
     with_rewind = provision_deck(Profile.ALL, DeckContext(str(tmp_path), kept))
     wrapped = [card.name for card in with_rewind.tools() if isinstance(card, CheckpointingCard)]
     assert wrapped == ["write", "edit"]
-    # Two tables of background commands, one engine behind them.
-    assert bg_process.DaemonTable().of(made.context).__class__ is JobTable
-    assert jobs_of(made.context).__class__ is JobTable
+    # One table of background commands in a deck; a card that is built alone has its own.
+    assert bg_process.DaemonTable(in_deck=True).of(made.context) is jobs_of(made.context)
+    assert bg_process.DaemonTable().of(made.context) is not jobs_of(made.context)
+
+
+@pytest.mark.process
+async def test_finding_sg_a_deck_lists_one_checklist_and_one_job_table(tmp_path: Path) -> None:
+    async with deck(tmp_path).context as ctx:
+        made = ToolDeck(deck(tmp_path).tools(), ctx)
+        box = made.into_tool_box()
+        listed = {tool.name for tool in box.descriptors()}
+        assert {"todo_read", "todo_set", "process"} <= listed
+        assert not {"todo", "bg-process"} & listed
+        items: JsonValue = [{"task": "ship", "weight": "high"}, {"task": "rest", "state": "dropped"}]
+        assert not (await box.call("todo", {"action": "set", "items": items})).is_error
+        read = str((await box.call("todo_read", {})).output)
+        assert "0 of 1 done" in read
+        assert "[ ] 1: ship (high)" in read
+        assert "[-] 2: rest" in read
+        done: JsonValue = [{"id": "1", "text": "ship", "status": "done"}]
+        await box.call("todo_set", {"items": done})
+        assert "[x] ship (high)" in str((await box.call("todo", {"action": "read"})).output), "its weight stays"
+        # Background commands: either name lists, polls and stops what the other one has started.
+        started = await box.call("bg-process", {"action": "start", "command": "sleep 60"})
+        other = await box.call("process", {"action": "start", "command": "sleep 60"})
+        ids = [str(one.result.details["id"]) for one in (started, other)]
+        assert ids == ["bg-1", "job-2"]
+        for name in ("process", "bg-process"):
+            shown = str((await box.call(name, {"action": "list"})).output)
+            assert all(key in shown for key in ids)
+        assert not (await box.call("process", {"action": "stop", "id": ids[0]})).is_error
+        assert not (await box.call("bg-process", {"action": "stop", "id": ids[1]})).is_error
+
+
+def test_finding_sg_a_second_name_that_is_chosen_alone_is_listed(tmp_path: Path) -> None:
+    made = select_tools(deck(tmp_path), ["bg-process", "todo"])
+    assert [tool.name for tool in made.into_tool_box().descriptors()] == ["todo", "bg-process"]
 
 
 @pytest.mark.parametrize(

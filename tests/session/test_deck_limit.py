@@ -37,11 +37,11 @@ OFF = SearchOptions(mode="off")
 
 
 def measure(deck: ToolDeck) -> int:
-    return sum(estimate_definition(describe(card)) for card in deck.tools() if card.name not in deck.hidden)
+    return sum(estimate_definition(describe(card)) for card in deck.shown() if card.name not in deck.hidden)
 
 
 def names_of(deck: ToolDeck) -> Sequence[str]:
-    return [card.name for card in deck.tools()]
+    return [card.name for card in deck.shown()]
 
 
 @pytest.mark.parametrize("window", [None, SMALL_WINDOW + 1, 16_384])

@@ -8,8 +8,7 @@ import anyio
 import pytest
 from tests.support.tools import context
 
-from indusagi.capabilities.tools.todo import ChecklistItem, checklist_of
-from induscode.deck.cards.todo import TodoItem, TodoState, TodoWeight, open_todo_ledger
+from indusagi.capabilities.checklist import ChecklistItem, checklist_of
 from induscode.session.kept_state import KeptState
 from induscode.session.permissions.check import Permissions
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
 
 RULE = Rule(effect=Effect.ALLOW, tool="bash", specifier="git status *", origin=RuleOrigin.SESSION, workspace="/w")
 DENY = Rule(effect=Effect.DENY, tool="webfetch", origin=RuleOrigin.SESSION, workspace="/w")
@@ -54,18 +54,35 @@ def test_each_change_is_stored_once_and_restored(tmp_path: Path) -> None:
     opened.plan_mode.active = True
     opened.state.model = "openai:one"
     opened.permissions.restore_rules([RULE, DENY])
-    checklist_of(opened.context).replace([ChecklistItem("a", "text", "active")])
-    open_todo_ledger(opened.context).replace([TodoItem("task", TodoState.DONE, TodoWeight.LOW)])
-    assert sorted(map(str, opened.save())) == ["checklist", "checklist", "model", "plan", "rule", "rule"]
+    items = (ChecklistItem("a", "text", "active"), ChecklistItem("b", "more", "dropped", "low"))
+    checklist_of(opened.context).replace(items)
+    assert sorted(map(str, opened.save())) == ["checklist", "model", "plan", "rule", "rule"]
     assert opened.save() == []
     opened.transcript.close()
     again = Opened(tmp_path)
     assert (again.plan_mode.active, again.state.last_model) == (True, "openai:one")
-    assert checklist_of(again.context).items == (ChecklistItem("a", "text", "active"),)
-    assert open_todo_ledger(again.context).items() == (TodoItem("task", TodoState.DONE, TodoWeight.LOW),)
+    assert checklist_of(again.context).items == items
     assert again.permissions.session_rules == (RULE, DENY)
     assert again.save() == []
     again.transcript.close()
+
+
+def test_two_lists_of_an_older_transcript_become_one(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    own: JsonObject = {"list": "todo_set", "items": [{"id": "a", "text": "one", "status": "active"}]}
+    weighted: JsonObject = {"list": "todo", "items": [{"task": "two", "state": "dropped", "weight": "high"}]}
+    opened.transcript.append_rows([{"op": "checklist", **own}, {"op": "checklist", **weighted}])
+    opened.transcript.close()
+    again = Opened(tmp_path)
+    both = (ChecklistItem("a", "one", "active"), ChecklistItem("todo-1", "two", "dropped", "high"))
+    assert checklist_of(again.context).items == both
+    assert again.save() == ["checklist", "checklist"], "the second list is emptied: its items moved"
+    checklist_of(again.context).replace([ChecklistItem("a", "one", "done")])
+    again.save()
+    again.transcript.close()
+    last = Opened(tmp_path)
+    assert checklist_of(last.context).items == (ChecklistItem("a", "one", "done"),)
+    last.transcript.close()
 
 
 def test_a_removed_rule_stays_removed(tmp_path: Path) -> None:
@@ -116,7 +133,6 @@ def test_an_invalid_row_is_ignored(tmp_path: Path, row: dict[str, object]) -> No
     again = Opened(tmp_path)
     assert (again.lost, again.plan_mode.active, again.permissions.session_rules) == ([], False, ())
     assert checklist_of(again.context).items == ()
-    assert open_todo_ledger(again.context).items() == ()
     again.transcript.close()
 
 

@@ -1,9 +1,38 @@
-"""Growing pauses between the tries of something that fails for a while."""
+"""Growing pauses between the tries of something that fails for a while, and which HTTP statuses pass by themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from http import HTTPStatus
+
+from indusagi.core.time import SystemClock
+
+TRANSIENT_STATUSES = frozenset(
+    {
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_EARLY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+_LONGEST_RETRY_AFTER_S = 3_600.0
+
+
+def parse_retry_after(text: str) -> float | None:
+    """Parse a `Retry-After` header: seconds, or a date (RFC 9110 §10.2.3)."""
+    text = text.strip()
+    if text.isascii() and text.isdecimal():
+        return min(float(text[:9]), _LONGEST_RETRY_AFTER_S)
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 — for the rarer form
+
+    try:
+        at_s = parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(0.0, at_s - SystemClock().now_ms() / 1000), _LONGEST_RETRY_AFTER_S)
 
 
 def grow_pause(first_s: float, factor: float, times: int, longest_s: float) -> float:

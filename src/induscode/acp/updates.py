@@ -193,13 +193,11 @@ class SessionUpdates:
             self.channel.send({"sessionUpdate": "current_mode_update", "currentModeId": mode})
 
     def send_plan(self) -> None:
-        """Send the checklists as a plan if they have changed."""
-        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
-        from induscode.deck.cards.todo import open_todo_ledger  # noqa: PLC0415 — loaded with the deck
+        """Send the checklist as a plan if they have changed."""
+        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         context = self._conversation.session.native.context
-        items = [(item.text, item.status, "normal") for item in checklist_of(context).items]
-        items += [(item.task, str(item.state), str(item.weight)) for item in open_todo_ledger(context).items()]
+        items = [(item.text, item.status, item.weight) for item in checklist_of(context).items]
         plan = build_plan(items)
         if plan != self._plan:
             self._plan = plan

@@ -26,7 +26,7 @@ from induscode.deck.mcp.config import (
 )
 from induscode.deck.mcp.config.rows import ServerRow
 from induscode.deck.mcp.config.trust import TrustStore
-from induscode.deck.mcp.lock import LOCK_NAME, read_lock
+from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
 from induscode.deck.mcp.plan import ServerPlan
 from induscode.launch.invocation import Invocation
 
@@ -122,8 +122,10 @@ def _read_locked_definitions(
     try:
         definitions = read_lock(path)
     except BridgeFault as exc:
-        message = f"not compared with the tools there are: {exc}"
-        return {}, (Note(path, message, "write it anew: indus mcp lock"),)
+        message = f"nothing new of the project's servers is approved: {exc}"
+        return build_empty_entries(servers), (
+            Note(path, message, "restore it, or approve what there is and write it anew: indus mcp lock"),
+        )
     return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ()
 
 

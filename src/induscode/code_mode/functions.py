@@ -100,7 +100,8 @@ class FunctionTable:
 def list_descriptors(box: ToolBox) -> Sequence[ToolDescriptor]:
     """List the tools that a script may call through a toolbox."""
     if isinstance(box, DeckToolBox):  # with the cards that search hides
-        return [describe(card) for card in box.runner.cards.values()]
+        cards, second = box.runner.cards, box.runner.second_names
+        return [describe(card) for name, card in cards.items() if name not in second]
     return box.descriptors()
 
 

@@ -310,7 +310,7 @@ class _Call:
     async def _find_card(self, session: Session) -> Capability | None:
         for is_awake in (False, True):
             if is_awake:  # a server that was seen before may have more tools by now
-                await session.mcp.wake(server for server in self._owners if server in session.mcp.fleet.status())
+                await session.mcp.wake(server for server in self._owners if session.mcp.status_of(server) is not None)
             for card in session.deck().tools():
                 if card.name == self.tool:
                     return card

@@ -302,8 +302,13 @@ class DeckContext:
     framework: DeckFramework = field(default_factory=DeckFramework)
     sandbox: SandboxMode = "auto"
     """Whether commands run in a sandbox."""
+    in_deck: bool = False
+    """Whether the card is built for a deck: there, cards that do the same use one state, that of the session."""
 
 
+SECOND_NAMES = {"todo": "todo_set", "bg-process": "process"}
+"""Cards that do what another card does, on the same state. Where a deck has both, the first name isn't listed: a call
+of it works, a model pays for one definition."""
 BuildFn: TypeAlias = Callable[[DeckContext], Capability]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from indusagi.capabilities.context import Framework, ReadState, ToolContext
 from indusagi.capabilities.local import make_local_context
@@ -16,7 +17,16 @@ from indusagi.runtime.contract import CallsByName, ToolDescriptor, ToolResult, p
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.cards.command_checkpoint import maybe_wrap_commands
 from induscode.deck.catalog import cards_for_profile
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, build_card, describe, is_foreign
+from induscode.deck.contract import (
+    SECOND_NAMES,
+    Capability,
+    CapabilityCard,
+    DeckContext,
+    Profile,
+    build_card,
+    describe,
+    is_foreign,
+)
 
 
 def provision_deck(profile: Profile | str, ctx: DeckContext) -> ToolDeck:
@@ -48,6 +58,7 @@ def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequenc
         BuildFailed: A card could not be built.
     """
     ctx.framework.check()
+    ctx = replace(ctx, in_deck=True)
     return tuple(maybe_wrap_commands(maybe_wrap_checkpoint(build_card(card, ctx), ctx), ctx) for card in cards)
 
 
@@ -86,6 +97,15 @@ class ToolDeck:
         """Return the cards as a new list."""
         return list(self._cards)
 
+    def shown(self) -> list[Capability]:
+        """Return the cards without second ways to the same thing: what people and models are listed or can search."""
+        second = find_second_names({card.name for card in self._cards})
+        return [card for card in self._cards if card.name not in second]
+
+    def hide(self, names: Iterable[str]) -> ToolDeck:
+        """Keep cards from the model's list: it finds them by search."""
+        return ToolDeck(self._cards, self.context, self._notes, names)
+
     def graft(self, extra: Iterable[Capability]) -> ToolDeck:
         """Append cards; a card whose name is taken is left out with a note."""
         names = {card.name for card in self._cards}
@@ -115,12 +135,19 @@ class ToolDeck:
         return DeckToolBox(DeckRunner({card.name: card for card in self._cards}, self.context))
 
 
+def find_second_names(names: Collection[str]) -> Collection[str]:
+    """Find the names of cards that do what another one of these does."""
+    return {second for second, first in SECOND_NAMES.items() if second in names and first in names}
+
+
 class DeckRunner(RegistryRunner):
     """Runs the card that a call names, in the deck's one context."""
 
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
         super().__init__(cards, context, frozenset(name for name, card in cards.items() if is_foreign(card)))
         self.cards = cards
+        self.second_names = find_second_names(cards)
+        """Names that can be called and are neither listed nor found."""
 
 
 @record
@@ -142,7 +169,8 @@ class DeckToolBox(CallsByName):
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the cards that are not hidden, in the order of the deck."""
-        return tuple(describe(card) for name, card in self.runner.cards.items() if name not in self.hidden)
+        unlisted = {*self.hidden, *self.runner.second_names}
+        return tuple(describe(card) for name, card in self.runner.cards.items() if name not in unlisted)
 
 
 def project_result(result: ToolResult) -> JsonValue:

@@ -16,7 +16,7 @@ from indusagi.core.faults import Note
 from induscode.boot.plans import canon_tool_name
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.catalog import has_capability
-from induscode.deck.contract import LeanCard, describe
+from induscode.deck.contract import SECOND_NAMES, LeanCard, describe
 from induscode.deck.provision import ToolDeck
 from induscode.search.options import SearchOptions, estimate_definition, read_search_options
 from induscode.session.prompt import list_names
@@ -67,7 +67,7 @@ class DeckLimit:
         if is_small:
             lean = (card.lean if isinstance(card, LeanCard) else card for card in deck.tools())
             deck = ToolDeck(lean, deck.context, deck.notes)
-        cards = deck.tools()
+        cards = deck.shown()
         can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)
         listed = self._select_small(cards, can_search=can_search) if is_small else None
         if listed is None and can_search and self._is_large(cards):
@@ -76,14 +76,15 @@ class DeckLimit:
             return deck
         rest = tuple(card.name for card in cards if card.name not in listed)
         if can_search:
-            return ToolDeck(cards, deck.context, deck.notes, rest)
+            return deck.hide(rest)
         self.left_out = rest
         note = Note(
             f"model {self.model}",
             f"reads {self.window:,} tokens, so these tools are left out: {list_names(rest)}",
             "--tools names the native tools to keep, exclude_tools of a server those to drop",
         )
-        return ToolDeck((card for card in cards if card.name in listed), deck.context, (*deck.notes, note))
+        kept = (card for card in deck.tools() if {card.name, SECOND_NAMES.get(card.name)} & listed)
+        return ToolDeck(kept, deck.context, (*deck.notes, note))
 
     def _is_large(self, cards: Sequence[Capability]) -> bool:
         """Tell whether the deck is searched; once it was, it stays so: the list of the model must not change back."""

@@ -50,7 +50,8 @@ class DeckSearch:
         if not deck.hidden:
             return DeckToolBox(DeckRunner(cards, context))
         disabled = () if self.bridge is None else self.bridge.disabled
-        finder = ToolFinder(_SearchedDeck(cards, context, disabled), self._index.open, self._record)
+        found = {card.name: card for card in deck.shown()}
+        finder = ToolFinder(_SearchedDeck(found, context, disabled), self._index.open, self._record)
         if not self._is_opened:  # each later box is indexed by its first search
             self._index.fill_soon(finder.fill_index)
             self._is_opened = True
@@ -115,4 +116,4 @@ def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:
 
 def list_shown_names(deck: ToolDeck) -> list[str]:
     """List the names of the cards that the model of a deck is shown."""
-    return [card.name for card in deck.tools() if card.name not in deck.hidden]
+    return [card.name for card in deck.shown() if card.name not in deck.hidden]

@@ -1,6 +1,6 @@
 """Kept state: what a conversation keeps beside its messages, so that a continued session goes on with it.
 
-Plan mode, both checklists, the rules given for this session, the model and the background jobs. The state is compared
+Plan mode, the checklist, the rules given for this session, the model and the background jobs. The state is compared
 with the rows of the transcript after every message and at the end, and what has changed is appended. Jobs end with
 their session: the next one is told which have ended, or still run after a crash.
 """
@@ -36,6 +36,7 @@ _INITIAL_FACTS: tuple[JsonObject, ...] = (
 """Facts of a new conversation: plan mode off, empty lists."""
 PLAN_OP, CHECKLIST_OP, RULE_OP, MODEL_OP, JOB_OP = "plan", "checklist", "rule", "model", "job"
 _CHECKLISTS = ("todo_set", "todo")
+"""Lists in transcripts; before version 2.1 the items of `todo` were a list of their own."""
 _SHOWN_COMMAND = 80
 
 
@@ -75,8 +76,7 @@ class KeptState:
 
         A rule that a person has given holds on after a rewind; everything else returns to what it was.
         """
-        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
-        from induscode.deck.cards.todo import open_todo_ledger  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         self._stored = {}
         rules: dict[str, Rule] = {}
@@ -102,9 +102,13 @@ class KeptState:
         if self._permissions is not None:
             self._permissions.restore_rules(rules.values())
         self._plan_mode.active = self._stored.get(PLAN_OP, {}).get("active") is True
-        items = self._list_stored_items("todo_set", ("id", "text", "status"))
-        checklist_of(self._context).restore(items)
-        open_todo_ledger(self._context).restore(self._list_stored_items("todo", ("task", "state", "weight")))
+        own = self._list_stored_items("todo_set", ("id", "text", "status"))
+        weighted = self._list_stored_items("todo", ("task", "state", "weight"))
+        older = [
+            {"id": f"todo-{number}", "text": item["task"], "status": item["state"], "weight": item["weight"]}
+            for number, item in enumerate(weighted, 1)
+        ]
+        checklist_of(self._context).restore([*own, *older])
         jobs = [facts for key, facts in self._stored.items() if key.startswith(f"{JOB_OP} ")]
         return [
             LostJob(id=str(facts.get("id")), command=str(facts.get("command")), mark=str(facts.get("mark")))
@@ -137,15 +141,13 @@ class KeptState:
             await to_thread.run_sync(self._transcript.append_rows, rows)
 
     def _describe(self) -> dict[str, JsonObject]:
-        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
-        from induscode.deck.cards.todo import open_todo_ledger  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         own: list[JsonValue] = [item.to_json() for item in checklist_of(self._context).items]
-        weighted: list[JsonValue] = [item.as_json() for item in open_todo_ledger(self._context).items()]
         state: dict[str, JsonObject] = {
             PLAN_OP: {"active": self._plan_mode.active},
             f"{CHECKLIST_OP} todo_set": {"list": "todo_set", "items": own},
-            f"{CHECKLIST_OP} todo": {"list": "todo", "items": weighted},
+            f"{CHECKLIST_OP} todo": {"list": "todo", "items": []},
         }
         if self.model:
             state[MODEL_OP] = {"model": self.model}

@@ -92,6 +92,24 @@ def test_a_directory_replaced_by_a_link_is_not_entered(tmp_path: Path) -> None:
     assert (met, going.unreadable) == (["sub"], ["sub"])
 
 
+@pytest.mark.parametrize(
+    ("hidden", "names", "found"),
+    [
+        (True, [".git", ".dot", "a"], [".dot", "a"]),
+        (True, [".dot", "a"], [".dot", "a"]),
+        (False, [".git", ".dot", "a"], ["a"]),
+        (False, [".dot", "a"], ["a"]),
+    ],
+)
+def test_git_is_never_walked_and_other_hidden_names_only_on_request(
+    tmp_path: Path, hidden: bool, names: list[str], found: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+    with opened(tmp_path) as handle:
+        assert [entry.path for entry in Walk(handle, None, hidden=hidden)] == found
+
+
 def test_an_abandoned_walk_closes_its_handles(tmp_path: Path) -> None:
     """The handles are counted around every test."""
     (tmp_path / "a/b/c").mkdir(parents=True)

@@ -14,6 +14,7 @@ from indusagi.capabilities.jobs.job import Job
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from indusagi.capabilities.budget import SessionDir
@@ -33,19 +34,23 @@ class JobSessionError(JobLimitError):
     """The job would end with the command that starts it."""
 
 
+@record
+class JobKind:
+    """What a tool calls its jobs, and where their outputs go."""
+
+    prefix: str = "job"
+    capture_dir: str | None = None
+    """A directory in the workspace for the outputs, which keeps standard output and standard error separate; by
+    default outputs go to the directory of the session."""
+
+
+JOB = JobKind()
+
+
 class JobTable:
     """The jobs of one session by id."""
 
-    def __init__(self, prefix: str = "job", *, capture_dir: str | None = None) -> None:
-        """Make an empty table.
-
-        Args:
-            prefix: Of the job ids.
-            capture_dir: A directory in the workspace for the outputs, which keeps standard output and standard error
-                separate; by default outputs go to the directory of the session.
-        """
-        self._prefix = prefix
-        self._capture_dir = capture_dir
+    def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
         self._count = 0
         self._starting = 0
@@ -69,7 +74,7 @@ class JobTable:
         """List the jobs in the order in which they were started."""
         return list(self._jobs.values())
 
-    async def start(self, ctx: ToolContext, command: str, cwd: str) -> Job:
+    async def start(self, ctx: ToolContext, command: str, cwd: str, kind: JobKind = JOB) -> Job:
         """Start a command as a job.
 
         Raises:
@@ -79,10 +84,10 @@ class JobTable:
         await self._require_slot()
         self._starting += 1
         try:
-            job_id = self._next_id()
-            path = await self._capture_path(ctx, job_id)
+            job_id = self._next_id(kind)
+            path = await _choose_path(ctx, job_id, kind)
             errors_path = None
-            if self._capture_dir is None or path is None or not isinstance(ctx.shell, LocalShell):
+            if kind.capture_dir is None or path is None or not isinstance(ctx.shell, LocalShell):
                 process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
             else:
                 errors_path = _to_errors_path(path)
@@ -97,17 +102,9 @@ class JobTable:
         finally:
             self._starting -= 1
 
-    def _next_id(self) -> str:
+    def _next_id(self, kind: JobKind = JOB) -> str:
         self._count += 1
-        return f"{self._prefix}-{self._count}"
-
-    async def _capture_path(self, ctx: ToolContext, job_id: str) -> str | None:
-        if self._capture_dir is not None:
-            folder = os.path.join(ctx.cwd, self._capture_dir)
-            path = await to_thread.run_sync(_project_path, folder, job_id)
-            if path is not None:
-                return path
-        return await capture_path(ctx.session_dir, "jobs")
+        return f"{kind.prefix}-{self._count}"
 
     async def adopt(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
         """Make a job of the processes that a command has left in the background.
@@ -151,6 +148,15 @@ class JobTable:
         async with anyio.create_task_group() as tasks:
             for job in self.all():
                 tasks.start_soon(job.stop)
+
+
+async def _choose_path(ctx: ToolContext, job_id: str, kind: JobKind) -> str | None:
+    if kind.capture_dir is not None:
+        folder = os.path.join(ctx.cwd, kind.capture_dir)
+        path = await to_thread.run_sync(_project_path, folder, job_id)
+        if path is not None:
+            return path
+    return await capture_path(ctx.session_dir, "jobs")
 
 
 async def capture_path(session: SessionDir, folder: str) -> str | None:

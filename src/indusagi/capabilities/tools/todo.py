@@ -6,19 +6,16 @@ the new list no longer contains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.context import PerContext, ToolContext
+from indusagi.capabilities.checklist import LONGEST_TEXT, MOST_ITEMS, ChecklistItem, checklist_of
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.core.records import record
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 
-MOST_ITEMS = 200
-LONGEST_TEXT = 500
-_GLYPHS = {"pending": "[ ]", "active": "[~]", "done": "[x]"}
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 _ITEMS: JsonSchema = {
     "type": "object",
@@ -31,7 +28,7 @@ _ITEMS: JsonSchema = {
                 "properties": {
                     "id": {"type": "string", "minLength": 1, "maxLength": 64},
                     "text": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT},
-                    "status": {"type": "string", "enum": list(_GLYPHS)},
+                    "status": {"type": "string", "enum": ["pending", "active", "done"]},
                 },
                 "required": ["id", "text", "status"],
                 "additionalProperties": False,
@@ -41,51 +38,6 @@ _ITEMS: JsonSchema = {
     "required": ["items"],
     "additionalProperties": False,
 }
-
-
-@record
-class ChecklistItem:
-    """One item of the checklist."""
-
-    id: str
-    text: str
-    status: str
-
-    def __str__(self) -> str:
-        return f"{_GLYPHS[self.status]} {self.id}: {self.text}"
-
-    def to_json(self) -> JsonObject:
-        """Return the item as JSON."""
-        return {"id": self.id, "text": self.text, "status": self.status}
-
-
-class Checklist:
-    """The checklist of one session, and the list before the last change."""
-
-    def __init__(self) -> None:
-        self.items: tuple[ChecklistItem, ...] = ()
-        self.former: tuple[ChecklistItem, ...] = ()
-
-    def replace(self, items: Sequence[ChecklistItem]) -> None:
-        """Replace the list; the former one is kept until the next change."""
-        self.items, self.former = tuple(items), self.items
-
-    def restore(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Replace the list by stored items; those with an unknown status are left out."""
-        items = [ChecklistItem(row["id"], row["text"], row["status"]) for row in rows if row["status"] in _GLYPHS]
-        self.items, self.former = tuple(items), ()
-
-    def open_items(self) -> Sequence[ChecklistItem]:
-        """List the unfinished items."""
-        return tuple(item for item in self.items if item.status != "done")
-
-
-_CHECKLISTS: PerContext[Checklist] = PerContext(Checklist)
-
-
-def checklist_of(ctx: ToolContext) -> Checklist:
-    """Return the checklist of a context."""
-    return _CHECKLISTS.of(ctx)
 
 
 def todo_read_tool() -> DefinedTool:
@@ -121,14 +73,19 @@ async def _read(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     rows = cast("list[dict[str, str]]", arguments["items"])
-    items = [ChecklistItem(row["id"].strip(), row["text"].strip(), row["status"]) for row in rows]
+    checklist = checklist_of(ctx)
+    weights = {item.id: item.weight for item in checklist.items}
+    items = [
+        ChecklistItem(key, row["text"].strip(), row["status"], weights.get(key, "normal"))
+        for row in rows
+        for key in (row["id"].strip(),)
+    ]
     problem = _find_problem(items)
     if problem is not None:
         return ToolResult.error(f"The checklist was left as it was: {problem}.", code="invalid_items")
-    checklist = checklist_of(ctx)
     checklist.replace(items)
     kept = {item.id for item in items}
-    dropped = [item.id for item in checklist.former if item.id not in kept and item.status != "done"]
+    dropped = [item.id for item in checklist.former if item.id not in kept and item.is_open]
     notes = [f"Dropped without finishing: {', '.join(dropped)}."] if dropped else []
     active = [item.id for item in items if item.status == "active"]
     if len(active) > 1:
@@ -150,11 +107,11 @@ def _find_problem(items: Sequence[ChecklistItem]) -> str | None:
 
 
 def _format_list(items: Sequence[ChecklistItem], notes: Sequence[str]) -> ToolResult:
-    done = sum(item.status == "done" for item in items)
-    head = f"{done} of {len(items)} done" if items else "The checklist is empty."
+    done, still_open = sum(item.status == "done" for item in items), sum(item.is_open for item in items)
+    head = f"{done} of {done + still_open} done" if items else "The checklist is empty."
     lines = [head, *(str(item) for item in items), *notes]
     listed: JsonValue = [item.to_json() for item in items]
     return ToolResult(
         (TextContentBlock("\n".join(lines)), JsonContentBlock({"items": listed})),
-        details={"open": len(items) - done, "done": done},
+        details={"open": still_open, "done": done},
     )

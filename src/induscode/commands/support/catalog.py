@@ -108,15 +108,15 @@ class ToolListing:
         ]
 
 
-def list_native_tools(invocation: Invocation) -> list[ListedTool]:
-    """List the native tools, or those of `--tools`.
+def list_native_tools(invocation: Invocation, name: str | None = None) -> list[ListedTool]:
+    """List the native tools, or those of `--tools`; a second name of one only if it's `name`.
 
     Raises:
         click.UsageError: `--tools` names an unknown tool.
     """
     from induscode.boot.live_connectors import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
     from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — imports the cards
-    from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
+    from induscode.deck.contract import SECOND_NAMES, DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
     from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — for runs with servers
 
     if invocation.no_tools:
@@ -133,7 +133,7 @@ def list_native_tools(invocation: Invocation) -> list[ListedTool]:
     missing = {name: find_missing_backend(name, handles) for name in ("saas-action", "websearch")}
     return [
         ListedTool(describe(card), NATIVE, names.get(card.name, ()), missing=missing.get(card.name))
-        for card in deck.tools()
+        for card in (*deck.shown(), *(card for card in deck.tools() if card.name == name in SECOND_NAMES))
     ]
 
 
@@ -154,7 +154,7 @@ async def list_tools(
     Raises:
         click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
     """
-    native = list_native_tools(invocation)
+    native = list_native_tools(invocation, name)
     plan = load_plan(invocation)
     listing = ToolListing(native, plan, notes=plan.notes)
     if plan.rows:

@@ -1,7 +1,6 @@
-"""`bg-process`: background commands of the deck, beside the jobs of the `process` tool.
+"""`bg-process`: commands in the background whose output goes to files in the project.
 
-Both use one engine with separate tables: neither lists the other's commands. The output of every command also goes to a
-file in the project, where people look for it.
+In a deck it's another way to the jobs of `process`, which is the one a model is shown.
 """
 
 from __future__ import annotations
@@ -39,17 +38,20 @@ _DESCRIPTION = (
 
 
 class DaemonTable:
-    """The background commands of one card; two cards never share one."""
+    """The background commands of one card: by default its own, in a deck the jobs of the session."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_deck: bool = False) -> None:
+        self._in_deck = in_deck
         self._table: JobTable | None = None
 
     def of(self, ctx: ToolContext) -> JobTable:
-        """Return the table, which ends with the context it is first used in."""
-        from indusagi.capabilities.jobs.table import JobTable  # noqa: PLC0415 — loaded when a command is started
+        """Return the table; the card's own ends with the context it's first used in."""
+        from indusagi.capabilities.jobs.table import JobTable, jobs_of  # noqa: PLC0415 — loaded when a command is started
 
+        if self._in_deck:
+            return jobs_of(ctx)
         if self._table is None:
-            self._table = JobTable("bg", capture_dir=CAPTURE_DIRNAME)
+            self._table = JobTable()
         self._table.bind(ctx)
         return self._table
 
@@ -60,13 +62,14 @@ def daemon_card() -> CapabilityCard:
     return CapabilityCard(identity, "Background process", summary, (Profile.ALL,), _build)
 
 
-def _build(_: DeckContext) -> Capability:
-    daemons = DaemonTable()
+def _build(deck: DeckContext) -> Capability:
+    daemons = DaemonTable(in_deck=deck.in_deck)
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        from indusagi.capabilities.tools.runs.process import run_action  # noqa: PLC0415 — loaded when the card is used
+        from indusagi.capabilities.jobs.table import JobKind  # noqa: PLC0415 — loaded when the card is used
+        from indusagi.capabilities.tools.runs.process import run_action  # noqa: PLC0415 — as above
 
-        return await run_action(daemons.of(ctx), arguments, ctx)
+        return await run_action(daemons.of(ctx), arguments, ctx, JobKind("bg", CAPTURE_DIRNAME))
 
     prepare = coerce_to(_PARAMETERS, {"cmd": "command", "since_last": "sinceLast"})
     spec = ToolSpec(

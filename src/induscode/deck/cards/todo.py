@@ -1,23 +1,23 @@
-"""`todo`: the deck's checklist, with weights and with dropped items."""
+"""`todo`: the checklist with weights and with dropped items.
+
+In a deck it's another way to the list of `todo_set`, which is the one a model is shown.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import count
 from typing import cast
-from weakref import WeakKeyDictionary
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.context import ContextId, ToolContext
+from indusagi.capabilities.checklist import LONGEST_TEXT, MOST_ITEMS, Checklist, ChecklistItem, checklist_of
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id, parse_member
-
-MOST_ITEMS = 200
-LONGEST_TASK = 500
 
 
 class TodoState(StrEnum):
@@ -50,7 +50,7 @@ _PARAMETERS: JsonSchema = {
             "items": {
                 "type": "object",
                 "properties": {
-                    "task": {"type": "string", "minLength": 1, "maxLength": LONGEST_TASK},
+                    "task": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT},
                     "state": {"type": "string", "enum": list(TodoState)},
                     "weight": {"type": "string", "enum": list(TodoWeight)},
                 },
@@ -86,44 +86,34 @@ class TodoItem:
 
 
 class TodoLedger:
-    """The list of one card, or of the context that a host has opened it for."""
+    """A checklist in the deck's words: by default its own, in a deck the one of the session."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._items: tuple[TodoItem, ...] = ()
+    def __init__(self, checklist: Checklist | None = None) -> None:
+        self._checklist = Checklist() if checklist is None else checklist
 
     def items(self) -> Sequence[TodoItem]:
         """Return the list."""
-        with self._lock:
-            return self._items
+        return tuple(map(_to_todo, self._checklist.items))
 
     def replace(self, items: Sequence[TodoItem]) -> Sequence[TodoItem]:
-        """Replace the list, and return the former one."""
-        with self._lock:
-            former, self._items = self._items, tuple(items)
-            return former
-
-    def restore(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Replace the list by stored items; those with an unknown state or weight are left out."""
-        self.replace(
-            [
-                TodoItem(row["task"], TodoState(row["state"]), TodoWeight(row["weight"]))
-                for row in rows
-                if row["state"] in set(TodoState) and row["weight"] in set(TodoWeight)
-            ]
-        )
+        """Replace the list, and return the former one. An item that stays keeps its id."""
+        former = self._checklist.items
+        ids = {item.text: item.id for item in reversed(former)}
+        numbers = (number for number in map(str, count(1)) if number not in {item.id for item in former})
+        rows = [
+            ChecklistItem(ids.pop(item.task, None) or next(numbers), item.task, str(item.state), str(item.weight))
+            for item in items
+        ]
+        self._checklist.replace(rows)
+        return tuple(map(_to_todo, former))
 
     def open_items(self) -> Sequence[TodoItem]:
         """List the items that are still to be done."""
-        return tuple(item for item in self.items() if item.state in _OPEN)
+        return tuple(map(_to_todo, self._checklist.open_items()))
 
 
-_LEDGERS: WeakKeyDictionary[ContextId, TodoLedger] = WeakKeyDictionary()
-
-
-def open_todo_ledger(ctx: ToolContext) -> TodoLedger:
-    """Give a context a list of its own, which the host of a session can store and restore."""
-    return _LEDGERS.setdefault(ctx.context_id, TodoLedger())
+def _to_todo(item: ChecklistItem) -> TodoItem:
+    return TodoItem(item.text, TodoState(item.status), TodoWeight(item.weight))
 
 
 def todo_card() -> CapabilityCard:
@@ -132,11 +122,11 @@ def todo_card() -> CapabilityCard:
     return CapabilityCard(capability_id("todo"), "Checklist", summary, (Profile.ALL,), _build)
 
 
-def _build(_: DeckContext) -> Capability:
-    own = TodoLedger()
+def _build(deck: DeckContext) -> Capability:
+    own = None if deck.in_deck else TodoLedger()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        ledger = _LEDGERS.get(ctx.context_id, own)
+        ledger = own or TodoLedger(checklist_of(ctx))
         if arguments["action"] == "read":
             return _show_items(ledger.items(), ())
         if "items" not in arguments:

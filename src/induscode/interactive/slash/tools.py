@@ -44,7 +44,7 @@ async def _show_tools(host: SlashHost, rest: str) -> None:
     deck = session.deck()
     rows = [
         (card.name, owners.get(card.name, NATIVE), cell, card.description.strip().partition("\n")[0], tokens)
-        for card in deck.tools()
+        for card in deck.shown()
         for tokens in (0 if card.name in deck.hidden else estimate_definition(describe(card)),)
         for cell in (f"{tokens:,}" if tokens else _SEARCHED,)
     ]

@@ -59,7 +59,7 @@ async def show_tools(page: PageRequest) -> PageView:
     if query:
         cards = await to_thread.run_sync(page.source.find_tools, query, server)
     else:
-        cards = [card for card in page.source.deck().tools() if not server or _find_source(card) == server]
+        cards = [card for card in page.source.deck().shown() if not server or _find_source(card) == server]
     rows = [
         (
             link(card.name, "/tool", name=card.name),

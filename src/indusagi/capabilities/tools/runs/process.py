@@ -20,7 +20,7 @@ from indusagi.capabilities.jobs.output import (
     hidden_note,
     plain_text,
 )
-from indusagi.capabilities.jobs.table import JobTable, jobs_of
+from indusagi.capabilities.jobs.table import JOB, JobKind, JobTable, jobs_of
 from indusagi.capabilities.ports import LONGEST_WAIT_MS
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.bash import report_start_failure, resolve_start_directory
@@ -39,11 +39,11 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return await run_action(jobs_of(ctx), arguments, ctx)
 
 
-async def run_action(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def run_action(table: JobTable, arguments: JsonObject, ctx: ToolContext, kind: JobKind = JOB) -> ToolResult:
     """Run the action of the arguments on the jobs of a table."""
     action = cast("str", arguments["action"])
     if action == "start":
-        return await _start(table, arguments, ctx)
+        return await _start(table, arguments, ctx, kind)
     if action == "list":
         return await _list(table)
     job_id = arguments.get("id")
@@ -56,7 +56,7 @@ async def run_action(table: JobTable, arguments: JsonObject, ctx: ToolContext) -
     return await _ON_JOB[action](job, arguments)
 
 
-async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext, kind: JobKind) -> ToolResult:
     command = arguments.get("command")
     if not isinstance(command, str):
         return ToolResult.error("start needs a command", code="invalid_arguments")
@@ -65,7 +65,7 @@ async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> To
     except OSError as exc:
         return path_trouble(exc, path_given(arguments, "cwd"))
     try:
-        job = await table.start(ctx, command, cwd)
+        job = await table.start(ctx, command, cwd, kind)
     except OSError as exc:
         return report_start_failure(exc)
     where = "" if job.path is None else f"; its output goes to {job.path}"
