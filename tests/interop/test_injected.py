@@ -121,6 +121,9 @@ async def test_finding_1a6_a_client_of_a_process_can_connect_again() -> None:
         async with client:
             answer = await client.call_tool("echo", {"text": text})
             assert text in str(answer.content)
+            (resource, *_) = await client.list_items("resource")
+            assert (await client.read_resource(resource.ref.name))["contents"]
+            assert (await client.get_prompt("greet", {"who": text}))["messages"]
     with pytest.raises(ProtocolFault, match="closed"):
         await client.list_tools()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -122,6 +122,35 @@ async def test_open_connections_end_with_the_listener() -> None:
     assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
+
+
+class Written(bytearray):
+    """The writer of a connection."""
+
+    is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.extend(data)
+
+    async def drain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_connections_past_the_limit_are_closed_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indusagi.interop.auth.callback._CONNECTIONS", 2)
+    listener = RedirectListener("http://127.0.0.1:1/callback")
+    readers, writers = [asyncio.StreamReader() for _ in range(3)], [Written() for _ in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        for reader, writer in zip(readers, writers, strict=True):
+            tasks.create_task(listener.serve(reader, cast("asyncio.StreamWriter", writer)))
+        await asyncio.sleep(0)
+        assert [writer.is_closed for writer in writers] == [False, False, True]
+        for reader in readers:
+            reader.feed_data(b"GET / HTTP/1.1\r\n\r\n")
+    assert [bytes(writer[:12]) for writer in writers] == [b"HTTP/1.1 404", b"HTTP/1.1 404", b""]
 
 
 # -- the address ------------------------------------------------------------------------------

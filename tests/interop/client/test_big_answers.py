@@ -35,7 +35,7 @@ CAPS = [1, ServerLimits().frame_bytes // MIB]
 """Limits in MiB: a low one, and the default."""
 SLACK = 1 * MIB
 """For pieces on their way, and everything that is not the answer."""
-SERVER_SLACK = 4 * MIB
+SERVER_SLACK = 7 * MIB
 """The same where the server is in this process, and writes by the MiB."""
 
 

@@ -35,6 +35,7 @@ def compare(yaml_text: str, front: JsonValue) -> str | None:
     [
         ("name: tidy\ndescription: Tidy up", {"name": "tidy", "description": "Tidy up"}),
         ("name: 'tidy'\ndescription: \"It's: \\u00e9\\n\"", {"name": "tidy", "description": "It's: é\n"}),
+        ('tags: ["Caf\\u00e9", "no\tJSON"]', {"tags": ["Café", "no\tJSON"]}),
         ("description: >-\n  Tidy\n  the #1 room", {"description": "Tidy the #1 room"}),
         ("description: |-\n  Tidy\n  up", {"description": "Tidy\nup"}),
         ("license: MIT # as ever\nname: x", {"license": "MIT", "name": "x"}),

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from indusagi.core.backoff import Backoff
+from indusagi.interop.auth.steps import HttpReply, HttpStep, WaitStep, fetch_json
 from indusagi.interop.protocol_bridge.client.http.failures import classify_network_error, classify_status
 from indusagi.interop.protocol_bridge.client.tasks import ServerTasks
 from indusagi.interop.protocol_bridge.client.transient import RECOVERIES, is_transient
@@ -266,6 +267,33 @@ async def relist(flaky: Flaky) -> str:
     return "completed"
 
 
+def to_reply(exc: Exception) -> HttpReply:
+    """Give what the driver of a sign-in reports where the client of a server raises this."""
+    detail = exc.detail if isinstance(exc, RpcError) else None
+    if detail is not None and detail.http_status is not None:
+        later = {} if detail.retry_after_s is None else {"retry-after": f"{detail.retry_after_s:.0f}"}
+        return HttpReply(detail.http_status, later)
+    return HttpReply(0, problem="it could not be reached") if is_transient(exc) else HttpReply(200, body=b"nonsense")
+
+
+async def fetch_issuer_metadata(flaky: Flaky) -> str:
+    steps, reply = fetch_json("https://login.example.org/.well-known/openid-configuration"), None
+    while True:
+        try:
+            step = steps.send(reply)
+        except StopIteration as end:
+            if not end.value[1]:
+                raise flaky.failure() from None
+            return "completed"
+        reply = None
+        if isinstance(step, HttpStep):
+            try:
+                flaky.ask(step.url)
+                reply = HttpReply(200, body=b'{"issuer": "https://login.example.org"}')
+            except Exception as exc:  # noqa: BLE001 — any failure of the table
+                reply = to_reply(exc)
+
+
 POLLERS: dict[str, Callable[[Flaky], Awaitable[str]]] = {
     "tasks/get": poll_task,
     "tasks/result": wait_for_legacy_task,
@@ -274,6 +302,7 @@ POLLERS: dict[str, Callable[[Flaky], Awaitable[str]]] = {
     "watched resource": watch_resource,
     "watched task": watch_task,
     "changed list": relist,
+    "issuer metadata": fetch_issuer_metadata,
 }
 
 
@@ -295,6 +324,24 @@ async def test_what_the_server_itself_says_is_final(poller: str, fault: str, mon
     with anyio.fail_after(60), pytest.raises(type(LASTING[fault]())):
         await POLLERS[poller](flaky)
     assert (len(flaky.asked), pauses.wanted) == (1, [])
+
+
+@pytest.mark.parametrize(("later", "requests"), [("", 4), ("5", 4), ("3600", 1)])
+def test_an_issuer_that_stays_away_is_reported_and_not_waited_for_long(later: str, requests: int) -> None:
+    steps, sent, waited = fetch_json("https://login.example.org/x"), 0, 0.0
+    reply: HttpReply | None = None
+    while True:
+        try:
+            step = steps.send(reply)
+        except StopIteration as end:
+            last, document = end.value
+            break
+        if isinstance(step, HttpStep):
+            sent, reply = sent + 1, HttpReply(503, {"retry-after": later})
+        elif isinstance(step, WaitStep):
+            waited, reply = waited + step.seconds, None
+    assert (last.status, document, sent) == (503, {}, requests)
+    assert waited <= 15.0
 
 
 def test_every_reason_has_its_row() -> None:

@@ -258,6 +258,21 @@ async def test_requests_to_a_disconnected_client_fail() -> None:
     assert isinstance(client.asking.failures[0], ConnectionClosedError)
 
 
+async def test_request_that_belongs_to_no_call_fails_with_its_client() -> None:
+    async with raw() as client:
+
+        async def ask() -> None:
+            with pytest.raises(ConnectionClosedError):
+                await client.asking.dispatcher.send_request("ping", None, client.theirs, within_s=LIMIT_S)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await client.question()
+            with anyio.fail_after(LIMIT_S / 2):
+                client.link.finish()
+                await client.running.waiting()
+
+
 async def test_requests_to_a_client_are_limited() -> None:
     async with raw(HostLimits(asks=2)) as client:
         for number in (1, 2, 7):

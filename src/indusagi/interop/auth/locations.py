@@ -78,7 +78,7 @@ def get_origin_of(url: str) -> str:
         AuthFault: The URL is malformed.
     """
     parts = split_address(url)
-    return f"{parts.scheme.lower()}://{_get_authority(parts)}"
+    return f"{parts.scheme}://{_get_authority(parts)}"
 
 
 def is_loopback(url: str) -> bool:
@@ -116,5 +116,5 @@ def _insert_suffix(url: str, suffix: str) -> str:
 def _get_authority(parts: SplitResult) -> str:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
-    is_default = parts.port is None or parts.port == _PORTS.get(parts.scheme.lower())
+    is_default = parts.port is None or parts.port == _PORTS.get(parts.scheme)
     return host if is_default else f"{host}:{parts.port}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
+from indusagi.core.backoff import TRANSIENT_STATUSES, Backoff, parse_retry_after
 from indusagi.core.json import JsonObject, is_json_object, parse_strict_json
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, DeviceCode, StoredCredentials
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORM = "application/x-www-form-urlencoded"
+_RETRIES = 3
+"""How often a document is fetched again: a person may be waiting for the sign-in."""
+_LONGEST_PAUSE_S = 10.0
+"""An issuer that wants a longer pause is reported instead."""
 
 
 @record(kw_only=True)
@@ -54,7 +60,7 @@ class HttpReply:
     @property
     def is_transient(self) -> bool:
         """Whether a later try may succeed: no response, an overloaded or a failing server."""
-        return self.status in {0, 408, 425, 429} or self.status >= 500
+        return not self.status or self.status in TRANSIENT_STATUSES or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
     def parse_object(self) -> JsonObject:
         """Return the JSON object of the body; empty if it is none."""
@@ -125,8 +131,15 @@ def send(step: HttpStep) -> Steps[HttpReply]:
 
 
 def fetch_json(url: str) -> Steps[tuple[HttpReply, JsonObject]]:
-    """Fetch a JSON document; the object is empty if there is none."""
-    reply = yield from send(HttpStep(url=url, headers={"accept": "application/json"}))
+    """Fetch a JSON document, again after a failure that passes; the object is empty if there is none."""
+    step, backoff = HttpStep(url=url, headers={"accept": "application/json"}), Backoff(longest_s=_LONGEST_PAUSE_S)
+    reply = yield from send(step)
+    for _ in range(_RETRIES):
+        wanted_s = parse_retry_after(reply.headers.get("retry-after", ""))
+        if not reply.is_transient or (wanted_s or 0.0) > _LONGEST_PAUSE_S:
+            break
+        yield WaitStep(backoff.next_pause(wanted_s))
+        reply = yield from send(step)
     return reply, reply.parse_object() if reply.is_success else {}
 
 

@@ -6,9 +6,9 @@ server itself is final; a failure on the way to it, or an answer that says "late
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from indusagi.core.backoff import TRANSIENT_STATUSES
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import RequestTimeoutError, RpcError
 
@@ -37,16 +37,6 @@ RECOVERIES: Mapping[FaultReason, Recovery] = {
     "upstream": "wait",
     "version": "user",
 }
-TRANSIENT_STATUSES = frozenset(
-    {
-        HTTPStatus.REQUEST_TIMEOUT,
-        HTTPStatus.TOO_EARLY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.BAD_GATEWAY,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    }
-)
 
 
 def is_transient(exc: BaseException) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import httpx2
 
+from indusagi.core.backoff import parse_retry_after
 from indusagi.core.json import build_object, is_json_object
 from indusagi.core.records import record
-from indusagi.core.time import SystemClock
 from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.contract import AuthFault
     from indusagi.interop.protocol_bridge.contract import FaultReason
 
-_RETRY_AFTER_CAP_S = 3_600.0
 _NOT_REACHED = "could not be reached: the proxy"
 _RESPONSE_TYPES = {"application/json", "text/event-stream"}
 
@@ -126,7 +124,7 @@ def classify_status(response: httpx2.Response, via: str | None = None) -> Transp
         scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
         wants = f", it wants {scheme}" if re.fullmatch(r"[A-Za-z0-9-]{1,20}", scheme) else ""
         return build_failure(f"did not accept our credentials ({shown}{wants})", "auth", status)
-    retry_after_s = _parse_retry_after(response.headers.get("retry-after", ""))
+    retry_after_s = parse_retry_after(response.headers.get("retry-after", ""))
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         later = "" if retry_after_s is None else f"; again in {retry_after_s:g} s"
         return build_failure(f"is asked too often ({shown}{later})", "rate_limited", status, retry_after_s)
@@ -135,18 +133,6 @@ def classify_status(response: httpx2.Response, via: str | None = None) -> Transp
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.GONE}:
         return build_failure(f"is not there ({shown})", "not_found", status)
     return build_failure(f"refused the request ({shown})", "refused", status, retry_after_s)
-
-
-def _parse_retry_after(text: str) -> float | None:
-    """Parse a `Retry-After` header: seconds, or a date (RFC 9110 §10.2.3)."""
-    text = text.strip()
-    if text.isascii() and text.isdecimal():
-        return min(float(text[:9]), _RETRY_AFTER_CAP_S)
-    try:
-        at_s = parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return min(max(0.0, at_s - SystemClock().now_ms() / 1000), _RETRY_AFTER_CAP_S)
 
 
 def is_rpc_error(body: bytes) -> bool:
