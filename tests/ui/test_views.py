@@ -83,7 +83,7 @@ class Source:
         journal = SimpleNamespace(run=self.run, record_event=self.record)
         mcp = SimpleNamespace(
             ledger=SimpleNamespace(live_items=self.live_items),
-            enrolment=enrolment, journal=journal, capabilities=found, status=lambda: {"lib": None},
+            enrolment=enrolment, journal=journal, capabilities=found, status_of={"lib": True}.get,
             fleet=SimpleNamespace(read_log=self.read_log),
         )  # fmt: skip
         return SimpleNamespace(mcp=mcp, store=self.store, invocation=SimpleNamespace(cwd="/work/here"))
@@ -101,7 +101,7 @@ class Source:
         return next((tool for tool in self.disabled if tool.name == name), None)
 
     def deck(self) -> Any:
-        return SimpleNamespace(tools=lambda: self.cards)
+        return SimpleNamespace(tools=lambda: self.cards, shown=lambda: self.cards)
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         self.done.append((query, server))

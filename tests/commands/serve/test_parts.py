@@ -44,7 +44,10 @@ def open_content(*items: BridgeCapability, **options: bool) -> GatewayContent:
         return [item for item in items if item.ref.kind == kind]
 
     content = GatewayContent(**options)
-    fleet = SimpleNamespace(endpoints=list, status=lambda: servers)
+    endpoints = [
+        SimpleNamespace(config=SimpleNamespace(id=server), known_items=lambda kind: None) for server in servers
+    ]
+    fleet = SimpleNamespace(endpoints=lambda: endpoints)
     enrolment = SimpleNamespace(disabled=[], list_servers=lambda: servers)
     bridge = cast("Any", SimpleNamespace(fleet=fleet, enrolment=enrolment))
     content.open(bridge, cast("Any", SimpleNamespace(list_items=list_items)), lambda server: server == "ourselves")

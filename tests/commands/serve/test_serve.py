@@ -283,6 +283,23 @@ def test_a_server_that_takes_long_is_waited_for_a_while_and_then_arrives(
         assert CHANGED in [said["method"] for said in gateway.heard]
 
 
+def test_a_call_of_a_server_that_is_starting_for_the_first_time_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 0.1)
+    (tmp_path / "hold").touch()
+    configured(user_file(), {"late": held(tmp_path / "hold")})
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.tools() == READ_ONLY
+        asked = gateway.send("tools/call", name="late__echo", arguments={"text": "now"})
+        wrong = gateway.send("tools/call", name="late__nothing", arguments={})
+        other = gateway.send("tools/call", name="later__echo", arguments={})
+        assert "no tool named 'later__echo'" in gateway.answer(other)["error"]["message"]
+        (tmp_path / "hold").unlink()
+        assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
+        assert gateway.answer(wrong)["result"]["isError"]
+
+
 def test_finding_a14_a_server_that_never_came_up_does_not_delay_the_first_list_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,15 @@ async def test_a_disabled_tool_says_why_only_where_it_would_be_shown() -> None:
     assert (await shown.run(ToolCall("1", "git__gone", {}))).output == "git__gone"
 
 
+async def test_finding_x3_a_read_only_view_passes_on_no_call_of_a_disabled_tool() -> None:
+    # It may be approved by the time the call arrives, and nobody knows whether it only reads.
+    inner = Box()
+    box = ViewBox(inner, View(name="v", read_only=True))
+    assert not box.answers_unlisted("git__gone")
+    assert (await box.run(ToolCall("1", "git__gone", {}))).details["code"] == "unknown_tool"
+    assert inner.called == []
+
+
 async def test_a_disabled_tool_says_why_under_the_name_of_the_view_alone() -> None:
     inner = Box()
     box = ViewBox(inner, View(name="v", rename={"git__gone": "lost", "web__gone": "git__gone"}))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.stores import stored
 
 from indusagi.core.json import compact_json
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
@@ -568,5 +568,7 @@ async def test_finding_g1_looking_at_every_server_builds_each_status_once(
             assert len(bridge.missing()) == number
             assert built == 4 * number
             assert bridge.status_of("nobody") is None
+            with pytest.raises(ProtocolFault, match="server 'nobody' was removed"):
+                bridge.require_status("nobody")
         finally:
             await bridge.aclose()

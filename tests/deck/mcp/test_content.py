@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.content import ContentRefused, ServerContent, UnlistedPrompt, describe_failure
+from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, UnlistedPrompt, describe_failure
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Bridge:
     asked: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     checked: list[str] = field(default_factory=list[str])
     awake: set[str] = field(default_factory=lambda: {"lib"})
+    listed: set[str] = field(default_factory=lambda: {"lib"})
+    """Servers whose items were listed in this run."""
+    disabled_by_listing: Sequence[DisabledTool] = ()
+    """What turns out to be disabled when a server lists its items."""
+    options: Any = field(default_factory=lambda: SimpleNamespace(kinds=CONTENT_KINDS))
 
     @property
     def ledger(self) -> Any:
@@ -53,8 +59,8 @@ class Bridge:
     def live_capabilities_for_server(self, server: str, kind: ItemKind) -> list[BridgeCapability]:
         return [one for one in self.live_items(kind) if one.ref.server == server]
 
-    def find(self, ref: RemoteToolRef) -> BridgeCapability | None:
-        return next((one for one in self.items if one.ref == ref), None)
+    def find(self, ref: RemoteToolRef) -> tuple[str, BridgeCapability] | None:
+        return next((("key", one) for one in self.items if one.ref == ref), None)
 
     @property
     def enrolment(self) -> Any:
@@ -71,14 +77,24 @@ class Bridge:
     def endpoint(self, server: str) -> Any:
         if server == "gone":
             return None
-        return SimpleNamespace(known_tools=() if server in self.awake else None, request=self.request, facts=None)
+        return SimpleNamespace(
+            known_tools=() if server in self.awake else None,
+            known_items=partial(self.known_items, server),
+            list_items=partial(self.list_items, server),
+            request=self.request,
+            facts=None,
+        )
+
+    def known_items(self, server: str, _: ItemKind) -> tuple[()] | None:
+        return () if server in self.listed else None
+
+    async def list_items(self, server: str, kind: ItemKind) -> None:
+        self.asked.append(("list", server, kind))
+        self.disabled = (*self.disabled, *self.disabled_by_listing)
 
     async def wake(self, server: str) -> None:
         self.asked.append(("wake", server))
         self.awake.add(server)
-
-    async def wait_listed(self, server: str) -> None:
-        self.asked.append(("list", server))
 
     async def request(self, method: str, params: JsonObject, **_: object) -> JsonObject:
         self.asked.append((method, params))
@@ -137,13 +153,91 @@ async def test_a_disabled_item_is_never_asked_for(kind: ItemKind) -> None:
     assert bridge.asked == []
 
 
+async def use(content: ServerContent, ref: RemoteToolRef) -> object:
+    """Make the request that an item of a kind is for."""
+    match ref.kind:
+        case "prompt":
+            return await content.get_prompt(ref.server, ref.name)
+        case "skill":
+            return await content.get_skill(ref.server, ref.name)
+        case "template":
+            return await content.complete(ref.server, {"ref": {"uri": ref.name}})
+        case _:
+            return await content.read_resource(ref.server, ref.name)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "skill", "template", "resource"])
+async def test_finding_x1_an_item_that_changed_while_its_server_slept_is_never_asked_for(kind: ItemKind) -> None:
+    ref = RemoteToolRef("asleep", "x://1", kind)
+    changed = DisabledTool(ref, "n", DriftGrade.ROUTING)
+    content, bridge = open_content(items=[item("asleep", "x://1", kind)], disabled_by_listing=[changed])
+    with pytest.raises(ContentRefused, match="not the one that was approved"):
+        await use(content, ref)
+    assert bridge.asked == [("wake", "asleep"), ("list", "asleep", kind)]
+
+
+async def test_finding_x1_a_completion_for_a_disabled_prompt_is_never_asked_for() -> None:
+    ref = RemoteToolRef("lib", "hi", "prompt")
+    content, bridge = open_content(disabled=[DisabledTool(ref, "n", DriftGrade.ROUTING)])
+    with pytest.raises(ContentRefused):
+        await content.complete("lib", {"ref": {"type": "ref/prompt", "name": "hi"}})
+    assert bridge.asked == []
+
+
+async def test_finding_x1_a_skill_is_described_as_it_was_approved_and_an_unlisted_one_not_at_all() -> None:
+    approved = item("lib", "skill://a/SKILL.md", "skill", description="approved")
+    content, bridge = open_content(items=[approved], results={"skills/get": {"skill": {"description": "other"}}})
+    assert await content.get_skill("lib", "skill://a/SKILL.md") == {"skill": approved.raw}
+    with pytest.raises(ContentRefused, match="lists no skill"):
+        await content.get_skill("lib", "skill://b/SKILL.md")
+    assert bridge.asked == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "uri", "is_refused"),
+    [
+        ("resource", "ui://app", "UI://app", True),
+        ("resource", "ui://app", "ui://%61pp", True),
+        ("resource", "ui://app", "ui://%2561pp", False),
+        ("resource", "ui://app", "ui://other", False),
+        ("resource", "file:///a", "file:///A", True),
+        ("resource", "file:///a", "file:///live", False),
+        ("resource", "FILE:///LIVE", "file:///live", False),
+        ("skill", "skill://held/SKILL.md", "skill://held/SKILL.md", True),
+        ("skill", "skill://held/SKILL.md", "skill://held/run.sh", True),
+        ("skill", "skill://held/SKILL.md", "Skill://Held/run.sh", True),
+        ("skill", "skill://live/more/SKILL.md", "skill://live/more/run.sh", True),
+        ("skill", "skill://live/more/SKILL.md", "skill://live/run.sh", False),
+        ("skill", "skill://SKILL.md", "skill://live/run.sh", False),
+        ("skill", "skill://both/SKILL.md", "skill://both/SKILL.md", True),
+        ("prompt", "ui://app", "ui://app", False),
+    ],
+)
+async def test_finding_x2_a_disabled_item_is_refused_under_every_spelling(
+    kind: ItemKind, held: str, uri: str, is_refused: bool
+) -> None:
+    live = [
+        item("lib", "file:///live", "resource"),
+        item("lib", "skill://both/SKILL.md", "resource"),
+        item("lib", "skill://live/SKILL.md", "skill"),
+    ]
+    disabled = DisabledTool(RemoteToolRef("lib", held, kind), "n", DriftGrade.ROUTING)
+    content, bridge = open_content(items=live, disabled=[disabled])
+    if is_refused:
+        with pytest.raises(ContentRefused):
+            await content.read_resource("lib", uri)
+    else:
+        await content.read_resource("lib", uri)
+    assert bridge.asked == ([] if is_refused else [("resources/read", {"uri": uri})])
+
+
 async def test_a_server_is_woken_once_and_one_that_is_gone_is_a_fault() -> None:
     content, bridge = open_content()
     for _ in range(2):
-        await content.complete("asleep", {})
+        await content.complete("asleep", {"ref": {"uri": "x:{y}"}})
     assert [one for one in bridge.asked if one[0] == "wake"] == [("wake", "asleep")]
     with pytest.raises(ProtocolFault, match="server 'gone' is not there any more") as failed:
-        await content.complete("gone", {})
+        await content.complete("gone", {"ref": {"uri": "x:{y}"}})
     assert (failed.value.kind, failed.value.detail.reason) == ("not_connected", "not_found")
 
 
@@ -157,7 +251,7 @@ async def test_only_listed_prompts_are_got_and_what_they_say_is_cleaned() -> Non
     bridge.asked.clear()
     with pytest.raises(UnlistedPrompt, match="lists no prompt 'bye'"):
         await content.get_prompt("lib", "bye")
-    assert bridge.asked == [("list", "lib")]
+    assert bridge.asked == []
 
 
 def test_items_are_listed_in_the_order_of_the_configuration() -> None:

@@ -16,12 +16,14 @@ from induscode.deck.mcp.canonical import canonical_digest
 from induscode.deck.mcp.drift import (
     DisabledTool,
     DriftGrade,
+    build_approval,
     closest_drift,
     command_line,
     compare_definitions,
     differ_in_order_alone,
     grade_drift,
     is_same_definition,
+    name_item,
 )
 
 if TYPE_CHECKING:
@@ -322,3 +324,23 @@ def test_a_disabled_tool_names_a_command_that_a_shell_reads_as_one() -> None:
     assert command.isprintable()
     done = subprocess.run(["bash", "-c", command], capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True)
     assert done.stdout.decode() == name
+
+
+@pytest.mark.parametrize("char", ["\u2028", "\x85", "\u3164", "\ufe01", "\U000e0101", "\u200b"])
+def test_finding_x4_a_diff_hides_no_character_and_no_text_of_a_server_begins_a_line(char: str) -> None:
+    ref = RemoteToolRef("s", "a")
+    before: JsonObject = {"name": "a", "description": "one}"}
+    drift = closest_drift(ref, [before], {**before, "description": f"one{char}}}"})
+    changed = [line for line in drift.diff().splitlines()[2:] if line.startswith(("-", "+"))]
+    assert changed[0] == '-  "description": "one}",'
+    assert changed[1].isprintable()
+    assert char not in changed[1]
+    assert {line[:1] for line in drift.diff().splitlines()} <= {"-", "+", " ", "@"}
+    assert all(map(str.isprintable, build_approval("s", [drift]).details))
+
+
+def test_finding_x4_names_that_look_alike_are_told_apart() -> None:
+    names = [name_item(RemoteToolRef("s", name)) for name in ("a", "\u0430", "a\u3164", "a\ufe00")]
+    assert len({*names}) == len(names)
+    assert names[1] == "s/\u0430 [s/\\u0430]"
+    assert all(name.isascii() for name in (names[0], *names[2:]))

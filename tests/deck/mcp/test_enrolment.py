@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from tests.support.deck import capability
 from tests.support.stores import stored
@@ -88,6 +89,26 @@ async def test_finding_d10_an_alternating_tool_is_stable_once_both_forms_are_app
             enrolment.sync_tools("s", [one])
             assert bridge_tool_names(enrolment.ledger) == names
             assert "drift" not in await ops(store, journal)
+
+
+async def test_a_ledger_that_is_still_long_after_a_compaction_is_compacted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("induscode.deck.mcp.enrolment.LONGEST_LOG", 6)
+    async with stored(tmp_path) as store:
+        enrolment, _ = await enrolment_in(store)
+        for _ in range(10):
+            enrolment.sync_tools("s", [A])
+            enrolment.sync_tools("s", [])
+        with anyio.fail_after(0):
+            await enrolment.wait_until_long()
+        enrolment.compact(4)
+        with anyio.fail_after(0):
+            await enrolment.wait_until_long()
+        enrolment.compact(enrolment.ledger.next_seq)
+        assert enrolment.ledger.events <= 6
+        with pytest.raises(TimeoutError), anyio.fail_after(0):
+            await enrolment.wait_until_long()
 
 
 async def test_finding_c1_an_order_that_alternates_leaves_no_trace(tmp_path: Path) -> None:

@@ -13,12 +13,18 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import DriftGrade, compare_definitions, grade_drift
-from induscode.deck.mcp.lock import LOCK_NAME, check_lock, lock_text, read_lock, write_lock
+from induscode.deck.mcp.lock import LOCK_NAME, check_lock, compare_lock, lock_text, read_lock, write_lock
+from induscode.deck.mcp.store import memory_store
+from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import StorePins
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import ItemKind
+
+pytestmark = pytest.mark.anyio
 
 SCHEMA: JsonObject = {
     "type": "object",
@@ -156,6 +162,45 @@ def test_a_lock_of_another_file_type_is_refused(tmp_path: Path) -> None:
         file.truncate(65 * 1024 * 1024)
     with pytest.raises(BridgeFault, match="at most"):
         read_lock(str(huge))
+
+
+KINDS: tuple[ItemKind, ...] = ("tool", "resource", "template", "prompt", "skill", "instructions")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_finding_x6_a_lock_holds_the_first_item_of_a_kind_that_a_server_adds(
+    tmp_path: Path, kind: ItemKind
+) -> None:
+    path, only = tmp_path / "mcp.lock.json", "prompt" if kind == "tool" else "tool"
+    known = RemoteToolRef("a", "x", only)
+    item = BridgeCapability.from_definition(capability("a", "x").descriptor, known, {"name": "x"})
+    path.write_text(lock_text([item], servers=["a"]))
+    added = RemoteToolRef("a", "evil", kind)
+    locked = read_lock(str(path))
+    assert [(one.ref, one.disables) for one in compare_lock(locked, {known: {"name": "x"}, added: {}})] == [
+        (added, True)
+    ]
+    assert compare_lock(locked, {known: {"name": "x"}}) == ()
+    store = await memory_store()
+    pins = StorePins(Journal(store))
+    pins.lock(locked)
+    assert pins.judge(known, {"name": "x"}).served is not None
+    assert pins.judge(added, {}).served is None
+    assert pins.judge(RemoteToolRef("b", "y", kind), {}).served is not None
+    await store.aclose()
+
+
+async def test_finding_x6_an_older_lock_holds_tools_of_a_server_that_had_none(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.lock.json"
+    prompt = RemoteToolRef("a", "x", "prompt")
+    path.write_text(lock_text([BridgeCapability.from_definition(capability("a", "x").descriptor, prompt, {})]))
+    store = await memory_store()
+    pins = StorePins(Journal(store))
+    pins.lock(read_lock(str(path)))
+    assert pins.judge(RemoteToolRef("a", "evil"), {}).served is None
+    # It is older than the other kinds, as far as it has no entries for them.
+    assert pins.judge(RemoteToolRef("a", "y", "resource"), {}).served is not None
+    await store.aclose()
 
 
 def test_a_lock_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,8 @@ class GatewayContent:
         refs = {**self.known_items("skill").refs, **self.known_items("resource").refs}
         if (ref := refs.get(uri) or self.known_items("resource").disabled.get(uri)) is not None:
             return ref.server, ref.name
-        for server in () if self._bridge is None else self._bridge.fleet.status():
+        for endpoint in () if self._bridge is None else self._bridge.fleet.endpoints():
+            server = endpoint.config.id
             if (own := self._maps.setdefault(server, UriMap(server)).to_server(uri)) is not None:
                 listed = {normalize_uri(ref.name): ref.name for ref in refs.values() if ref.server == server}
                 return server, listed.get(normalize_uri(own), own)
@@ -342,7 +343,7 @@ class GatewayContent:
                 server, own_ref = self._find_reference(params.get("ref"))
                 result = await content.complete(server, {**params, "ref": own_ref})
         except ContentRefused as exc:
-            raise RpcError(INVALID_PARAMS if method == READ_DIRECTORY else _REFUSED, str(exc)) from exc
+            raise RpcError(INVALID_PARAMS if method in {"skills/get", READ_DIRECTORY} else _REFUSED, str(exc)) from exc
         except ProtocolFault as fault:
             raise self.convert_fault(fault, server) from fault
         return convert_result(result, self.map_uris(server))
@@ -394,13 +395,16 @@ class GatewayContent:
                     self._tasks.start_soon(self._unwatch, server, own)
 
         try:
-            endpoint = await self._content.wake(server)
+            endpoint = await self._content.open_item(RemoteToolRef(server, own, "resource"))
             if endpoint.facts is not None and not endpoint.facts.offers("resources", "subscribe"):
                 raise RpcError(METHOD_NOT_FOUND, f"server {server!r} does not report updates of resources")
             await endpoint.watch_resource(own)
         except ProtocolFault as fault:
             stop()
             raise self.convert_fault(fault, server) from fault
+        except ContentRefused as exc:
+            stop()
+            raise RpcError(_REFUSED, str(exc)) from exc
         except BaseException:
             stop()
             raise

@@ -145,8 +145,7 @@ class GatewayBox:
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool and a disabled one are error outcomes."""
-        if call.name in self.qualified:
-            call = replace(call, name=self.qualified[call.name])
+        call = replace(call, name=self.qualified.get(call.name, call.name))
         if call.name in self.remote.runner.cards:
             outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
             server = self.servers[call.name]
@@ -170,13 +169,8 @@ class GatewayBox:
                 if observer is not None:
                     observer.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
                 return outcome
-            # Approved meanwhile: the present box has it.
+            # Approved or listed by now: the present box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
-        return await self._run_native(call, cancel, on_progress)
-
-    async def _run_native(
-        self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None
-    ) -> ToolOutcome:
         if call.name == RUN_CODE and current_entry.get() is None:  # no view has set its own
             current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
@@ -206,15 +200,13 @@ class GatewayBox:
     def find_server(self, name: str) -> str | None:
         """Find the server of a tool, a disabled one too; None for a native card, and for an unknown tool."""
         server = self.servers.get(self.qualified.get(name, name))
-        if server is None and self.answers_unlisted(name):
-            disabled = self.gateway.find_disabled(self.qualified.get(name, name))
-            return None if disabled is None else disabled.ref.server
-        return server
+        is_unlisted = server is None and self.answers_unlisted(name)
+        return self.gateway.find_unlisted(self.qualified.get(name, name)) if is_unlisted else server
 
     def answers_unlisted(self, name: str) -> bool:
-        """Return whether a tool is disabled: a call of it is answered with the reason."""
+        """Return whether a call is answered with a reason or waits: the tool is disabled, or its server is starting."""
         listed = self.forwards_input(name) or name in self.native.runner.cards
-        return not listed and self.gateway.find_disabled(self.qualified.get(name, name)) is not None
+        return not listed and self.gateway.find_unlisted(self.qualified.get(name, name)) is not None
 
 
 class ClientRecorder:
@@ -376,8 +368,16 @@ class Gateway:
         """Find a disabled tool by the name that clients call."""
         return self._enrolment.find_disabled(name)
 
+    def find_unlisted(self, name: str) -> str | None:
+        """Find the server of a tool that isn't listed: it's disabled, or its server has yet to list its tools."""
+        disabled = self._enrolment.find_disabled(name)
+        return self._bridge.find_starting(name) if disabled is None else disabled.ref.server
+
     async def refuse(self, name: str) -> ToolResult | None:
-        """Look for an approval of a disabled tool; without one, return the reason why it cannot be called."""
+        """Wait for a starting server and look for an approval; return the reason if the tool can't be called."""
+        starting = self._bridge.find_starting(name)
+        if starting is not None:
+            await self._bridge.wait_listed(starting)
         disabled = self._enrolment.find_disabled(name)
         endpoint = None if disabled is None else self._fleet.endpoint(disabled.ref.server)
         if endpoint is not None and endpoint.known_tools is None:
@@ -427,8 +427,8 @@ class Gateway:
             self.content.follow(tasks)
             tasks.start_soon(self._list_content)
             try:
-                for server in self._fleet.status():
-                    self._close_if_ourselves(server, tasks)
+                for endpoint in self._fleet.endpoints():
+                    self._close_if_ourselves(endpoint.config.id, tasks)
                 tasks.start_soon(self._announce_changes, host)
                 tasks.start_soon(self._start_known)
                 tasks.start_soon(self._poll_approvals)

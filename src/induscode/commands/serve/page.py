@@ -176,13 +176,13 @@ class GatewayPage:
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by what they do, the best first. It blocks."""
-        cards = {card.name: card for card in self.deck().tools()}
+        cards = {card.name: card for card in self.deck().shown()}
         found = self._search(query, ["tool"], cards, server or None)
         return [cards[item.qualified_name] for item in found]
 
     def find_items(self, query: str, kinds: Sequence[ItemKind]) -> Sequence[BridgeCapability]:
         """Find resources, templates or prompts by what they are about, the best first. It blocks."""
-        found = self._search(query, [*_CONTENT_KINDS & {*kinds}], {card.name: card for card in self.deck().tools()})
+        found = self._search(query, [*_CONTENT_KINDS & {*kinds}], {card.name: card for card in self.deck().shown()})
         cards = {(card.ref.server, card.ref.name): card for kind in kinds for card in self._list_items(kind)}
         return [cards[item.server, item.name] for item in found if (item.server, item.name) in cards]
 
@@ -283,7 +283,7 @@ class GatewayPage:
         status = self.session.mcp.status_of(server)
         is_over = status is not None and status.phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
         await (fleet.restart(server) if action == "restart" or is_over else self.session.mcp.wake([server]))
-        status = self.session.mcp.status()[server]
+        status = self.session.mcp.require_status(server)
         return ActionReply(f"{server}: {status.phase}" + ("" if status.fault is None else f": {status.fault}"))
 
     async def _sign_in(self, server: str) -> ActionReply:

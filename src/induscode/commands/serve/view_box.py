@@ -134,7 +134,7 @@ class ViewBox:
         """Find the original name of a disabled tool by the one under which the view would show it."""
         for original in self._view.list_originals(name):
             server = self.box.find_server(original) or ""
-            if self.box.answers_unlisted(original) and self._view.shows(original, server):
+            if self.box.answers_unlisted(original) and self._would_show(original, server):
                 return original if choose_tool_name(original, self._view, self._taken) == name else None
         return None
 
@@ -170,8 +170,12 @@ class ViewBox:
         return [
             replace(tool, name=choose_tool_name(tool.name, self._view, self._taken))
             for tool in self._searchable.list_disabled()
-            if self._view.shows(tool.name, tool.ref.server)
+            if self._would_show(tool.name, tool.ref.server)
         ]
+
+    def _would_show(self, name: str, server: str) -> bool:
+        """Tell whether the view would show a disabled tool. Nobody knows yet whether such a tool only reads."""
+        return self._view.shows(name, server, reads_only=False)
 
     @property
     def _searchable(self) -> SearchableBox:

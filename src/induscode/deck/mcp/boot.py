@@ -21,7 +21,7 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
-from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, EndpointPhase, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.known import find_down_before, find_started_before, read_known_tools
@@ -206,6 +206,17 @@ class BootedBridge:
         """Return the status of one server; None: there's no such server."""
         return self.enrolment.status_of(server)
 
+    def require_status(self, server: str) -> EndpointStatus:
+        """Return the status of one server.
+
+        Raises:
+            ProtocolFault: There's no such server; it may have been removed meanwhile.
+        """
+        status = self.status_of(server)
+        if status is None:
+            raise ProtocolFault("not_connected", f"server {server!r} was removed", detail=FaultDetail(server=server))
+        return status
+
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out so far, with the reason.
@@ -240,6 +251,14 @@ class BootedBridge:
     def awaited_servers(self) -> Sequence[str]:
         """List the unknown servers worth waiting for: those that didn't fail to come up the last time."""
         return tuple(server for server in self.unknown_servers() if server not in self._down_before)
+
+    def find_starting(self, name: str) -> str | None:
+        """Find the server that a qualified name begins with, if it's starting and its tools aren't known yet."""
+        for server in self.unknown_servers():
+            endpoint = self.fleet.endpoint(server) if name.startswith(f"{server}{QUALIFIER}") else None
+            if endpoint is not None and endpoint.phase is EndpointPhase.CONNECTING and endpoint.known_tools is None:
+                return server
+        return None
 
     def eager_servers(self) -> Sequence[str]:
         """List the servers that run whether one of their tools is called or not."""

@@ -19,6 +19,7 @@ from indusagi.interop.protocol_bridge.client.items import read_content
 from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, find_mismatch
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
 from indusagi.interop.protocol_bridge.fleet import send_past_move
+from indusagi.interop.protocol_bridge.uris import normalize_uri
 from indusagi.runtime.calls import UNLISTED
 from indusagi.runtime.contract import (
     JsonContentBlock,
@@ -107,8 +108,9 @@ class ServerContent:
 
     async def _read_resource(self, server: str, uri: str, on_progress: ProgressSink | None) -> JsonObject:
         name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
-        self._refuse_disabled(RemoteToolRef(server, uri, "resource"))
-        result = await self._request(name, server, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
+        ref = RemoteToolRef(server, uri, "resource")
+        self._refuse_disabled(ref)
+        result = await self._request(name, ref, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
         contents = result.get("contents")
         skills = self._bridge.ledger.live_capabilities_for_server(server, "skill")
         for skill in skills:
@@ -145,30 +147,26 @@ class ServerContent:
     async def _get_prompt(
         self, ref: RemoteToolRef, arguments: JsonObject | None, on_progress: ProgressSink | None
     ) -> JsonObject:
-        server, name = ref.server, ref.name
         self._refuse_disabled(ref)
         if self._bridge.ledger.find(ref) is None:
-            await self.wake(server)  # it may have it since an earlier run
-            await self._bridge.fleet.wait_listed(server)
-            self._refuse_disabled(ref)
-            if self._bridge.ledger.find(ref) is None:
-                raise UnlistedPrompt(f"server {server!r} lists no prompt {name!r}; see: indus prompts list {server}")
-        params: JsonObject = {"name": name} if arguments is None else {"name": name, "arguments": arguments}
-        result = await self._request(
-            qualify_tool_name(ref), server, "prompts/get", params, arguments or {}, on_progress
-        )
+            await self.open_item(ref)  # it may have it since an earlier run
+        params: JsonObject = {"name": ref.name} if arguments is None else {"name": ref.name, "arguments": arguments}
+        result = await self._request(qualify_tool_name(ref), ref, "prompts/get", params, arguments or {}, on_progress)
         return cast("JsonObject", clean_json(result)[0])
 
     async def get_skill(self, server: str, uri: str) -> JsonObject:
-        """Get the entry of a skill by the server's own URI of its `SKILL.md`.
+        """Get the entry of a skill by the server's own URI of its `SKILL.md`, as it was approved.
 
         Raises:
-            ContentRefused: It is disabled.
+            ContentRefused: It is disabled, or the server does not list it.
             ProtocolFault: The server is not there, or refused.
         """
-        self._refuse_disabled(RemoteToolRef(server, uri, "skill"))
-        endpoint = await self.wake(server)
-        return cast("JsonObject", clean_json(await endpoint.request("skills/get", {"uri": uri}))[0])
+        ref = RemoteToolRef(server, uri, "skill")
+        await self.open_item(ref)
+        known = self._bridge.ledger.find(ref)
+        if known is None:
+            raise ContentRefused(f"server {server!r} lists no skill {uri!r}")
+        return {"skill": clean_json(known[1].raw)[0]}
 
     async def read_directory(self, server: str, uri: str) -> JsonObject:
         """Read a directory of a skill whose files are not listed, by the server's own URI.
@@ -177,7 +175,7 @@ class ServerContent:
             ContentRefused: The server lists no directories.
             ProtocolFault: The server is not there, or refused.
         """
-        endpoint = await self.wake(server)
+        endpoint = await self.open_item(RemoteToolRef(server, uri, "resource"))
         if endpoint.facts is None or not endpoint.facts.offers(SKILLS, DIRECTORY_READ):
             raise ContentRefused(f"{uri} of server {server!r} is no directory")
         return cast("JsonObject", clean_json(await endpoint.request(READ_DIRECTORY, {"uri": uri}))[0])
@@ -186,9 +184,13 @@ class ServerContent:
         """Ask a server how an argument of a prompt or a variable of a template may go on.
 
         Raises:
+            ContentRefused: The prompt or the template is disabled.
             ProtocolFault: The server is not there, or refused.
         """
-        endpoint = await self.wake(server)
+        about = params.get("ref")
+        name, uri = (about.get("name"), about.get("uri")) if is_json_object(about) else (None, None)
+        ref = RemoteToolRef(server, str(name), "prompt") if uri is None else RemoteToolRef(server, str(uri), "template")
+        endpoint = await self.open_item(ref)
         return cast("JsonObject", clean_json(await endpoint.request("completion/complete", params))[0])
 
     async def read_apps(self) -> Sequence[BridgeCapability]:
@@ -220,6 +222,28 @@ class ServerContent:
             raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server, reason="not_found"))
         return endpoint
 
+    async def open_item(self, ref: RemoteToolRef) -> ServerEndpointImpl:
+        """Start the server of an item if it is asleep, and return its endpoint for a request about this item.
+
+        The item is checked once the server is up and has listed what it has now: it may have changed since an earlier
+        run, while a user was asked, or in a restart.
+
+        Raises:
+            ContentRefused: The item is disabled, or a prompt that the server does not list.
+            ProtocolFault: The server is not there, or could not be started.
+        """
+        endpoint = await self.wake(ref.server)
+        kinds: tuple[ItemKind, ...] = (ref.kind, "skill") if ref.name.startswith(_SKILL) else (ref.kind,)
+        for kind in kinds:
+            if kind in self._bridge.options.kinds and endpoint.known_items(kind) is None:
+                with suppress(ProtocolFault):  # the status has the fault; what was approved stays in use
+                    await endpoint.list_items(kind)
+        self._refuse_disabled(ref)
+        if ref.kind == "prompt" and self._bridge.ledger.find(ref) is None:
+            remedy = f"see: indus prompts list {ref.server}"
+            raise UnlistedPrompt(f"server {ref.server!r} lists no prompt {ref.name!r}; {remedy}")
+        return endpoint
+
     @contextmanager
     def _observe(self, ref: RemoteToolRef, arguments: JsonObject) -> Generator[list[JsonObject]]:
         """Show the observer of calls a use of a resource or prompt, which puts its result into the list.
@@ -245,14 +269,24 @@ class ServerContent:
             observed.finish(outcome)
 
     def _refuse_disabled(self, ref: RemoteToolRef) -> None:
-        disabled = next((item for item in self._bridge.disabled if item.ref == ref), None)
+        """Refuse a disabled item, the files of a disabled skill, and other spellings of their URIs."""
+        mine = [item for item in self._bridge.disabled if item.ref.server == ref.server]
+        disabled = next((item for item in mine if item.ref == ref), None)
+        if disabled is None and ref.kind != "prompt":
+            is_live = self._bridge.ledger.find(ref) is not None
+            held = [item for item in mine if not is_live or item.ref.kind == "skill"]
+            nearest = max(held, key=lambda item: _measure_match(item.ref, ref), default=None)
+            skills = self._bridge.ledger.live_capabilities_for_server(ref.server, "skill")
+            approved = max((_measure_match(skill.ref, ref) for skill in skills), default=0)
+            if nearest is not None and _measure_match(nearest.ref, ref) > approved:
+                disabled = nearest
         if disabled is not None:
             raise ContentRefused(str(project_content(refuse_disabled(disabled).content)))
 
     async def _request(
         self,
         name: str,
-        server: str,
+        ref: RemoteToolRef,
         method: str,
         params: JsonObject,
         arguments: JsonObject,
@@ -260,24 +294,24 @@ class ServerContent:
     ) -> JsonObject:
         """Send a request behind the permission check, which sees it as a call of a tool of the server."""
         results: list[JsonObject] = []
-        faults: list[ProtocolFault] = []
+        faults: list[ProtocolFault | ContentRefused] = []
 
         async def send() -> JsonObject:
-            endpoint = await self.wake(server)
+            endpoint = await self.open_item(ref)
             return await endpoint.request(method, params, on_progress=on_progress)
 
         async def run(_: JsonValue, ctx: ToolContext) -> ToolResult:
             try:
                 results.append(await send_past_move(send))
-            except ProtocolFault as fault:
+            except (ProtocolFault, ContentRefused) as fault:
                 faults.append(fault)
-                return ToolResult.error(str(fault), code=fault.kind)
+                return describe_failure(fault, ref.server)
             return ToolResult((TextContentBlock(f"{method}: done"),))
 
         if self._wrap is None or self._context is None:
             return await send_past_move(send)
-        descriptor = ToolDescriptor(name, f"{method} of server {server!r}", {"type": "object"})
-        card = BridgeCapability.from_definition(descriptor, RemoteToolRef(server, name), {}, run)
+        descriptor = ToolDescriptor(name, f"{method} of server {ref.server!r}", {"type": "object"})
+        card = BridgeCapability.from_definition(descriptor, RemoteToolRef(ref.server, name), {}, run)
         outcome = await self._wrap(card).run(arguments, replace(self._context, budget=UNLIMITED))
         if faults:
             raise faults[0]
@@ -285,6 +319,15 @@ class ServerContent:
             refusal = DeniedContent if outcome.details.get("code") == DeniedContent.code else ContentRefused
             raise refusal(str(project_content(outcome.content)))
         return results[0]
+
+
+def _measure_match(item: RemoteToolRef, ref: RemoteToolRef) -> int:
+    """Return how many characters of a URI stand for an item in any spelling, or for the folder of a skill; 0: none."""
+    if item.kind not in {"resource", "template", "skill"}:
+        return 0
+    uri, own = (normalize_uri(one.name).casefold() for one in (ref, item))
+    folder = own[: own.rfind("/") + 1]
+    return len(own) if uri == own else len(folder) if item.kind == "skill" and uri.startswith(folder) else 0
 
 
 def _is_app(uri: str, contents: JsonValue) -> bool:

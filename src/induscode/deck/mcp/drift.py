@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import format_count
+from indusagi.core.text import escape_unseen, format_count
 from induscode.consent import build_consent
 from induscode.deck.mcp.canonical import Form, canonical_definition, canonical_schema
 from induscode.deck.mcp.capability import definition_pin
@@ -169,8 +169,13 @@ def describe_causes(tools: Iterable[DisabledTool]) -> str:
 
 
 def name_item(ref: RemoteToolRef) -> str:
-    """Name an item for a person, in one line: server and tool, and the kind if it is no tool."""
-    name = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in f"{ref.server}/{ref.name}")
+    """Name an item for a user, in one line: server and tool, and the kind if it isn't a tool.
+
+    A name with letters that could pass for others, Cyrillic ones for instance, is also shown in ASCII.
+    """
+    name = escape_unseen(f"{ref.server}/{ref.name}")
+    if not name.isascii():
+        name += f" [{name.encode('ascii', 'backslashreplace').decode()}]"
     return name if ref.kind == "tool" else f"{name} ({ref.kind})"
 
 
@@ -252,8 +257,7 @@ def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonO
 def build_approval(server: str, drifts: Iterable[Drift]) -> Consent:
     """Build the question whether to approve definitions of a server as they are now, with every change in full."""
     shown = sorted(drifts, key=lambda drift: (drift.ref.kind, drift.ref.name))
-    # Not `splitlines`: a text of the server with U+2028 or U+0085 would begin a line that looks like ours.
-    lines = [line for drift in shown for line in (drift.summary, *drift.diff().rstrip("\n").split("\n"))]
+    lines = [line for drift in shown for line in (drift.summary, *drift.diff().splitlines())]
     facts: list[JsonValue] = [[drift.ref.kind, drift.ref.name, drift.digest] for drift in shown]
     return build_consent(f"{format_count(len(shown), 'definition')} of server {server!r}", facts, lines)
 
@@ -288,13 +292,16 @@ def same_json(one: JsonValue, other: JsonValue) -> bool:
 
 
 def pretty(value: JsonObject | None) -> list[str]:
-    """Format a definition over several lines with sorted keys, so that a change is a changed line."""
+    """Format a definition over several lines with sorted keys, so that a change is a changed line.
+
+    Every character is visible, and no text of a server begins a line.
+    """
     import json  # noqa: PLC0415 — used only to show or write definitions
 
     if value is None:
         return []
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    return [f"{line}\n" for line in text.split("\n")]
+    return [f"{escape_unseen(line)}\n" for line in text.split("\n")]
 
 
 def _accepts_the_same(before: JsonValue, after: JsonValue) -> bool:

@@ -1,6 +1,7 @@
 """The lock file: the tool definitions a project has agreed to, to be committed and compared.
 
-It holds complete definitions instead of digests, so that a review shows what changed.
+It holds complete definitions instead of digests, so that a review shows what changed. An empty entry says that a server
+has nothing of a kind: in memory that's a definition without a name.
 """
 
 from __future__ import annotations
@@ -38,17 +39,25 @@ _SECTIONS: dict[ItemKind, str] = {
     "content": "contents",
 }
 """The sections of the file, each by server; "servers" is older than the other kinds."""
+_EMPTY = ""
+"""The name of a definition that stands for an empty entry."""
 _LARGEST_BYTES = 64 * 1024 * 1024
 
 
 def lock_text(
-    capabilities: Iterable[BridgeCapability], before: Mapping[RemoteToolRef, JsonObject] | None = None
+    capabilities: Iterable[BridgeCapability],
+    before: Mapping[RemoteToolRef, JsonObject] | None = None,
+    servers: Iterable[str] = (),
 ) -> str:
     """Format the lock of these tools; the same tools give the same text.
 
     A tool that differs from `before` in order alone keeps its text. Items of other kinds have sections of their own.
+    Each of `servers` has an entry in every section: what it adds later isn't locked.
     """
-    sections: dict[ItemKind, dict[str, JsonValue]] = {"tool": {}}
+    names = sorted(servers)
+    sections: dict[ItemKind, dict[str, JsonValue]] = {"tool": {name: {} for name in names}}
+    # The content of an app isn't listed: its resource has the entry.
+    sections |= {kind: {name: {} for name in names} for kind in _SECTIONS if names and kind != "content"}
     for capability in sorted(capabilities, key=lambda capability: (capability.ref.server, capability.ref.name)):
         tools = sections.setdefault(capability.ref.kind, {}).setdefault(capability.ref.server, {})
         assert isinstance(tools, dict)
@@ -60,8 +69,8 @@ def lock_text(
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
-    """Replace the lock file by one of these tools, atomically.
+def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Iterable[str] = ()) -> None:
+    """Replace the lock file by one of these tools of `servers`, atomically.
 
     Raises:
         OSError: It cannot be written.
@@ -75,7 +84,7 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
             before = read_lock(path)
         try:
             with open(temporary, "x", encoding="utf-8") as file:
-                file.write(lock_text(capabilities, before))
+                file.write(lock_text(capabilities, before, servers))
             os.replace(temporary, path)
         except BaseException:
             if os.path.exists(temporary):
@@ -84,7 +93,7 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
 
 
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
-    """Read the definitions of a lock file.
+    """Read the definitions of a lock file, and its empty entries.
 
     Raises:
         BridgeFault: It is absent, unreadable, or was changed by hand.
@@ -100,11 +109,23 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     for kind, section in _SECTIONS.items():
         rows = lock.get(section)
         definitions |= _definitions(path, kind, rows) if is_json_object(rows) else ()
-    return definitions
+    # Every lock file has the tools of all its servers, also one that is older than empty entries.
+    with_tools = {ref.server for ref in definitions if ref.kind == "tool"}
+    return definitions | build_empty_entries({ref.server for ref in definitions} - with_tools, ["tool"])
+
+
+def build_empty_entries(
+    servers: Iterable[str], kinds: Iterable[ItemKind] = tuple(_SECTIONS)
+) -> dict[RemoteToolRef, JsonObject]:
+    """Build what a lock file says about servers that have nothing of these kinds."""
+    names = [*servers]
+    return {RemoteToolRef(server, _EMPTY, kind): {} for kind in kinds for server in names}
 
 
 def _definitions(path: str, kind: ItemKind, servers: JsonObject) -> Iterable[tuple[RemoteToolRef, JsonObject]]:
     for server, tools in servers.items():
+        if not tools:
+            yield RemoteToolRef(server, _EMPTY, kind), {}
         for name, row in tools.items() if is_json_object(tools) else ():
             raw = row.get("definition") if is_json_object(row) else None
             if not is_json_object(row) or not is_json_object(raw):
@@ -121,4 +142,15 @@ def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[
         BridgeFault: The lock file cannot be read.
     """
     present = {capability.ref: capability.raw for capability in capabilities}
-    return compare_definitions(read_lock(path), present)
+    return compare_lock(read_lock(path), present)
+
+
+def compare_lock(
+    locked: Mapping[RemoteToolRef, JsonObject], present: Mapping[RemoteToolRef, JsonObject]
+) -> Sequence[Drift]:
+    """Compare what there is with the definitions of a lock file, as far as that has entries."""
+    # A lock file that is older than the other kinds has no entries for them.
+    covered = {(ref.server, ref.kind) for ref in locked}
+    known = {ref: raw for ref, raw in locked.items() if ref.name != _EMPTY}
+    shown = {ref: raw for ref, raw in present.items() if ref.kind == "tool" or (ref.server, ref.kind) in covered}
+    return compare_definitions(known, shown)

@@ -128,7 +128,7 @@ async def show_server(page: PageRequest) -> PageView:
     server = next((one for one in await page.source.list_servers() if one.name == name), None)
     if server is None:
         raise PageError(f"There is no server {name!r}")
-    log = [*page.source.session.mcp.fleet.read_log(name)] if name in page.source.session.mcp.status() else []
+    log = [*page.source.session.mcp.fleet.read_log(name)] if page.source.session.mcp.status_of(name) is not None else []
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
     series = await to_thread.run_sync(_read_hour)
     answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))

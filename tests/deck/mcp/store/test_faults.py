@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -266,6 +267,28 @@ async def test_finding_d1_a_file_that_another_program_locks_is_given_up_in_time(
     finally:
         holder.close()
     assert path.exists()
+
+
+async def test_lock_of_another_process_puts_off_upkeep_and_keeps_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("induscode.deck.mcp.store.database.BUSY_S", 0.05)
+    async with stored(tmp_path) as store:
+        for number in (1, 2):
+            store.append(batch(number, run=f"r{number}"))
+        part = await store.read_part(None, 0, 0)
+        assert part is not None
+        with closing(sqlite3.connect(store_file(tmp_path), isolation_level=None)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            await store.mark_published(part.chain, part.head)
+            assert await store.renew_chain(part.chain, 0) is None
+            assert await store.prune(Retention(runs=1, days=180), "r2") is None
+        assert ["database is locked" in note.message for note in store.notes] == [True]
+        await store.mark_published(part.chain, part.head)
+        part = await store.read_part(None, 0, 0)
+        assert part is not None
+        assert (store.path, part.unpublished) == (str(store_file(tmp_path)), 0)
+        assert await store.prune(Retention(runs=1, days=180), "r2") is not None
 
 
 # -- through real processes -------------------------------------------------------------------

@@ -143,10 +143,10 @@ async def test_finding_d5_a_damaged_line_of_the_pins_file_loses_only_that_pin(tm
     await fill_store(tmp_path, 5)
     lines = pins_file(tmp_path).read_bytes().splitlines()
     lines[2] = lines[2].replace(b"t3", b"tX")
-    pins_file(tmp_path).write_bytes(b"\n".join([*lines, b"[1]", b"{", b'{"subject":1}']))
+    pins_file(tmp_path).write_bytes(b"\n".join([*lines, b"[1]", b"{", b'{"subject":1}', b"[" * 100_000]))
     store_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
-        assert "4 tools that were approved are kept, 4 are lost" in store.notes[0].message
+        assert "4 tools that were approved are kept, 5 are lost" in store.notes[0].message
         assert await list_pinned_tools(store) == ["t1", "t2", "t4", "t5"]
 
 
@@ -255,7 +255,9 @@ def test_finding_d5_with_a_lock_only_its_definitions_are_taken_for_new_tools(tmp
     assert run("mcp", "approve", "s", "one", "--yes", cwd=tmp_path).returncode == 0
     assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
     (tmp_path / ".indusvx" / "mcp.lock.json").write_text("{", encoding="utf-8")
-    assert "not compared with the tools there are" in run("tools", cwd=tmp_path).stderr
+    done = run("tools", cwd=tmp_path)
+    assert "nothing new of the project's servers is approved" in done.stderr
+    assert "s__three" in done.stdout.partition("DISABLED")[2]
 
 
 def forget_all() -> None:

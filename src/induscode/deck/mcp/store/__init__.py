@@ -28,7 +28,7 @@ from induscode.deck.mcp.store.database import store_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from induscode.deck.mcp.store.database import ChainEnd
+    from induscode.deck.mcp.store.database import ChainEnd, LedgerDb
     from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts
     from induscode.deck.mcp.store.fallback import FallbackStore
     from induscode.deck.mcp.store.publication import ChainPart
@@ -186,21 +186,23 @@ class ThreadedStore:
         """Read rows of the chain after a position; None if they cannot be read."""
         from induscode.deck.mcp.store.publication import read_part  # noqa: PLC0415 — for a node of a cluster
 
-        return await self._try_query(
-            lambda store: store.use(lambda db: read_part(db, after, most_rows, most_characters)), None
-        )
+        return await self._publish(lambda db: read_part(db, after, most_rows, most_characters))
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
         """Remember up to where rows of a chain are published."""
         from induscode.deck.mcp.store.publication import mark_published  # noqa: PLC0415 — for a node of a cluster
 
-        await self._try_query(lambda store: store.use(lambda db: mark_published(db, chain, end)), None)
+        await self._publish(lambda db: mark_published(db, chain, end))
 
     async def renew_chain(self, former: str, published: int) -> str | None:
         """Give the chain a new id in place of the former one, and return it; None if that fails."""
         from induscode.deck.mcp.store.publication import renew_chain  # noqa: PLC0415 — for a node of a cluster
 
-        return await self._try_query(lambda store: store.use(lambda db: renew_chain(db, former, published)), None)
+        return await self._publish(lambda db: renew_chain(db, former, published))
+
+    async def _publish(self, action: Callable[[LedgerDb], T]) -> T | None:
+        """Run an action that the publisher repeats: a lock of another process must not move the ledger to memory."""
+        return await self._try_query(lambda store: store.use(action, can_wait=True), None)
 
     async def aclose(self) -> None:
         """Write what is left, and close."""

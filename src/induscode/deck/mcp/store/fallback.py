@@ -207,16 +207,19 @@ class FallbackStore:
         self._uncounted += 1
         self.notes[_MOST_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
 
-    def use(self, action: Callable[[LedgerDb], T]) -> T:
+    def use(self, action: Callable[[LedgerDb], T], *, can_wait: bool = False) -> T:
         """Run an action on the database; if its file fails, on what replaces it (recovered file, then memory).
 
         Raises:
-            BaseException: What the database in memory raised.
+            BaseException: What the database in memory raised; with `can_wait` also that another process holds the file,
+                which then replaces nothing.
         """
         while self._db.path is not None:
             try:
                 return action(self._db)
-            except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+            except BaseException as exc:  # boundary: see the module's text
+                if can_wait and getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                    raise
                 path = self._db.path
                 self._db.close()
                 self._db = self._replace(path, exc)
@@ -245,7 +248,7 @@ class FallbackStore:
 
     def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Remove old runs."""
-        pruned = self.use(lambda db: prune(db, keep, own_run))
+        pruned = self.use(lambda db: prune(db, keep, own_run), can_wait=True)
         if pruned is not None:
             message = f"{pruned.runs} old runs with {pruned.rows} rows were removed; a row says so"
             self.add_note(Note("the ledger", message))
