@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.shared.chains import NO_ANCHOR, Anchor, ChainBatch, ChainBook, digest_anchor
+from induscode.cluster.shared.chains import NO_ANCHOR, Anchor, ChainBatch, ChainBook, ChainProblem, digest_anchor
 from induscode.cluster.shared.ledger import take_message
 from induscode.cluster.streams import StreamMessage
 from induscode.deck.mcp.store.database import ChainEnd
@@ -116,6 +116,12 @@ def test_every_change_of_a_message_is_named(at: int, other: int) -> None:
         swapped = [*messages]
         swapped[at], swapped[other] = swapped[other], swapped[at]
         assert verify([*swapped])
+
+
+def test_problem_is_json_with_its_place() -> None:
+    problem = ChainProblem(message="m", chain="c", node="n", row=2, number=3)
+    assert problem.to_json() == {"node": "n", "chain": "c", "row": 2, "stream_sequence": 3, "message": "m"}
+    assert (str(problem), str(ChainProblem(message="m"))) == ("node 'n', chain c, row 2, message 3: m", "m")
 
 
 def test_problems_say_where() -> None:

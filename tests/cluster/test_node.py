@@ -180,6 +180,11 @@ async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker:
         await end_leases(settings, placement.lease)
         await until(lambda: member.endpoint().phase is EndpointPhase.READY)
         assert (await member.node.placements.list_all())[0].epoch > epoch
+        # Under another lease the server isn't this node's any more, whoever was told of the loss.
+        endpoint, membership = member.endpoint(), member.node.membership
+        membership.info = replace(membership.info, lease="another")
+        with pytest.raises(ProtocolFault):
+            await endpoint.invoke("pid", {})
 
 
 async def test_server_that_was_starting_when_the_lease_was_lost_is_not_run(broker: BrokerProcess) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster, silent_broker
@@ -21,7 +21,7 @@ from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
 from induscode.cluster.prepare import prepare_cluster
 from induscode.cluster.shared.calls import CallPublisher, read_calls
-from induscode.cluster.shared.consents import SharedTrust
+from induscode.cluster.shared.consents import SharedTrust, find_used_project
 from induscode.cluster.shared.state import SharedState, open_shared_state
 from induscode.cluster.shared.table import SharedTable, open_table
 from induscode.cluster.streams import Stream
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
     from induscode.cluster.contract import ClusterSettings
+    from induscode.deck.mcp.config.rows import ServerRow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -114,6 +115,7 @@ async def test_bucket_that_was_lost_gets_the_entries_of_a_node_that_runs(broker:
         kept, removed, new = (writer.build_key("server", name) for name in ("kept", "removed", "new"))
         await writer.put(kept, {"name": "kept"})
         await writer.put(removed, {"name": "removed"})
+        await until(lambda: {*reader.list("server")} == {kept, removed})
         await writer.remove(removed)
         await until(lambda: [*reader.list("server")] == [kept])
         bucket = await opened.open_bucket(settings.shared)
@@ -195,6 +197,38 @@ async def test_consent_holds_at_all_nodes_until_it_is_revoked(broker: BrokerProc
         await one.share()
         await until(lambda: not reader.list("consent"))
         assert await in_thread(two.consent, there) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_local"),
+    [
+        ({"command": "npx", "args": ["-y", "@org/server@1.2.3", "--port=80"]}, False),
+        ({"url": "https://example.org/mcp"}, False),
+        ({"command": "/usr/bin/server", "args": ["/srv/data"]}, False),
+        ({"command": "node", "args": ["server.js"]}, True),
+        ({"command": "node", "args": ["--import=server.js"]}, True),
+        ({"command": "python", "args": ["-m", "package.module"]}, True),
+        ({"command": "server.js"}, True),
+        ({"command": "./gone"}, True),
+        ({"command": "sh", "args": ["-c", "exec node server.js"]}, True),
+        ({"command": "node", "args": ["${HERE}/x.js"]}, True),
+        ({"command": "server", "cwd": "package"}, True),
+        ({"url": "https://example.org/mcp", "headersHelper": "node server.js"}, True),
+    ],
+)
+def test_finding_x7_consent_to_what_a_project_runs_is_none_to_an_equal_row_elsewhere(
+    tmp_path: Path, fields: JsonObject, is_local: bool
+) -> None:
+    rows: list[ServerRow] = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        (folder / "package").mkdir(parents=True)
+        (folder / "server.js").write_text(name)
+        rows.append(parse_row("a", fields, Origin(str(folder / ".mcp.json"), "project", "claude-code")))
+    found = [find_used_project(row) for row in rows]
+    assert found == ([str(tmp_path / "one"), str(tmp_path / "two")] if is_local else [None, None])
+    digests = {SharedTrust(cast("Any", None), KEY, "one")._digest(row) for row in rows}
+    assert len(digests) == (2 if is_local else 1)
 
 
 async def test_call_records_of_all_nodes_are_read_newest_first(broker: BrokerProcess) -> None:

@@ -25,6 +25,7 @@ from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.node import open_node
 from induscode.cluster.options import find_node_name, parse_brokers
 from induscode.cluster.prepare import prepare_cluster
+from induscode.commands import cluster_state
 from induscode.commands.support.cluster import describe_fault
 from induscode.program import run
 
@@ -235,6 +236,34 @@ def test_file_without_a_server_is_not_pushed(tmp_path: Path, capsys: pytest.Capt
     empty.write_text('{"mcpServers": {}}', encoding="utf-8")
     assert run(["cluster", "config", "push", str(empty), "--yes", "--cluster", "nats://127.0.0.1:1"]) == 2
     assert f"{empty}: there is no server in it" in capsys.readouterr().err
+
+
+def test_yes_to_a_digest_pushes_exactly_what_was_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = list[int]()
+
+    def change(*_: object) -> int:
+        pushed.append(1)
+        return 0
+
+    monkeypatch.setattr(cluster_state, "_change", change)
+    file = tmp_path / "servers.json"
+    file.write_text('{"mcpServers": {"one": {"url": "http://x"}, "two": {"command": "t"}}}', encoding="utf-8")
+    push = ["cluster", "config", "push", str(file)]
+    assert run(push) == 2
+    shown = capsys.readouterr()
+    digest = shown.out.rpartition("digest: ")[2].strip()
+    assert f"--yes --digest {digest}" in shown.err
+    for changed in ('{"url": "http://y"}', '{"url": "http://x", "headers": {"a": "b"}}'):
+        before = file.read_text(encoding="utf-8")
+        file.write_text(before.replace('{"url": "http://x"}', changed), encoding="utf-8")
+        assert run([*push, "--yes", "--digest", digest]) == 1
+        assert "it has changed since you looked" in capsys.readouterr().err
+        file.write_text(before, encoding="utf-8")
+    assert pushed == []
+    assert run([*push, "--yes", "--digest", digest]) == 0
+    assert pushed == [1]
 
 
 @pytest.mark.process

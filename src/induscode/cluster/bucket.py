@@ -94,19 +94,30 @@ class Bucket:
             ClusterFault: The broker did not answer.
         """
 
-        async def read_all() -> Mapping[str, BucketEntry]:
-            found: dict[str, BucketEntry] = {}
-            watcher = await self._values.watchall(ignore_deletes=True)  # pyright: ignore[reportUnknownMemberType] — untyped options
+        async def read_once() -> Sequence[KeyValue.Entry]:
+            watcher = await self._values.watchall()  # pyright: ignore[reportUnknownMemberType] — untyped options
+            found: list[KeyValue.Entry] = []
             try:
                 async for entry in watcher:
                     if entry is None:  # what follows are changes
                         break
-                    found[entry.key] = BucketEntry(entry.value or b"", entry.revision or 0)
+                    found.append(entry)
             finally:
                 await watcher.stop()
             return found
 
-        return await self._broker.run("the entries could not be listed", read_all(), requests=2)
+        async def read_all() -> Mapping[str, BucketEntry]:
+            # nats-py reports the end too early when the first entry is still on its way. Removed keys leave a
+            # marker, so a bucket with messages always has entries.
+            while not (found := await read_once()) and (await self._values.status()).values:
+                pass
+            return {
+                entry.key: BucketEntry(entry.value or b"", entry.revision or 0)
+                for entry in found
+                if entry.operation is None
+            }
+
+        return await self._broker.run("the entries could not be listed", read_all(), requests=3)
 
     async def read_ttl(self) -> float:
         """Read how many seconds an entry lives; raises as `get`."""

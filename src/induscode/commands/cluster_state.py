@@ -24,13 +24,15 @@ from induscode.commands.support.cluster import (
     run_with_broker,
 )
 from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
+from induscode.commands.support.output import as_json, ask_consent, digest_option, print_notes, print_table, write_json
+from induscode.consent import build_consent
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
     from induscode.cluster.shared.table import SharedTable
     from induscode.cluster.shared.verify import ClusterReport
+    from induscode.consent import Consent
 
 _HERE = "induscode.commands.cluster_state"
 _FAILED = 1
@@ -170,21 +172,22 @@ def _describe(row: JsonValue) -> str:
 @click.command("push")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--yes", is_flag=True, help="Put them there without a question.")
+@digest_option
 @broker_option
 @key_option
 @click.pass_context
-def push(context: click.Context, *, file: str, yes: bool, brokers: str | None, key_file: str | None) -> int:
+def push(
+    context: click.Context, *, file: str, yes: bool, digests: tuple[str, ...], brokers: str | None, key_file: str | None
+) -> int:
     """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients has them at once.
 
     This is consent for all nodes, so each server is shown first. Values of variables are sealed with the key of the
-    cluster; ${NAME} gets its value at the node that runs the server.
+    cluster; ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
     """
-    rows = _read_rows(context, file)
-    if not yes:
-        if not can_ask_user():
-            raise click.UsageError("there is no terminal for a question: look at the file, then use --yes", context)
-        if not confirm(f"Start {', '.join(rows)} on the nodes of the cluster from now on?"):
-            return _FAILED
+    rows, consent = _read_rows(context, file)
+    question = f"Start {', '.join(rows)} on the nodes of the cluster from now on?"
+    if not ask_consent(consent, question, yes=yes, digests=digests):
+        return _FAILED
 
     async def work(table: SharedTable) -> int:
         for name, row in rows.items():
@@ -196,8 +199,8 @@ def push(context: click.Context, *, file: str, yes: bool, brokers: str | None, k
     return _change(context, brokers, key_file, work)
 
 
-def _read_rows(context: click.Context, file: str) -> Mapping[str, JsonObject]:
-    """Read, check and show the servers of a file."""
+def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObject], Consent]:
+    """Read and check the servers of a file, and build the question about them."""
     from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
     from induscode.deck.mcp.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
     from induscode.deck.mcp.config.trust import describe_row  # noqa: PLC0415 — not for the help
@@ -210,17 +213,16 @@ def _read_rows(context: click.Context, file: str) -> Mapping[str, JsonObject]:
     servers = document.get("mcpServers") if is_json_object(document) else None
     if not is_json_object(servers):
         raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}', context)
-    rows: dict[str, JsonObject] = {}
-    for row in found.rows:
-        if row.id in servers:
-            rows[row.id] = row.written  # exactly what is shown, whatever the file has by now
-            print_line(f"Server {row.id}")
-            for line in describe_row(row).details:
-                print_line(f"  {line}")
+    rows = [row for row in found.rows if row.id in servers]
     print_notes(found.notes)
     if not rows:
         raise click.UsageError(f"{file}: there is no server in it", context)
-    return rows
+    questions = {row.id: describe_row(row) for row in rows}
+    lines = [line for name, one in questions.items() for line in (f"server {name}", *(f"  {it}" for it in one.details))]
+    facts: JsonObject = {name: one.digest for name, one in questions.items()}
+    consent = build_consent(f"servers of {os.path.realpath(file)} on every node of the cluster", facts, lines)
+    # Exactly what is shown, whatever the file has by now.
+    return {row.id: row.written for row in rows}, consent
 
 
 @click.command("remove")

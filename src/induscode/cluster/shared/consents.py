@@ -1,12 +1,14 @@
 """Consent that holds at every node: to servers of a project, by a keyed digest of what was consented to.
 
 A node shares the consents of its own user to the rows that it serves, and withdraws those that the user has revoked.
-Another node trusts a row that is equal in every fact: command, arguments, variables, address. Its id and file may be
-others' there; the digest cannot be turned back into the facts without the key.
+Another node trusts a row that is equal in every fact: name, command, arguments, variables, address. Its file may be
+elsewhere there, unless the row runs something of its project: that has to be in the same directory at both nodes. The
+digest cannot be turned back into the facts without the key.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from anyio import to_thread
 
 from indusagi.core.json import compact_json
 from indusagi.core.time import iso_utc, now_ms
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from induscode.deck.mcp.config.rows import find_project_dir
 from induscode.deck.mcp.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
@@ -56,7 +60,10 @@ class SharedTrust(TrustStore):
         return "trusted" if is_trusted else own
 
     def _digest(self, row: ServerRow) -> str:
-        return self._key.digest(KIND, compact_json(consent_facts(row), sort_keys=True))
+        facts = consent_facts(row)
+        if (folder := find_used_project(row)) is not None:
+            facts["project"] = folder
+        return self._key.digest(KIND, compact_json(facts, sort_keys=True))
 
     async def share(self) -> None:
         """Write the consents of this user that are missing, and remove those that were revoked.
@@ -78,3 +85,28 @@ class SharedTrust(TrustStore):
         for key, value in wanted.items():
             if key not in present:
                 await self._table.put(key, {**value, "at": iso_utc(now_ms())})
+
+
+def find_used_project(row: ServerRow) -> str | None:
+    """Return the directory of a row's project if its command names something there, otherwise None. It blocks.
+
+    An equal row of another project (`node server.js`) runs another program.
+    """
+    config, command = row.config, (row.auth or {}).get("header_command")
+    words = [config.command, *config.args, config.cwd or ""] if isinstance(config, StdioServerConfig) else []
+    words += map(str, command) if isinstance(command, list) else ()
+    folder = os.path.realpath(find_project_dir(row.origin))
+    is_used = any(_names_file(folder, part) for word in words for part in (word, *word.split()))
+    return folder if is_used else None
+
+
+def _names_file(folder: str, word: str) -> bool:
+    """Tell whether a word of a command names something in a directory, or has a path with a variable in it."""
+    # `--option=value`, `file.ts:run`, `-m package.module`
+    names = {word, word.partition("=")[2], word.partition(":")[0], word.partition(".")[0]} - {""}
+    return any(
+        name.startswith(".")
+        or (os.sep in name and ("$" in name or "{" in name))
+        or (not os.path.isabs(name) and os.path.lexists(os.path.join(folder, name)))
+        for name in names
+    )

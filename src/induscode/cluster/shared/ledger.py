@@ -225,9 +225,9 @@ class LedgerPublisher:
             reason = f"its row {there:,} is not the published one: the file was copied or rewritten"
         former = part.chain
         chain = await self._source.renew_chain(former, there)
-        self._on_note(f"the ledger of this node begins a new chain: {reason}")
         if chain is None:
             raise ClusterFault("ready", "the ledger cannot be written")
+        self._on_note(f"the ledger of this node begins a new chain: {reason}")
         self._chain, self._end, self._last = chain, None, 0
         self._first = (True, former, reason)
 
