@@ -43,3 +43,13 @@ def test_yes_to_another_subject_or_to_nothing_is_refused(digest: str) -> None:
 def test_question_shows_facts_then_warnings() -> None:
     question = build_consent("addon", {}, ["file: a.py"], ["It runs code."])
     assert question.details == ("file: a.py", "WARNING: It runs code.")
+
+
+@pytest.mark.parametrize("char", ["\u2028", "\x85", "\r", "\x1b", "\u202e", "\u3164", "\ufe01", "\u200b", "\U000e0041"])
+def test_finding_x4_every_character_of_a_question_is_visible_and_none_begins_a_line(char: str) -> None:
+    question = build_consent(f"server 'a{char}b'", {}, [f"command: a{char}b"], [f"a{char}b"])
+    plain = build_consent("server 'ab'", {}, ["command: ab"], ["ab"])
+    for shown, other in zip((question.heading, *question.details), (plain.heading, *plain.details), strict=True):
+        assert shown.isprintable()
+        assert char not in shown
+        assert shown != other

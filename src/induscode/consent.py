@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from indusagi.core.faults import CoreError
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
+from indusagi.core.text import escape_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +36,7 @@ class Consent:
     digest: str
     """SHA-256 over the subject and every fact that consent covers."""
     lines: tuple[str, ...]
-    """Every fact in full, one per line, without control characters."""
+    """Every fact in full, one per line; characters without a glyph are escaped."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -63,7 +64,8 @@ class Consent:
 
 def build_consent(subject: str, facts: JsonValue, lines: Iterable[str], warnings: Iterable[str] = ()) -> Consent:
     """Build the question about a subject. The digest covers the subject and all of `facts`."""
-    return Consent(subject, digest_facts([subject, facts]), tuple(lines), tuple(warnings))
+    shown = tuple(map(escape_unseen, lines)), tuple(map(escape_unseen, warnings))
+    return Consent(escape_unseen(subject), digest_facts([subject, facts]), *shown)
 
 
 def digest_facts(facts: JsonValue, salt: str = "") -> str:

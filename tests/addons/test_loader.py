@@ -111,6 +111,17 @@ def test_names_links_and_large_files_that_cannot_be_addons_are_noted(work: Path,
     assert [name for name in ("bad name", "folder", "large", "link") if not any(name in one for one in owners)] == []
 
 
+@pytest.mark.parametrize(
+    ("coding", "line"),
+    [("utf-7", "# +AAo-raise RuntimeError"), ("unicode_escape", "# \\nraise RuntimeError"), ("latin-1", "# \xe9")],
+)
+def test_finding_x5_an_addon_runs_as_the_text_that_was_shown(work: Path, coding: str, line: str) -> None:
+    """With such a first line, Python would read another text than the user did."""
+    add_project_addon(work, "shown", f"# coding: {coding}\n{line}\n{build_source()}")
+    addons = load(work)
+    assert ([one.name for one in addons.loaded], addons.notes) == (["shown"], ())
+
+
 def test_a_folder_that_cannot_be_listed_and_one_with_too_many_files_are_noted(work: Path) -> None:
     (work / ".indusvx").mkdir()
     (work / ".indusvx/addons").write_text("no folder", encoding="utf-8")

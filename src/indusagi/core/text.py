@@ -80,6 +80,12 @@ def _compile_invisible() -> re.Pattern[str]:
 
 
 @cache
+def _compile_unseen() -> re.Pattern[str]:
+    """Compile the pattern of an invisible character, without exceptions."""
+    return re.compile(f"[{INVISIBLE}]")
+
+
+@cache
 def _compile_break_hint() -> re.Pattern[str]:
     """Compile the pattern of hints for line breaks inside a word, or between words without a space."""
     return re.compile(f"(?<=[{_LETTERS}])\u00ad(?=[{_LETTERS}])|(?<=[{_UNSPACED}])\u200b|\u200b(?=[{_UNSPACED}])")
@@ -102,6 +108,20 @@ def clean_text(text: str) -> tuple[str, int]:
 def escape_invisible(text: str) -> tuple[str, int]:
     """Escape invisible characters as `<U+202E>`; return the text and their number."""
     return _compile_invisible().subn(lambda match: f"<U+{ord(match[0]):04X}>", text)
+
+
+def escape_unseen(text: str) -> str:
+    """Escape every character without a glyph, and every line end, as Python does; for questions to a user.
+
+    Nothing is excepted, so that no joiner or selector hides a difference.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    unseen = _compile_unseen()
+    return "".join(
+        char if char.isprintable() and not unseen.match(char) else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def make_visible(text: str) -> tuple[str, int]:

@@ -186,7 +186,8 @@ def _import_file(source: ProjectAddon) -> object:
     module.__file__ = source.file
     # Data classes and pickles look their module up there.
     sys.modules[module.__name__] = module
-    code = compile(source.content, source.file, "exec", dont_inherit=True)
+    # As UTF-8, which the user has read: with a `coding` line, Python would run another text.
+    code = compile(source.content.decode("utf-8-sig"), source.file, "exec", dont_inherit=True)
     exec(code, module.__dict__)  # noqa: S102 — the person has consented to exactly these bytes
     try:
         return cast("object", getattr(module, _FACTORY))

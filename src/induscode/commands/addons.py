@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.text import escape_unseen
 from induscode.commands.support.groups import CommandGroup, LazyCommand
 from induscode.commands.support.output import (
     as_json,
@@ -141,7 +142,8 @@ def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], qui
     from induscode.addons.consent import AddonConsentStore  # noqa: PLC0415 — not for the help
 
     if not yes:
-        print_text(source.content.decode("utf-8", "replace"))
+        text = source.content.decode("utf-8", "replace").expandtabs(4)
+        print_text("\n".join(map(escape_unseen, text.split("\n"))))
     question = source.describe()
     if not ask_consent(question, f"Load addon {source.name} from now on?", yes=yes, digests=digests, quiet=quiet):
         print_status(f"{source.name}: not trusted")

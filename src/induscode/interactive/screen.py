@@ -270,14 +270,13 @@ class Screen:
         height = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
         # prompt_toolkit keeps the height of the last frame: a region that shrinks is drawn from its first row.
         erases = bool(text) or (screen is not None and screen.height > height)
+        self._output.write_raw(_BEGIN_UPDATE)
         if erases:
-            self._output.write_raw(_BEGIN_UPDATE)
             self._app.renderer.erase()
             self._output.write_raw(text)
         self._app.redraw()
-        if erases:
-            self._output.write_raw(_END_UPDATE)
-            self._output.flush()
+        self._output.write_raw(_END_UPDATE)
+        self._output.flush()
 
     async def run(self) -> None:
         """Show the live region and read keys until `close` is called."""

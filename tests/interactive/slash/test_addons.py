@@ -36,6 +36,7 @@ class Host:
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         assert heads == ("NAME", "SOURCE", "STATE", "ADDS")
         self.rows = {row[0]: row for row in rows}
+        assert len(self.rows) == len(rows), "an addon is listed twice"
 
     def run(self, rest: str = "") -> None:
         self.lines, self.rows = [], {}
@@ -57,6 +58,14 @@ def test_every_addon_is_listed_with_its_state_and_reason(tmp_path: Path) -> None
     shown = "\n".join(host.lines)
     assert "indus addons trust waiting" in shown
     assert "addon 'broken' of" in shown
+
+
+def test_a_required_addon_without_consent_is_listed_once(tmp_path: Path) -> None:
+    add_project_addon(tmp_path, "audit", build_source(), trusted=False)
+    host = Host(tmp_path)
+    assert [*host.addons.missing] == ["audit"]
+    host.run()
+    assert host.rows["audit"][2] == "not loaded: it needs your consent"
 
 
 def test_a_session_without_addons_says_so(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_changed_definition_is_shown_graded_and_approved(setup: TerminalSetup,
         wait_for_answer(terminal, "/mcp tools drifting", "/mcp approve drifting rich")
         wait_for_answer(terminal, "/tools rich", "/mcp approve drifting rich")
         wait_for_answer(terminal, "/mcp approve drifting", "[n] no")
-        assert "grade: routing, differs in: description" in terminal.text
+        assert "drifting/rich: routing (description)" in terminal.text
         assert '-  "description": "As it was."' in terminal.text
         assert '+  "description": "As it is."' in terminal.text
         terminal.type("n")

@@ -70,7 +70,8 @@ class Stage:
             leases=SimpleNamespace(find_holders=self.find_holders),
         )  # fmt: skip
         mcp = SimpleNamespace(
-            plan=plan, status=lambda: self.statuses, status_of=self.statuses.get, capabilities=self.capabilities,
+            plan=plan, status=lambda: self.statuses, status_of=self.statuses.get,
+            require_status=self.statuses.__getitem__, capabilities=self.capabilities,
             disabled=self.disabled, fleet=fleet, enrolment=SimpleNamespace(notes=self.notes),
         )  # fmt: skip
         servers = SimpleNamespace(

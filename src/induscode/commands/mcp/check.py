@@ -40,7 +40,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
             try:
                 await mcp.wait_listed(name)
                 took_s = monotonic() - began
-                status = mcp.status()[name]
+                status = mcp.require_status(name)
             finally:
                 await mcp.aclose()
             print_notes(store.notes)

@@ -188,7 +188,7 @@ def _write_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
         print_status("nothing was written: these tools wait for approval")
         return _DIFFERENT
     tools = len(mcp.capabilities)
-    write_lock(path, items)
+    write_lock(path, items, mcp.plan.configs)
     if as_json:
         write_json({"file": path, "tools": tools, "others": len(items) - tools})
     else:
@@ -198,19 +198,16 @@ def _write_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
 
 
 def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability], *, as_json: bool) -> int:
-    from induscode.deck.mcp.drift import compare_definitions  # noqa: PLC0415 — for `lock`
-    from induscode.deck.mcp.lock import read_lock  # noqa: PLC0415 — for `lock`
+    from induscode.deck.mcp.lock import compare_lock, read_lock  # noqa: PLC0415 — for `lock`
 
-    locked = read_lock(path)
-    # A lock file that is older than the other kinds says nothing about them.
-    kinds = {ref.kind for ref in locked} | {"tool"}
-    present = {item.ref: item.raw for item in items if item.ref.kind in kinds}
+    present = {item.ref: item.raw for item in items}
     # A tool with a changed definition: as its server lists it now.
     present |= {drift.ref: drift.after for drift in mcp.enrolment.drifts if drift.after is not None}
-    drifts = compare_definitions(locked, present)
+    drifts = compare_lock(read_lock(path), present)
     _print_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
-        what = ("tool is", "tools are") if kinds == {"tool"} else ("item is", "items are")
+        is_tools = all(ref.kind == "tool" for ref in present)
+        what = ("tool is", "tools are") if is_tools else ("item is", "items are")
         print_line(f"{format_count(len(present), *what)} as {path} has them")
     return _DIFFERENT if any(drift.disables for drift in drifts) else 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.text import escape_unseen
 from induscode.console import build_rich_table, print_rich_table, stdout_console
 from induscode.terminal import escape_unprintable, print_line, print_status
 
@@ -119,7 +120,7 @@ def print_notes(notes: Iterable[Note]) -> None:
 
 def confirm(question: str) -> bool:
     """Ask a yes-or-no question on the terminal; anything but a yes is a no."""
-    print(escape_unprintable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
+    print(escape_unseen(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.text import format_count
+from indusagi.core.text import escape_unseen, format_count
 from induscode.commands.support.output import build_unknown_name
 from induscode.deck.mcp.config.trust import TrustStore
+from induscode.deck.mcp.drift import build_approval, name_item
 from induscode.interactive.slash import SlashError, name_slash_commands
 from induscode.session.dialog import Choice, Question
 from induscode.session.servers import BrokenConfigError
-from induscode.terminal import escape_controls, escape_unprintable
+from induscode.terminal import escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,8 @@ _YES_NO = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
 
 
 async def _confirm(host: SlashHost, title: str, lines: Sequence[str] = ()) -> bool:
-    facts = tuple(map(escape_unprintable, lines))
-    reply = await host.screen.ask(Question(title=escape_unprintable(title), lines=facts, choices=_YES_NO, default="n"))
+    facts = tuple(map(escape_unseen, lines))
+    reply = await host.screen.ask(Question(title=escape_unseen(title), lines=facts, choices=_YES_NO, default="n"))
     return reply.key == "y" and not reply.cancelled
 
 
@@ -61,8 +62,8 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
     started = [server for server in trusted if server in servers.mcp.plan.configs]
     await servers.mcp.wake(started)
     for server in trusted:
-        if server in started:
-            status = servers.mcp.status()[server]
+        status = servers.mcp.status_of(server) if server in started else None
+        if status is not None:
             owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
             what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
             host.screen.show(f"{owner} is {status.phase}: {what}")
@@ -134,12 +135,10 @@ async def approve_tools(host: SlashHost, servers: SessionServers, name: str, too
     if not wanted:
         raise SlashError(f"no tool of {name!r} waits for approval")
     for drift in wanted:
-        title = f"Approve {drift.ref.server}/{drift.ref.name} as it is now?"
-        differs = "added by its server" if drift.is_added else f"differs in: {', '.join(drift.fields)}"
-        lines = (f"grade: {drift.grade}, {differs}", *drift.diff().splitlines())
-        if not await _confirm(host, title, lines):
-            host.screen.show(f"{drift.ref.server}/{drift.ref.name}: not approved")
+        item = name_item(drift.ref)
+        if not await _confirm(host, f"Approve {item} as it is now?", build_approval(name, [drift]).details):
+            host.screen.show(f"{item}: not approved")
         elif not enrolment.approve(drift.ref, drift.digest):
-            host.screen.show(f"{drift.ref.server}/{drift.ref.name}: it has changed again: /mcp approve {name}")
+            host.screen.show(f"{item}: it has changed again: /mcp approve {name}")
         else:
-            host.screen.show(f"{drift.ref.server}/{drift.ref.name}: approved as it is now")
+            host.screen.show(f"{item}: approved as it is now")

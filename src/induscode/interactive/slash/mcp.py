@@ -169,9 +169,9 @@ async def _start(host: SlashHost, name: str, start: Callable[[str], Awaitable[No
     servers = get_servers(host)
     try:
         await start(name)
+        status = servers.mcp.require_status(name)
     except ProtocolFault as fault:
         raise SlashError(str(fault)) from fault
-    status = servers.mcp.status()[name]
     if status.fault is not None:
         message, remedy = await _explain_fault(servers, status)
         host.screen.show(f"server {name!r} is {status.phase}: {message}")
@@ -212,7 +212,7 @@ def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
     row = next((row for row in servers.plan.rows if row.id == name), None)
     if row is None:
         raise SlashError(f"server {name!r} is switched off in its file: /mcp enable {name}")
-    status = servers.mcp.status().get(name)
+    status = servers.mcp.status_of(name)
     message, remedy = _explain_state(servers, row)
     if message or status is None:
         raise SlashError(f"server {name!r} is not started: {message} ({remedy})")
@@ -231,7 +231,7 @@ async def _login(host: SlashHost, words: Sequence[str]) -> None:
     _require_startable(servers, name)
     await sign_in_on_screen(host.screen, servers.mcp.plan.configs[name], ways[0] if ways else "")
     # A connection that is up takes the new sign-in at its next request.
-    if servers.mcp.status()[name].phase is not EndpointPhase.READY:
+    if _require_startable(servers, name).phase is not EndpointPhase.READY:
         await _start(host, name, servers.mcp.fleet.restart)
 
 
