@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -11,8 +13,10 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.core.cancel import CancelToken
 from induscode.session.compaction import (
     CompactionError,
+    CompactionReport,
     NothingToCompactError,
     compact_transcript,
     estimate_message,
@@ -21,6 +25,8 @@ from induscode.session.compaction import (
     list_parts,
     measure_context,
 )
+from induscode.session.contract import Usage
+from induscode.session.conversation import Conversation
 from induscode.session.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -223,6 +229,98 @@ def conversations(draw: st.DrawFn) -> list[JsonObject]:
     if rows and draw(st.booleans()):
         rows.append(prompt("unanswered"))
     return rows
+
+
+# -- in a conversation ------------------------------------------------------------------------
+
+
+class Talk:
+    """The parts of a conversation that a compaction uses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, outcome: CompactionReport | Exception) -> None:
+        self.choice = SimpleNamespace(context_window=1_000)
+        self.context_tokens = 900
+        self.usage = Usage(requests=1)
+        self.stored: list[Usage] = []
+        self.said: list[str] = []
+        self.transcript: Any = SimpleNamespace(append_rows=None)
+
+        async def compact(*_: object, **__: object) -> CompactionReport:
+            self.usage = Usage(requests=2)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr("induscode.session.conversation.compact_transcript", compact)
+
+    async def _open_loop(self) -> None:
+        pass
+
+    async def _store_usage(self, before: Usage) -> None:
+        self.stored.append(self.usage.subtract(before))
+
+    def _note(self, note: str) -> None:
+        self.said.append(note)
+
+    async def compact(self, *, cancel: CancelToken) -> CompactionReport:
+        return await Conversation.compact(cast("Any", self), cancel=cancel)
+
+    def compact_if_full(self, prompt: str = "hi") -> None:
+        anyio.run(Conversation._compact_if_full, cast("Any", self), prompt, CancelToken())
+
+
+def report(before: int, after: int) -> CompactionReport:
+    return CompactionReport(messages=4, tool_results=1, kept=2, tokens_before=before, tokens_after=after)
+
+
+@pytest.mark.parametrize("outcome", [report(800, 100), CompactionError("no summary")])
+def test_usage_of_a_compaction_is_stored_also_if_it_fails(
+    outcome: CompactionReport | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(monkeypatch, outcome)
+    with nullcontext() if isinstance(outcome, CompactionReport) else pytest.raises(CompactionError):
+        anyio.run(partial(talk.compact, cancel=CancelToken()))
+    assert [usage.requests for usage in talk.stored] == [1]
+
+
+@pytest.mark.parametrize(("before", "after", "left"), [(800, 100, 200), (2_000, 100, 100)])
+def test_context_shrinks_by_what_the_summary_saves(
+    before: int, after: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(monkeypatch, report(before, after))
+    talk.compact_if_full()
+    assert talk.context_tokens == left
+    assert talk.said == [f"the context window was nearly full: {report(before, after)}"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window", "outcome", "said"),
+    [
+        (800, 1_000, CompactionError("x"), []),
+        (900, None, CompactionError("x"), []),
+        (900, 1_000, NothingToCompactError("nothing"), []),
+        (900, 1_000, CompactionError("x"), ["the context window is nearly full, and could not be compacted: x"]),
+    ],
+)
+def test_a_conversation_is_compacted_on_its_own_only_if_it_is_nearly_full(
+    tokens: int, window: int | None, outcome: Exception, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(monkeypatch, outcome)
+    talk.context_tokens, talk.choice.context_window = tokens, window
+    talk.compact_if_full()
+    assert talk.said == said
+
+
+@pytest.mark.parametrize(("usage", "marks"), [(Usage(requests=1), 1), (Usage(), 0)])
+def test_usage_is_stored_once_there_was_a_request(usage: Usage, marks: int) -> None:
+    stored: list[str] = []
+
+    def mark(op: str, **_: object) -> None:
+        stored.append(op)
+
+    talk: Any = SimpleNamespace(usage=usage, transcript=SimpleNamespace(mark=mark))
+    anyio.run(Conversation._store_usage, talk, Usage())
+    assert stored == ["usage"] * marks
 
 
 @given(conversations(), st.sampled_from([0, 10, 200, 2_000, 100_000]))

@@ -58,13 +58,19 @@ def test_plan_mode_is_on_after_continue(setup: SessionSetup) -> None:
     assert result["code"] == 0
 
 
-def test_both_checklists_are_restored(setup: SessionSetup) -> None:
-    run(setup, calls("todo_set", items=ITEMS), calls("todo", action="set", items=WEIGHTED), says("noted"))
+def test_finding_sg_the_checklist_is_one_by_both_names_and_restored(setup: SessionSetup) -> None:
+    run(setup, calls("todo_set", items=ITEMS), calls("todo", action="read"), says("noted"))
+    assert "[~] first thing" in to_text(setup.server.requests[-1]), "todo reads what todo_set wrote"
+    listed = {tool["function"]["name"] for tool in setup.server.requests[0]["tools"]}
+    assert {"todo_read", "todo_set", "process"} <= listed
+    assert not {"todo", "bg-process"} & listed
+    run(setup, calls("todo", action="set", items=WEIGHTED), says("noted"), continue_last=True)
     run(setup, calls("todo_read"), calls("todo", action="read"), says("read"), continue_last=True)
     results = setup.server.requests[-1]["messages"][-3:]
     text = to_text({"results": results})
-    assert "[~] a: first thing" in text
+    assert "[~] 1: heavy work (high)" in text
     assert "[~] heavy work (high)" in text
+    assert "first thing" not in text
 
 
 def test_a_job_of_the_last_session_is_reported_to_the_person_and_to_the_model(setup: SessionSetup) -> None:

@@ -153,6 +153,16 @@ async def test_secret_is_not_echoed_and_the_modes_are_restored() -> None:
         assert "hunter2" not in await to_thread.run_sync(terminal.read_until, "end")
 
 
+def test_secret_is_hidden_while_all_other_modes_stay() -> None:
+    with opened() as terminal:
+        before = termios.tcgetattr(terminal.theirs)
+        with line_dialog._input_modes(terminal.theirs, hidden=True):
+            during = termios.tcgetattr(terminal.theirs)
+        assert during[3] == (before[3] & ~termios.ECHO) | termios.ECHONL
+        assert (during[:3], during[4:]) == (before[:3], before[4:])
+        assert termios.tcgetattr(terminal.theirs) == before
+
+
 async def test_text_typed_before_the_question_is_no_answer() -> None:
     with opened() as terminal:
         terminal.type("y\n")

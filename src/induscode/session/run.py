@@ -190,7 +190,7 @@ class Run:
             session=conversation.transcript.id,
             model=conversation.choice.label,
             cwd=conversation.invocation.cwd,
-            tools=[card.name for card in conversation.session.deck().tools()],
+            tools=[card.name for card in conversation.session.deck().shown()],
             servers=servers,
             notes=tuple(conversation.notes),
         )

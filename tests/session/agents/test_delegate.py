@@ -362,7 +362,7 @@ async def test_lease_of_a_server_can_be_waited_for() -> None:
 async def test_agent_has_the_tools_of_its_list_that_the_parent_has(make: Make) -> None:
     stage = make(agent("a", "Read", "web_fetch", "bash(git log *)", "nothing", "todo*", "enter_plan_mode"))
     await stage.run("x", "a")
-    todo = {card.name for card in stage.deck.tools() if card.name.startswith("todo")}
+    todo = {card.name for card in stage.deck.shown() if card.name.startswith("todo")}
     assert todo
     assert tools_of(stage.runner.plans["x"]) == {"read", "webfetch", "bash", *todo}
     prompt = stage.runner.plans["x"].system_prompt()

@@ -6,8 +6,9 @@ result like any other. The library's own tool retries, usage limits and MCP clie
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from pydantic_ai import Agent, BinaryContent, CancellationToken
@@ -40,18 +41,17 @@ from induscode.deck.contract import describe, find_overlapping, only_reads
 from induscode.search.index import FOUND
 from induscode.search.names import CALL_TOOL, SEARCH_CARDS
 from induscode.session.contract import RunResult, TextDelta, Usage
-from induscode.session.model_loop.chat import ChatModel
-from induscode.session.model_loop.chat.messages import HIDDEN, describe_file, is_image_refusal, replace_images
+from induscode.session.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
 from induscode.session.model_loop.providers import to_model_fault
 from induscode.session.model_loop.sampling import build_sampling_result, parse_sampling_request
 from induscode.session.tool_calls import RepeatedCallError, ToolCalls
 from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from pydantic_ai.agent import AgentRun
-    from pydantic_ai.models import Model
+    from pydantic_ai.models import Model, StreamedResponse
     from pydantic_ai.tools import ToolDefinition
     from pydantic_ai.toolsets.abstract import ToolsetTool
 
@@ -73,21 +73,32 @@ _MAX_RETRIES = 1_000
 
 _NATIVE_SEARCH = "tool_search"
 """Kind of the search of a provider: https://ai.pydantic.dev/native-tools/"""
-Deferral: TypeAlias = Literal["provider", "client", "none"]
-"""Who keeps cards from a model that can be called all the same: the provider, which searches by itself; our own client,
-which does not send them; or neither, so that `call_tool` is the only way to them."""
+_UNLISTED = "unlisted"
+"""Mark in the metadata of a tool that a model may call and isn't sent."""
 
 
-def find_deferral(model: Model) -> Deferral:
-    """Find out what the client of a model does with cards that the model is not listed."""
+def has_native_search(model: Model) -> bool:
+    """Tell whether the provider of a model searches cards that the model isn't listed."""
     native = model.profile.get("supported_native_tools", ())
-    if model.system == "anthropic" and any(tool.kind == _NATIVE_SEARCH for tool in native):
-        return "provider"
-    return "client" if isinstance(_unwrap_model(model), ChatModel) else "none"
+    return model.system == "anthropic" and any(tool.kind == _NATIVE_SEARCH for tool in native)
 
 
-def _unwrap_model(model: Model) -> Model:
-    return _unwrap_model(model.wrapped) if isinstance(model, WrapperModel) else model
+class ListingModel(WrapperModel):
+    """A model that isn't sent the cards it may call without a listing."""
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        """Send a request with the listed tools."""
+        tools = [tool for tool in model_request_parameters.function_tools if not (tool.metadata or {}).get(_UNLISTED)]
+        listed = replace(model_request_parameters, function_tools=tools)
+        async with super().request_stream(messages, model_settings, listed, run_context) as stream:
+            yield stream
 
 
 # -- the deck as a toolset ----------------------------------------------------------------------
@@ -97,7 +108,7 @@ class DeckToolset(ToolBoxToolset):
     """The tools of a deck for one run."""
 
     def __init__(
-        self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False, deferral: Deferral = "none"
+        self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False, native_search: bool = False
     ) -> None:
         """Take the plan of the run.
 
@@ -105,11 +116,11 @@ class DeckToolset(ToolBoxToolset):
             plan: Where the deck and the event sink come from.
             rich_results: Whether the API has images and an error mark in tool results.
             text_only: Whether the model accepts no images at all.
-            deferral: What the model's client does with cards that the model is not listed.
+            native_search: Whether the provider searches the cards that the model isn't listed.
         """
         super().__init__("deck", _MAX_RETRIES)
         self._plan = plan
-        self._deferral = deferral
+        self._native_search = native_search
         self._rich_results, self._text_only = rich_results, text_only
         self._calls = ToolCalls(plan.sink, plan.cancel, plan.notices)
         self._toolbox: DeckToolBox | None = None
@@ -125,21 +136,16 @@ class DeckToolset(ToolBoxToolset):
         return [
             (describe(card), not only_reads(card) and find_overlapping(card) is None)
             for name, card in toolbox.runner.cards.items()
-            if name not in self._find_withheld(toolbox)
+            if not (self._native_search and toolbox.hidden and name in SEARCH_CARDS)
         ]
 
-    def _find_withheld(self, toolbox: DeckToolBox) -> Collection[str]:
-        """Find the cards that the library does not get, where some are hidden."""
-        if not toolbox.hidden or self._deferral == "client":
-            return ()
-        return toolbox.hidden if self._deferral == "none" else SEARCH_CARDS
-
     async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[Any]]:
-        """Build the definitions; hidden cards are marked."""
-        tools = await super().get_tools(ctx)
-        hidden = () if self._toolbox is None else self._toolbox.hidden
-        for name in tools.keys() & hidden:
-            marked = replace(tools[name].tool_def, defer_loading=self._deferral == "provider", metadata={HIDDEN: True})
+        """Build the definitions; cards that the model isn't listed are marked."""
+        tools, box = await super().get_tools(ctx), self._toolbox
+        second, hidden = ((), ()) if box is None else (box.runner.second_names, box.hidden)
+        for name in tools.keys() & {*second, *hidden}:
+            is_found = self._native_search and name not in second
+            marked = replace(tools[name].tool_def, defer_loading=is_found, metadata={_UNLISTED: not is_found})
             tools[name] = replace(tools[name], tool_def=marked)
         return tools
 
@@ -228,7 +234,7 @@ class ModelLoop:
     """Client of one model. Enter it before the first run: it owns the connection."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self._model = ListingModel(model)
         self._text_only = False
         self.usage = Usage(cost_usd=0.0)
         """Total usage of all runs."""
@@ -324,7 +330,7 @@ class ModelLoop:
             plan,
             rich_results=self._model.system == "anthropic",
             text_only=self._text_only,
-            deferral=find_deferral(self._model),
+            native_search=has_native_search(self._model),
         )
         agent = Agent(
             self._model,

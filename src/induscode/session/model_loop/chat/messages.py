@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields for a model's reasoning: DeepSeek, vLLM and llama.cpp; Ollama and OpenRouter."""
 THINKING_TAGS = ("<think>", "</think>")
-HIDDEN = "hidden"
-"""Mark in the metadata of a tool that a model may call and is not listed."""
 
 # -- images -------------------------------------------------------------------------------------
 

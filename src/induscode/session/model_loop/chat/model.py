@@ -31,13 +31,7 @@ from induscode.session.model_loop.chat.errors import (
     build_stream_error,
     parse_body,
 )
-from induscode.session.model_loop.chat.messages import (
-    HIDDEN,
-    REASONING_FIELDS,
-    THINKING_TAGS,
-    write_messages,
-    write_tool,
-)
+from induscode.session.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS, write_messages, write_tool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -335,8 +329,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        listed = (tool for tool in parameters.declared_tool_defs.values() if not (tool.metadata or {}).get(HIDDEN))
-        if tools := [write_tool(tool) for tool in listed]:
+        if tools := [write_tool(tool) for tool in parameters.declared_tool_defs.values()]:
             body |= {"tool_choice": "auto", "tools": tools}
         # Models of OpenAI that reason refuse the older name, and compatible servers may not know the newer one.
         values = cast("Mapping[str, object]", settings or {})
