@@ -14,6 +14,8 @@ import signal
 import ssl
 import sys
 import threading
+from contextlib import suppress
+from contextvars import Context, copy_context
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -335,6 +337,19 @@ def _no_leaks() -> Iterator[None]:
     leaked = find_leaks(before)
     if leaked:
         pytest.fail("left behind: " + "; ".join(leaked))
+
+
+@pytest.fixture(autouse=True)
+def _no_context_left() -> Iterator[None]:
+    """Undo what a test without an event loop has set in context variables: the next one would see it."""
+    before = copy_context()
+    yield
+    for variable, value in copy_context().items():
+        if variable not in before:
+            with suppress(LookupError):  # a variable without a default
+                variable.set(Context().run(variable.get))
+        elif before[variable] is not value:
+            variable.set(before[variable])
 
 
 @pytest.fixture

@@ -146,6 +146,19 @@ def test_a_damaged_model_leaves_a_note_and_words_are_searched(
     assert not SENTENCE_ENCODER.is_intact()
 
 
+@pytest.mark.parametrize("failure", [PermissionError("not yours"), ValueError("no weights")])
+def test_a_model_that_cannot_be_opened_leaves_a_note_and_words_are_searched(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> SemanticIndex:
+        raise failure
+
+    monkeypatch.setattr("induscode.search.opening.open_semantic", refuse)
+    index, (note,) = open_index(ITEMS)
+    assert f"it cannot be used: {failure}" in str(note)
+    assert index.search(["email"]).hits[0].item is ITEMS[0]
+
+
 class Damaged(TopicEncoder):
     """Has a weight that is no number."""
 
