@@ -26,12 +26,12 @@ from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerC
 from indusagi.interop.protocol_bridge.fleet import MountedTool
 from indusagi.interop.protocol_bridge.host import ProviderHost, create_provider_host
 from indusagi.interop.protocol_bridge.rpc.transport import linked_pair
-from induscode.commands.serve.content import GatewayContent
-from induscode.commands.serve.tasks import GatewayTasks
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
+from induscode.gateway.content import GatewayContent
+from induscode.gateway.tasks import GatewayTasks
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -23,10 +23,10 @@ from indusagi.interop.protocol_bridge.client.tools import read_tools
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import open_store
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -27,12 +27,12 @@ import anyio
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.process.procfs import read_cpu_demand
+from induscode.cli.dialog import Reply
+from induscode.conversations.contract import RequestBudget, ToolAnswered, ToolCalled
+from induscode.conversations.conversation import open_conversation
+from induscode.conversations.models import OWN_KEY
 from induscode.launch.invocation import Invocation
 from induscode.search.weights import WeightsError
-from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
-from induscode.session.conversation import open_conversation
-from induscode.session.dialog import Reply
-from induscode.session.models import OWN_KEY
 from outside.engine import host
 from outside.engine.model import QWEN_CODER
 from outside.engine.server import LocalWeights, open_local_server
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from indusagi.core.json import JsonValue
-    from induscode.session.contract import RunEvent
-    from induscode.session.dialog import Question
+    from induscode.cli.dialog import Question
+    from induscode.conversations.contract import RunEvent
 
 DIARY_SERVER = Path(__file__).resolve().parent.parent / "examples" / "notes_server.py"
 FILES = {

@@ -15,8 +15,8 @@ from mcp import Client, StdioServerParameters
 from indusagi.capabilities.local import make_local_context
 from induscode.deck.mcp.boot import boot_bridge
 from induscode.deck.mcp.drift import is_same_definition
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import open_store
+from induscode.servers.plan import ServerPlan
 from outside.visit import Visit, nothing_left, stdio
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import anyio
 
 from indusagi.core.cancel import CancelToken
+from induscode.conversations.contract import RequestBudget, ToolAnswered, ToolCalled
+from induscode.conversations.conversation import open_conversation
+from induscode.conversations.models import OWN_KEY
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import TOOL_SEARCH_MODE
-from induscode.session.contract import RequestBudget, ToolAnswered, ToolCalled
-from induscode.session.conversation import open_conversation
-from induscode.session.models import OWN_KEY
 from outside.engine.model import QWEN_CODER
 from outside.engine.server import LocalWeights, open_local_server
 from outside.install import HOME
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonValue
-    from induscode.session.contract import RunEvent
+    from induscode.conversations.contract import RunEvent
 
 Mode: TypeAlias = Literal["on", "off"]
 MODES: Final[tuple[Mode, ...]] = ("on", "off")

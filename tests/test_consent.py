@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indusagi.core.json import JsonObject
-from induscode.consent import ConsentChangedError, build_consent
+from induscode.core.consent import ConsentChangedError, build_consent
 
 _FACTS: JsonObject = {"argv": ["npx", "-y", "x"], "env": {"A": "1"}, "cwd": None}
 

@@ -82,7 +82,7 @@ def main() -> int:
     listening.listen()
     note_loops()
     threading.Thread(target=observe, args=(listening,), daemon=True).start()
-    from induscode.cli import main as indus  # noqa: PLC0415 — after the observer, as the program is
+    from induscode.__main__ import main as indus  # noqa: PLC0415 — after the observer, as the program is
 
     sys.argv = ["indus", *arguments]
     return indus()

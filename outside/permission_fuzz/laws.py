@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from indusagi.capabilities.ports import SandboxState
-from induscode.session.permissions.call_facts import CallFacts, CallKind
-from induscode.session.permissions.policy import ApprovalMode, PolicyContext, decide_call
-from induscode.session.permissions.rules import Effect, Rule
-from induscode.session.permissions.shell.parse import parse_command
+from induscode.permissions.call_facts import CallFacts, CallKind
+from induscode.permissions.policy import ApprovalMode, PolicyContext, decide_call
+from induscode.permissions.rules import Effect, Rule
+from induscode.permissions.shell.parse import parse_command
 from outside.permission_fuzz.generate import CANARY, READERS, WRITERS, generate_commands, generate_spellings
 from outside.permission_fuzz.run import Outcome, Playground
 

@@ -24,9 +24,9 @@ from tests.support.refresh_race import kill_in_refresh, run_race
 from indusagi.interop.auth.contract import ServerAuth
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
-from induscode.session.dialog import Reply
-from induscode.sign_in.prompts import PersonPrompt
-from induscode.sign_in.servers import sign_in_to_server
+from induscode.cli.dialog import Reply
+from induscode.servers.sign_in.prompts import PersonPrompt
+from induscode.servers.sign_in.servers import sign_in_to_server
 from outside.browser import BrowserFailed, find_chromium, opened_chromium
 from outside.install import ROOT, CannotInstall, find_node, node_packages
 from outside.say import aligned, complain, markdown, say, write_between
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from tests.support.protected_server import Site
 
-    from induscode.session.dialog import Question
+    from induscode.cli.dialog import Question
     from outside.browser import Chromium
     from outside.sign_in.program import Way
 

@@ -1,7 +1,97 @@
-"""`python -m induscode` is `indus`."""
+"""The entry point of `indus`, `indusr`, `indusagir` and `python -m induscode`: one program.
 
+`--version` is answered without loading the program. An early end is one line and an exit code: 2 for bad input, 1 for a
+failure, 128 + n for signal n (https://man7.org/linux/man-pages/man7/signal.7.html). A closed standard output counts as
+SIGPIPE. The exit code stays the same if standard error cannot be written.
+"""
+
+import os
+import signal
 import sys
+from io import TextIOWrapper
 
-from induscode.cli import main
+import indusagi
+import induscode
 
-sys.exit(main())
+_FAILED = 1
+_DISTRIBUTION = "indus-deck"
+_OTHERS = ("indusagi", "induscode")
+"""Other distributions on PyPI that install packages and commands of the same names."""
+_REMEDY = "pip uninstall indusagi induscode indus-deck, then install indus-deck into an environment of its own"
+
+
+def find_replaced_package() -> str | None:
+    """Return the name of a package of ours that another distribution has replaced; None if all are ours."""
+    for package in (indusagi, induscode):
+        if getattr(package, "DISTRIBUTION", None) != _DISTRIBUTION:
+            return package.__name__
+    return None
+
+
+def find_other_distributions() -> list[str]:
+    """List the other distributions that are installed beside our packages, by their metadata directories."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    installed = [name.partition("-")[0] for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return sorted(name for name in installed if name.lower() in _OTHERS)
+
+
+# Checked before anything else is imported: the other modules may be replaced as well, and this line names the cause of
+# the ImportError that would follow.
+_REPLACED = find_replaced_package()
+if _REPLACED is not None:
+    sys.exit(
+        f"indus: the package {_REPLACED!r} is not the one of indus-deck: another distribution "
+        f"(indusagi or induscode of PyPI) has replaced its files. {_REMEDY}."
+    )
+
+from indusagi import __version__  # noqa: E402 — after the check
+from induscode.cli.collector import defer_collection  # noqa: E402 — after the check
+from induscode.cli.terminal import print_line, print_status, redirect_to_null  # noqa: E402 — after the check
+
+_STANDARD_OUTPUT = 1
+
+
+def main() -> int:
+    """Run the program with the arguments of this process and return its exit code."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                # Characters that the terminal's encoding lacks are escaped.
+                stream.reconfigure(errors="backslashreplace")
+        others = find_other_distributions()
+        if others:
+            problem = f"{' and '.join(others)} of PyPI is installed beside indus-deck and has files of the same names"
+            print_status(f"{problem}: whichever was installed last has replaced the other's. {_REMEDY}")
+        code = _run(sys.argv[1:])
+        # Started with its output closed, Python has no standard output.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader has ended, such as `head`
+        redirect_to_null(_STANDARD_OUTPUT)
+        return 128 + signal.SIGPIPE
+    except OSError as exc:
+        redirect_to_null(_STANDARD_OUTPUT)
+        message = exc.strerror or str(exc)
+        print_status(f"{exc.filename}: {message}" if exc.filename else message)
+        return _FAILED
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments in (["--version"], ["-V"]):
+        print_line(f"indus {__version__}")
+        return 0
+    defer_collection()
+    from induscode.commands.program import run  # noqa: PLC0415 — imports click, which `--version` does not need
+
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,8 +24,8 @@ from induscode.calls.record import CallOrigin
 from induscode.deck.contract import Capability, Profile
 from induscode.launch.invocation import Approval, Invocation, SandboxMode, build_invocation
 from induscode.launch.settings import load_settings
-from induscode.session.permissions import load_permissions
-from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer, PermissionRequest
+from induscode.permissions import load_permissions
+from induscode.permissions.confirm import ApprovalScope, PermissionAnswer, PermissionRequest
 
 ProfileName: TypeAlias = Literal["read-only", "coding", "all", "none"]
 _PROFILES: tuple[str, ...] = get_args(ProfileName)

@@ -19,8 +19,8 @@ from induscode.addons.chain import InterceptorChain, LoadedAddon
 from induscode.deck.catalog import capability_cards
 from induscode.deck.contract import DeckContext, build_card, iter_layers
 from induscode.deck.provision import DeckRunner, DeckToolBox, base_context
-from induscode.session.permissions.check import Permissions, require_permission
-from induscode.session.permissions.policy import ApprovalMode
+from induscode.permissions.check import Permissions, require_permission
+from induscode.permissions.policy import ApprovalMode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ from induscode.addons import Addon, Allow, Deny, InterceptedCall, Interceptor, R
 from induscode.addons.chain import InterceptedCard, InterceptorChain, LoadedAddon
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.provision import ToolDeck
-from induscode.session.permissions.check import CheckedCard, Permissions, require_permission
-from induscode.session.permissions.rules import Effect, RuleOrigin, parse_rules
+from induscode.permissions.check import CheckedCard, Permissions, require_permission
+from induscode.permissions.rules import Effect, RuleOrigin, parse_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,8 @@ def loaded_by(code: str) -> set[str]:
 
 
 def run_cli(*arguments: str) -> str:
-    return f"import sys; sys.argv = ['indus', *{list(arguments)!r}]\nfrom induscode.cli import main; assert main() == 0"
+    call = "from induscode.__main__ import main; assert main() == 0"
+    return f"import sys; sys.argv = ['indus', *{list(arguments)!r}]\n{call}"
 
 
 def test_the_version_loads_nothing() -> None:
@@ -79,7 +80,7 @@ assert found == [False], found
 def test_a_list_of_tools_loads_neither_what_they_do_nor_what_starts_servers() -> None:
     code = """
 import sys
-import induscode.commands.support.catalog, induscode.deck.mcp.known
+import induscode.boot.catalog, induscode.deck.mcp.known
 from induscode.deck.catalog import capability_cards
 from induscode.deck.contract import DeckContext
 assert len([card.build(DeckContext("/")) for card in capability_cards()]) > 12
@@ -93,15 +94,15 @@ assert not loaded, loaded
 def test_a_gateway_loads_no_part_that_only_some_runs_need() -> None:
     code = """
 import sys
-import induscode.commands.serve.run, induscode.deck.mcp.store.fallback, induscode.ui.site
+import induscode.gateway.run, induscode.deck.mcp.store.fallback, induscode.gateway.page.site
 import indusagi.interop.protocol_bridge.host.http.server
 unwanted = (
     "indusagi.interop.protocol_bridge.host.http.resource_access",
-    "induscode.commands.serve.page.",
-    "induscode.commands.serve.search_box",
+    "induscode.gateway.page.source.",
+    "induscode.gateway.search_box",
     "induscode.search.index",
-    "induscode.session.permissions.shell",
-    "induscode.ui.views.",
+    "induscode.permissions.shell",
+    "induscode.gateway.page.views.",
 )
 loaded = [name for name in sys.modules if f"{name}.".startswith(unwanted)]
 assert not loaded, loaded

@@ -194,9 +194,9 @@ async def main():
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         raise SystemExit(0)
-cli = types.ModuleType("induscode.cli")
+cli = types.ModuleType("induscode.__main__")
 cli.main = lambda: asyncio.run(main())
-sys.modules["induscode.cli"] = cli
+sys.modules["induscode.__main__"] = cli
 sys.exit(subject.main())
 """
 

@@ -18,7 +18,7 @@ from indusagi.runtime import ToolCall
 from induscode import open_deck, open_deck_sync
 from induscode.boot.plans import ConfigPathError
 from induscode.deck.contract import UnknownCapability
-from induscode.session.permissions import InvalidRuleError
+from induscode.permissions import InvalidRuleError
 
 if TYPE_CHECKING:
     from pathlib import Path

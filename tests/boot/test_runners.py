@@ -17,10 +17,10 @@ from induscode.boot.runners import load_mcp_capabilities
 from induscode.boot.session import open_session
 from induscode.deck import DeckContext, Profile
 from induscode.deck.contract import UnknownCapability
-from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.provision import provision_deck
 from induscode.launch.invocation import Invocation
+from induscode.servers.config.trust import TrustStore
 
 if TYPE_CHECKING:
     from pathlib import Path

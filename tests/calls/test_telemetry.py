@@ -400,7 +400,7 @@ def test_nothing_of_opentelemetry_is_loaded_without_a_collector(tmp_path: Path) 
     code = """
 import sys
 sys.argv = ["indus", "call", "ls"]
-from induscode.cli import main
+from induscode.__main__ import main
 assert main() == 0
 assert not [name for name in sys.modules if name.startswith("opentelemetry.sdk") or "otlp" in name]
 """
@@ -426,7 +426,7 @@ import sys
 sys.argv = ["indus", "call", "ls"]
 from induscode.calls import telemetry
 telemetry.CLOSE_S = 0.1
-from induscode.cli import main
+from induscode.__main__ import main
 sys.exit(main())
 """
     with holding() as url:

@@ -16,8 +16,8 @@ from induscode.calls.record import CallOrigin
 from induscode.calls.recorder import CallRecorder
 from induscode.deck.contract import DeckContext, DeckFramework
 from induscode.deck.provision import DeckRunner, DeckToolBox, base_context
-from induscode.session.permissions.check import Permissions, require_permission
-from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.permissions.check import Permissions, require_permission
+from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities import ToolContext
     from indusagi.core.json import JsonObject
     from induscode.deck.contract import Capability
-    from induscode.session.permissions.confirm import PermissionRequest
+    from induscode.permissions.confirm import PermissionRequest
 
 pytestmark = pytest.mark.anyio
 

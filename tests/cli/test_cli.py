@@ -9,7 +9,9 @@ import pytest
 from tests.support.scripts import NAMES, ROOT, command, run, run_on_terminal, unmeasured
 
 from indusagi import __version__
-from induscode import cli, program, terminal
+from induscode import __main__ as cli
+from induscode.cli import terminal
+from induscode.commands import program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,9 +151,9 @@ def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run without root's right to enter everything."""
     if os.geteuid() != 0:
         return run(*arguments)
-    code = "import os, sys; os.setgid(65534); os.setuid(65534); from induscode.cli import main; sys.exit(main())"
+    code = "import os, sys; os.setgid(65534); os.setuid(65534); from induscode.__main__ import main; sys.exit(main())"
     # Imported as root first: the packages themselves may lie in a directory closed to others.
-    warm = "import indusagi, induscode.cli, induscode.program, encodings.unicode_escape; "
+    warm = "import indusagi, induscode.__main__, induscode.commands.program, encodings.unicode_escape; "
     return subprocess.run(
         [command("python"), "-c", warm + code, *arguments],
         capture_output=True,
@@ -281,7 +283,7 @@ def test_the_root_of_this_clone_is_found() -> None:
 def test_the_first_garbage_collection_is_late_and_the_next_ones_are_as_usual() -> None:
     code = """
 import gc
-from induscode.collector import defer_collection
+from induscode.cli.collector import defer_collection
 usual = gc.get_threshold()
 defer_collection()
 assert gc.get_threshold()[0] > 10 * usual[0], gc.get_threshold()
@@ -294,7 +296,7 @@ assert (gc.get_threshold(), gc.callbacks) == (usual, []), gc.get_threshold()
 def test_objects_of_the_start_are_spared_by_later_collections() -> None:
     code = """
 import gc
-from induscode.collector import spare_start_objects
+from induscode.cli.collector import spare_start_objects
 usual = gc.get_threshold()
 cycle = []
 cycle.append(cycle)

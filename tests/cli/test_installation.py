@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.support.scripts import ROOT, unmeasured
 
-from induscode import cli
+from induscode import __main__ as cli
 from induscode.launch.installation import check_installation
 
-_START = "import sys; sys.argv = ['indus', *sys.argv[1:]]; from induscode.cli import main; "
+_START = "import sys; sys.argv = ['indus', *sys.argv[1:]]; from induscode.__main__ import main; "
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def _indus(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("package", ["indusagi", "induscode"])
 def test_finding_b15_a_package_that_was_replaced_is_said_in_one_line(package: str, site: Path) -> None:
     (site / package / "__init__.py").write_text('__version__ = "9"\n', encoding="utf-8")
-    (site / "induscode" / "terminal.py").unlink()
+    (site / "induscode" / "cli" / "terminal.py").unlink()
     for words in (["--version"], ["tools"], []):
         done = _indus(site, *words)
         assert (done.returncode, done.stdout) == (1, "")

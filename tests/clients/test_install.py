@@ -13,10 +13,10 @@ import pytest
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonValue
-from induscode import program
-from induscode.clients import CLIENT_NAMES
-from induscode.clients.entry import CLIENTS, Address, Entry, is_own_row
-from induscode.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
+from induscode.commands import program
+from induscode.servers.clients import CLIENT_NAMES
+from induscode.servers.clients.entry import CLIENTS, Address, Entry, is_own_row
+from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
 
 pytestmark = pytest.mark.usefixtures("_started_as_indus")
 _NAMES = [name for name in CLIENTS if name != "claude"]
@@ -353,7 +353,7 @@ def test_finding_b7_the_printed_command_has_what_the_clients_own_command_takes(
         "uv run --with indus-deck indus serve",
         "pipx run indus-deck serve",
         "python3 -m induscode serve",
-        "/venv/bin/python -I -m induscode.cli serve",
+        "/venv/bin/python -I -m induscode.__main__ serve",
         "env A=1 indus serve",
         r"C:\\bin\\indus.exe serve",
     ],

@@ -19,6 +19,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+from induscode.boot.runner import build_fault_note
 from induscode.cluster import node as node_module
 from induscode.cluster.broker import open_broker
 from induscode.cluster.bucket import Bucket
@@ -26,7 +27,6 @@ from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
-from induscode.commands.support.runner import build_fault_note
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,10 +25,10 @@ from induscode.cluster.shared.consents import SharedTrust, find_used_project
 from induscode.cluster.shared.state import SharedState, open_shared_state
 from induscode.cluster.shared.table import SharedTable, open_table
 from induscode.cluster.streams import Stream
-from induscode.deck.mcp.config.rows import Origin, parse_row
-from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import open_pins
+from induscode.servers.config.rows import Origin, parse_row
+from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
     from induscode.cluster.contract import ClusterSettings
-    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.servers.config.rows import ServerRow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

@@ -18,8 +18,8 @@ from tests.support.scripts import command, run
 from tests.support.sessions import SessionSetup
 from tests.support.waiting import LIMIT_S
 
+from induscode.conversations.contract import ExitCode
 from induscode.launch.settings import CODE_ENABLED, Settings
-from induscode.session.contract import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ from tests.support.scripts import command, run
 from tests.support.servers import diary
 from tests.support.waiting import is_alive, until
 
-from induscode.session.permissions.rules import Effect, Rule, parse_rule
-from induscode.session.permissions.store import RuleStore
+from induscode.permissions.rules import Effect, Rule, parse_rule
+from induscode.permissions.store import RuleStore
 
 if TYPE_CHECKING:
     from pathlib import Path

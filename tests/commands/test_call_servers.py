@@ -18,8 +18,8 @@ from tests.commands.serving import serving
 from tests.support.scripts import run
 
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock
-from induscode.commands.support.arguments import describe_parameters
-from induscode.commands.support.outcome import save_blocks, summarize_block
+from induscode.commands.arguments import describe_parameters
+from induscode.commands.outcome import save_blocks, summarize_block
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue

@@ -20,8 +20,8 @@ from tests.support.forked import start_command
 from tests.support.scripts import command, run
 
 from indusagi.core.time import now_ms
-from induscode import program
 from induscode.calls.database import CallDatabase, Payload
+from induscode.commands import program
 
 if TYPE_CHECKING:
     from pathlib import Path

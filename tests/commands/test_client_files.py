@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.clients import PROGRAMS, config_places
 from induscode.commands.mcp.import_servers import discover_foreign, read_foreign
+from induscode.servers.clients import PROGRAMS, config_places
 
 if TYPE_CHECKING:
     from induscode.commands.mcp.import_servers import ForeignServer

@@ -23,11 +23,11 @@ from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import write_key
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.node import open_node
+from induscode.cluster.opening import describe_fault
 from induscode.cluster.options import find_node_name, parse_brokers
 from induscode.cluster.prepare import prepare_cluster
 from induscode.commands import cluster_state
-from induscode.commands.support.cluster import describe_fault
-from induscode.program import run
+from induscode.commands.program import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

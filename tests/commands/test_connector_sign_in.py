@@ -11,8 +11,8 @@ import pytest
 from tests.support.oauth_service import SECRET, oauth_service
 from tests.support.protected_server import opened_in_thread
 
-from induscode.program import run
-from induscode.sign_in import prompts
+from induscode.commands.program import run
+from induscode.servers.sign_in import prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ HEAVY = {
 SCRIPT = """
 import json, sys
 sys.argv = ["indus", *{words!r}]
-from induscode.cli import main
+from induscode.__main__ import main
 code = main()
 print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 """

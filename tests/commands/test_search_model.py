@@ -11,7 +11,7 @@ import pytest
 from anyio import to_thread
 
 from induscode.commands import search
-from induscode.program import run
+from induscode.commands.program import run
 from induscode.search import weights
 from induscode.search.weights import SENTENCE_ENCODER
 

@@ -22,7 +22,7 @@ from tests.support.servers import SERVERS
 from indusagi.interop import StdioServerConfig, protocol_fault
 from indusagi.interop.protocol_bridge.contract import SlowStart
 from induscode.boot.runners import describe_slow_start
-from induscode.commands.support.remedies import advise
+from induscode.servers.remedies import advise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from tests.commands.helpers import project_file, servers_of, user_file
 from tests.support.scripts import run
 
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
-from induscode import program
+from induscode.commands import program
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from tests.support.forked import CONSTANTS
 from tests.support.servers import SERVERS
 
 from induscode.calls.database import CallDatabase
+from induscode.commands.program import run
+from induscode.conversations.transcript import Transcript
 from induscode.deck.stores import FileCheckpoints
-from induscode.program import run
-from induscode.session.transcript import Transcript
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 AT_MS = 1_700_000_000_000

@@ -90,7 +90,7 @@ def test_finding_u1_lists_of_all_servers_go_on_without_the_silent_one(
     good = configured(tmp_path / "good.json", {"good": row()})
     for kind in ("tools", "resources"):  # its lists are in the ledger by now
         assert run(kind, "--mcp", str(good), cwd=tmp_path).returncode == 0
-    monkeypatch.setitem(CONSTANTS, f"induscode.commands.support.{module}", SOON_S)
+    monkeypatch.setitem(CONSTANTS, f"induscode.boot.{module}", SOON_S)
     done = run(*line.split(), "--mcp", config, cwd=tmp_path)
     assert (done.returncode, shown in done.stdout) == (0, True), done
     remedy = f"indus mcp doctor --mcp {config} silent waits longer"
@@ -130,7 +130,7 @@ def test_finding_r7_silent_server_is_listed_after_the_limit(
 def test_finding_u1_first_prompt_goes_on_without_the_silent_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(CONSTANTS, "induscode.session.servers:FIRST_PROMPT_LIMIT_S", SOON_S)
+    monkeypatch.setitem(CONSTANTS, "induscode.conversations.servers:FIRST_PROMPT_LIMIT_S", SOON_S)
     with model_server() as server:
         setup = SessionSetup(tmp_path, server)
         setup.rows["silent"] = {"command": "sleep", "args": ["1000"]}

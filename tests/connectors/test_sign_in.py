@@ -20,11 +20,11 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.auth.contract import AuthFault
 from induscode.connectors.gateway import ConnectorGateway
 from induscode.connectors.oauth import OAuthReference
+from induscode.connectors.sign_in import ConnectorSignIn
 from induscode.connectors.sources import examine_source
 from induscode.connectors.store import ConnectorStore
 from induscode.deck.contract import ActionError
-from induscode.sign_in.connectors import ConnectorSignIn
-from induscode.sign_in.prompts import PersonPrompt
+from induscode.servers.sign_in.prompts import PersonPrompt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -34,8 +34,8 @@ from induscode.deck.catalog import capability_cards
 from induscode.deck.contract import DeckContext, build_card, iter_layers
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.provision import DeckRunner, DeckToolBox, base_context, build_selected
-from induscode.session.permissions.check import Permissions, require_permission
-from induscode.session.permissions.confirm import PermissionAnswer
+from induscode.permissions.check import Permissions, require_permission
+from induscode.permissions.confirm import PermissionAnswer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.contract import Capability
-    from induscode.session.permissions.confirm import PermissionRequest
+    from induscode.permissions.confirm import PermissionRequest
 
 pytestmark = pytest.mark.anyio
 

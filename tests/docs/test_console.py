@@ -41,7 +41,7 @@ NOT_RUN = {
     "root": 1,
 }
 """How many blocks can't run here, by their reason."""
-LINES_NOT_RUN = {"indus": "needs a terminal: tests/interactive", "export": "a variable of the shell"}
+LINES_NOT_RUN = {"indus": "needs a terminal: tests/frontends", "export": "a variable of the shell"}
 """Lines of blocks that run, by their first word when nothing follows it."""
 PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(indus|git|echo|tail) ")
 """Programs that a page may have run here; a block with another one needs a comment above it."""

@@ -13,7 +13,7 @@ import click
 import pytest
 from tests.support.scripts import ROOT
 
-from induscode.program import root_command
+from induscode.commands.program import root_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from induscode.commands.program import run
 from induscode.launch import extras
 from induscode.launch.extras import MissingExtraError, find_missing_agent, require_agent
-from induscode.program import run
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

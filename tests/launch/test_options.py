@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from induscode import program
-from induscode.commands.support.groups import CommandGroup
+from induscode.commands import program
+from induscode.commands.groups import CommandGroup
 from induscode.launch.flags import FlagKind, flag_specs
 from induscode.launch.options import GroupedOption
 

@@ -276,10 +276,10 @@ def test_what_a_test_file_calls_at_its_import_counts_for_its_tests() -> None:
 def test_a_sample_has_mutants_of_each_room_and_one_of_a_line_at_most() -> None:
     source = b"1\n" * 40
     big = [make_mutant(line, "src/indusagi/core/a.py") for line in range(1, 41) for _ in range(3)]
-    small = [make_mutant(line, "src/induscode/ui/b.py") for line in range(1, 3)]
+    small = [make_mutant(line, "src/induscode/gateway/b.py") for line in range(1, 3)]
     sample = draw_sample([*big, *small], 10, seed=5, read=lambda _: source)
     assert len(sample) == len({(one.path, one.line) for one in sample}) == 10
-    assert sum(one.room == "induscode/ui" for one in sample) == 1
+    assert sum(one.room == "induscode/gateway" for one in sample) == 1
     assert sample == draw_sample([*big, *small], 10, seed=5, read=lambda _: source)
     assert sample != draw_sample([*big, *small], 10, seed=6, read=lambda _: source)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.registry.mirror import entry, package
 
-from induscode.consent import ConsentChangedError
-from induscode.registry.client import RegistryError, RegistryServer, parse_server
-from induscode.registry.package import build_installation, describe_verification
+from induscode.core.consent import ConsentChangedError
+from induscode.servers.registry.client import RegistryError, RegistryServer, parse_server
+from induscode.servers.registry.package import build_installation, describe_verification
 
 HASH = "a" * 64
 

@@ -17,15 +17,15 @@ from tests.support.searched import SearchableTools
 
 from indusagi.capabilities import ToolSpec, define_tool
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
-from induscode.commands.serve.searched_boxes import SearchedBoxes
+from induscode.conversations.deck_search import DeckSearch
 from induscode.deck.contract import DeckContext, Profile
 from induscode.deck.provision import ToolDeck, provision_deck
+from induscode.gateway.searched_boxes import SearchedBoxes
 from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_item
 from induscode.search.options import SearchOptions
 from induscode.search.semantic import SemanticIndex
 from induscode.search.weights import SENTENCE_ENCODER
-from induscode.session.deck_search import DeckSearch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -207,7 +207,7 @@ def test_without_the_model_numpy_is_not_loaded(tmp_path: Path, monkeypatch: pyte
 import sys
 import anyio
 from tests.support.searched import SearchableTools
-from induscode.commands.serve.searched_boxes import SearchedBoxes
+from induscode.gateway.searched_boxes import SearchedBoxes
 from induscode.search.options import SearchOptions
 searched = SearchedBoxes(SearchOptions(mode="on"))
 assert searched.wrap(SearchableTools)().finder.find(["issue"]).found

@@ -12,9 +12,9 @@ from tests.support.dialogs import ScriptedDialog, scripted
 from tests.support.waiting import until
 
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, DeviceCode
-from induscode.session.dialog import Question, Reply
-from induscode.sign_in import prompts
-from induscode.sign_in.prompts import PersonPrompt, StandardInputDialog, open_browser
+from induscode.cli.dialog import Question, Reply
+from induscode.servers.sign_in import prompts
+from induscode.servers.sign_in.prompts import PersonPrompt, StandardInputDialog, open_browser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

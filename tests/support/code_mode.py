@@ -15,9 +15,9 @@ from induscode.code_mode.card import RunCodeCard
 from induscode.code_mode.contract import CodeLimits
 from induscode.code_mode.engines import MontyEngine
 from induscode.deck.provision import ToolDeck
-from induscode.session.permissions.check import Permissions, require_permission
-from induscode.session.permissions.policy import ApprovalMode
-from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
+from induscode.permissions.check import Permissions, require_permission
+from induscode.permissions.policy import ApprovalMode
+from induscode.permissions.rules import Effect, Rule, RuleOrigin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from induscode.session.dialog import Reply
+from induscode.cli.dialog import Reply
 
 if TYPE_CHECKING:
-    from induscode.session.dialog import Question
+    from induscode.cli.dialog import Question
 
 
 @dataclass

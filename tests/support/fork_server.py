@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import indusagi
 import induscode
-from induscode.cli import main
+from induscode.__main__ import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,7 +5,7 @@ code. It differs where the start itself matters (what is loaded, variables of th
 such a test starts the command with `subprocess`. Under coverage every command is started: only a start is measured.
 
 In a command the constants of `CONSTANTS` have the values given there, so that no test waits for a poll that isn't its
-subject. A test may set more: `monkeypatch.setitem(CONSTANTS, "induscode.commands.serve.gateway:FIRST_S", 0.1)`. The
+subject. A test may set more: `monkeypatch.setitem(CONSTANTS, "induscode.gateway.gateway:FIRST_S", 0.1)`. The
 module is the one that reads the constant: what it imports by name is its own. What a command starts has its usual ones.
 """
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 CONSTANTS: dict[str, float] = {
     # How often files are looked at, and for how long one has to stay as it is.
-    "induscode.commands.serve.reload:FileWatch.poll_s": 0.02,
-    "induscode.commands.serve.reload:_STABLE_S": 0.01,
+    "induscode.gateway.reload:FileWatch.poll_s": 0.02,
+    "induscode.gateway.reload:_STABLE_S": 0.01,
     # Approvals, connectors and sign-ins of other processes.
-    "induscode.commands.serve.gateway:_APPROVALS_S": 0.05,
+    "induscode.gateway.gateway:_APPROVALS_S": 0.05,
     # The first list waits for servers that are still unknown, on a busy machine too.
-    "induscode.commands.serve.gateway:FIRST_S": 60.0,
+    "induscode.gateway.gateway:FIRST_S": 60.0,
     # Commands and first prompts wait for servers that are up, on a busy machine too.
     "induscode.commands.mcp.list_servers:LOOK_LIMIT_S": 60.0,
     "induscode.commands.mcp.list_servers:_IN_ORDER_S": 60.0,
-    "induscode.commands.support.catalog:FIRST_PROMPT_LIMIT_S": 60.0,
-    "induscode.commands.support.catalog:LOOK_LIMIT_S": 60.0,
-    "induscode.commands.support.content:LOOK_LIMIT_S": 60.0,
-    "induscode.session.servers:FIRST_PROMPT_LIMIT_S": 60.0,
+    "induscode.boot.catalog:FIRST_PROMPT_LIMIT_S": 60.0,
+    "induscode.boot.catalog:LOOK_LIMIT_S": 60.0,
+    "induscode.boot.content:LOOK_LIMIT_S": 60.0,
+    "induscode.conversations.servers:FIRST_PROMPT_LIMIT_S": 60.0,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
     # How soon a server that announces changes is listed again.
     "indusagi.interop.protocol_bridge.contract:ServerLimits.relist_gap_s": 0.05,
     # Redraws, the look at what the status line tells, and the first pause before a model is asked again.
-    "induscode.interactive.screen:_FRAME_S": 0.005,
-    "induscode.interactive.app:_WATCH_S": 0.02,
-    "induscode.session.model_loop.chat.model:_FIRST_DELAY_S": 0.01,
+    "induscode.frontends.terminal.screen:_FRAME_S": 0.005,
+    "induscode.frontends.terminal.app:_WATCH_S": 0.02,
+    "induscode.conversations.model_loop.chat.model:_FIRST_DELAY_S": 0.01,
 }
 """Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME"; of a dataclass it is the
 default of a field that is given by keyword only.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tests.support.forked import CONSTANTS, start_command
 from tests.support.scripts import command
 
+from induscode.conversations import servers
+from induscode.conversations.run import run_headless
 from induscode.launch.invocation import Invocation
-from induscode.session import servers
-from induscode.session.run import run_headless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,7 @@ class SessionSetup:
         for name, value in {**self.build_environment(), **self.environ}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(
-            servers, "FIRST_PROMPT_LIMIT_S", CONSTANTS["induscode.session.servers:FIRST_PROMPT_LIMIT_S"]
+            servers, "FIRST_PROMPT_LIMIT_S", CONSTANTS["induscode.conversations.servers:FIRST_PROMPT_LIMIT_S"]
         )
         return run_headless(Invocation(**self.build_fields(prompt, **flags)))
 

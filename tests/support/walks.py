@@ -115,9 +115,9 @@ def trace_edit(folder: Path) -> Walk:
 
 def trace_remote_call(folder: Path) -> Walk:
     """Trace a call of a server's tool in `indus -p`, the second time, from the model loop and back."""
+    from induscode.conversations.model_loop.loop import DeckToolset  # noqa: PLC0415 — as above
+    from induscode.conversations.run import run_headless  # noqa: PLC0415 — as above
     from induscode.launch.invocation import Invocation  # noqa: PLC0415 — traced
-    from induscode.session.model_loop.loop import DeckToolset  # noqa: PLC0415 — as above
-    from induscode.session.run import run_headless  # noqa: PLC0415 — as above
 
     config = honest(id="desk")
     row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}
@@ -163,7 +163,7 @@ signal.signal(signal.SIGUSR2, toggle)
 threading.setprofile(walk.profile)
 sys.setprofile(walk.profile)
 sys.argv[0] = "indus"
-from induscode.cli import main
+from induscode.__main__ import main
 raise SystemExit(main())
 """
 

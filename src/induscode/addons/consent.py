@@ -16,7 +16,7 @@ from indusagi.core.time import iso_utc, now_ms
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.consent import ConsentState
+    from induscode.core.consent import ConsentState
 
 _FILE_NAME = "addon-trust.json"
 _VERSION = 1

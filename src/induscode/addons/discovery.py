@@ -18,13 +18,13 @@ from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.addons.consent import AddonConsentStore, digest_content
-from induscode.consent import Consent
+from induscode.core.consent import Consent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.metadata import EntryPoint
 
-    from induscode.consent import ConsentState
+    from induscode.core.consent import ConsentState
 
 GROUP = "induscode.addons"
 PROJECT_DIR = os.path.join(".indusvx", "addons")

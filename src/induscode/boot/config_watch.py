@@ -14,16 +14,16 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from induscode.boot.plans import is_in_workspace
-from induscode.consent import digest_facts
-from induscode.deck.mcp.config import find_shape_problem, list_config_paths
-from induscode.deck.mcp.config.trust import TrustStore, consent_facts
+from induscode.core.consent import digest_facts
+from induscode.servers.config import find_shape_problem, list_config_paths
+from induscode.servers.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from induscode.deck.mcp.config.rows import Scope, ServerRow
-    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
+    from induscode.servers.config.rows import Scope, ServerRow
+    from induscode.servers.plan import ServerPlan
 
 _UNCHANGED = "the servers stay as they were"
 

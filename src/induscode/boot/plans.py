@@ -15,7 +15,9 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault, UnknownCapability
-from induscode.deck.mcp.config import (
+from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
+from induscode.launch.invocation import Invocation
+from induscode.servers.config import (
     DiscoveredConfig,
     UnusableFileError,
     discover_mcp_config,
@@ -24,14 +26,12 @@ from induscode.deck.mcp.config import (
     read_rows,
     resolve_rows,
 )
-from induscode.deck.mcp.config.rows import ServerRow
-from induscode.deck.mcp.config.trust import TrustStore
-from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
-from induscode.deck.mcp.plan import ServerPlan
-from induscode.launch.invocation import Invocation
+from induscode.servers.config.rows import ServerRow
+from induscode.servers.config.trust import TrustStore
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
-    from induscode.consent import ConsentState
+    from induscode.core.consent import ConsentState
     from induscode.deck.provision import ToolDeck
 
 LOOK_LIMIT_S = 10.0

@@ -15,12 +15,12 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
 from induscode.boot.plans import check_named_configs, plan_servers
+from induscode.cli.terminal import print_status
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
-from induscode.deck.mcp.config.trust import TrustStore
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import LedgerStore
 from induscode.launch.invocation import Invocation
-from induscode.terminal import print_status
+from induscode.servers.config.trust import TrustStore
+from induscode.servers.plan import ServerPlan
 
 _NOT_SOON_S = 3_600.0
 START_ONCE = BootOptions(lazy=(), supervision=Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S))

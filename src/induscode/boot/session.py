@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.boot import BootedBridge
-    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckRunner, DeckToolBox
+    from induscode.servers.plan import ServerPlan
 
 
 @record

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import escape_unseen
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import (
+from induscode.cli.output import (
     as_json,
     ask_consent,
     build_unknown_name,
@@ -19,9 +18,10 @@ from induscode.commands.support.output import (
     print_table,
     write_json,
 )
-from induscode.commands.support.runner import run_until_signal
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import flags, read_cwd
-from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.addons.contract import Addon
     from induscode.addons.discovery import DiscoveredAddons, InstalledAddon, ProjectAddon
-    from induscode.consent import ConsentState
+    from induscode.core.consent import ConsentState
 
 _DECLINED = 1
 _FAULT = 1

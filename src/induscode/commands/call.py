@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S
+from induscode.boot.runner import load_plan, opened_store, usage_errors
+from induscode.cli.output import build_unknown_name, print_notes
+from induscode.cli.signals import run_with_signals
+from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.commands.support.groups import complete_tool
-from induscode.commands.support.output import build_unknown_name, print_notes
-from induscode.commands.support.runner import load_plan, opened_store, run_with_signals, usage_errors
+from induscode.commands.groups import complete_tool
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import CODE_ENABLED
-from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
     from induscode.boot.session import Session
+    from induscode.conversations.line_dialog import LineDialog
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.config.rows import ServerRow
-    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
-    from induscode.session.line_dialog import LineDialog
+    from induscode.servers.config.rows import ServerRow
+    from induscode.servers.plan import ServerPlan
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
@@ -86,8 +87,8 @@ def command(
     Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its server failed or is
     missing, or the tool is disabled: see indus mcp diff.
     """
-    from induscode.commands.support.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
-    from induscode.commands.support.permissions import build_call_checks  # noqa: PLC0415 — not for the help
+    from induscode.commands.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
+    from induscode.permissions.gate import build_call_checks  # noqa: PLC0415 — not for the help
 
     invocation = read_invocation(context)
     if tool == RUN_CODE:  # naming it is asking for it
@@ -107,7 +108,7 @@ def command(
         return call_content(context, tool, arguments, call.object, output, save)
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if line is not None or url is not None or headers:
-        from induscode.commands.support.server_rows import plan_ad_hoc_server  # noqa: PLC0415 — for these options
+        from induscode.servers.new_row import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
         call.plan = plan_ad_hoc_server(context, line, url, headers)
         call.ad_hoc = call.plan.rows[0]
@@ -120,7 +121,7 @@ def command(
         plan = load_plan(invocation) if invocation.mcp or not is_native else None
         call.plan = None if is_native else plan
     if output != "json":
-        from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
+        from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
 
         call.dialog = find_line_dialog()
     checks = build_call_checks(invocation.cwd, call.dialog)
@@ -144,13 +145,13 @@ def call_content(
     """
     from indusagi.capabilities.context import Framework  # noqa: PLC0415 — not for the help
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
+    from induscode.boot.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
     from induscode.calls.observers import open_observers  # noqa: PLC0415 — not for the help
     from induscode.calls.record import CallOrigin  # noqa: PLC0415 — not for the help
-    from induscode.commands.support.arguments import ArgumentError, read_arguments  # noqa: PLC0415 — not for the help
-    from induscode.commands.support.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
-    from induscode.commands.support.permissions import build_call_checks  # noqa: PLC0415 — not for the help
-    from induscode.session.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
-    from induscode.session.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
+    from induscode.commands.arguments import ArgumentError, read_arguments  # noqa: PLC0415 — not for the help
+    from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
+    from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
+    from induscode.permissions.gate import build_call_checks  # noqa: PLC0415 — not for the help
 
     if text.startswith("@") and (words or given):
         raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI", context)
@@ -239,7 +240,7 @@ class _Call:
         """Return a message without the id that was made for the server on the command line."""
         if self.ad_hoc is None:
             return text
-        from induscode.commands.support.server_rows import hide_ad_hoc_id  # noqa: PLC0415 — for these options
+        from induscode.servers.new_row import hide_ad_hoc_id  # noqa: PLC0415 — for these options
 
         return hide_ad_hoc_id(text, self.ad_hoc)
 
@@ -249,12 +250,12 @@ class _Call:
         from induscode.calls.record import CallOrigin  # noqa: PLC0415 — imports the deck
         from induscode.deck.contract import Profile  # noqa: PLC0415 — imports the deck
         from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the deck
-        from induscode.deck.mcp.plan import ServerPlan  # noqa: PLC0415 — imports the deck
+        from induscode.servers.plan import ServerPlan  # noqa: PLC0415 — imports the deck
 
         # A script waits for the servers that it calls; the functions of the others are there as soon as they are up.
         options = BootOptions(wait_s=FIRST_PROMPT_LIMIT_S if self.tool == RUN_CODE else None)
         if self.dialog is not None:
-            from induscode.session.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
+            from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 
             self.dialog.cancel = token
             handlers = build_server_handlers(self.dialog, roots=(self._invocation.cwd,))
@@ -296,7 +297,7 @@ class _Call:
         """Keep the servers that may have the tool. If there are none, keep all of them, to name similar tools."""
         if self.tool == RUN_CODE or not plan.rows:
             return plan
-        from induscode.commands.support.catalog import find_possible_owners, find_server_of_tool  # noqa: PLC0415 — for calls of servers
+        from induscode.boot.catalog import find_possible_owners, find_server_of_tool  # noqa: PLC0415 — for calls of servers
 
         known = None
         if plan.configs:
@@ -371,12 +372,7 @@ class _Call:
         from indusagi.core.ids import new_ulid  # noqa: PLC0415 — loaded with the deck
         from indusagi.runtime.calls import CallEntry, current_entry  # noqa: PLC0415 — loaded with the deck
         from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — loaded with the deck
-        from induscode.commands.support.arguments import (  # noqa: PLC0415 — loaded with the deck
-            ArgumentError,
-            check_arguments,
-            describe_parameters,
-            read_arguments,
-        )
+        from induscode.commands.arguments import ArgumentError, check_arguments, describe_parameters, read_arguments  # noqa: PLC0415 — loaded with the deck
         from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — loaded with the deck
 
         schema = card.parameters
@@ -401,9 +397,9 @@ class _Call:
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
         """Print the result, and return the exit code."""
-        from induscode.commands.support.arguments import describe_parameters  # noqa: PLC0415 — for a call that ran
-        from induscode.commands.support.outcome import format_block, print_blocks, save_blocks, to_json  # noqa: PLC0415 — for a call that ran
-        from induscode.commands.support.output import write_json  # noqa: PLC0415 — for a call that ran
+        from induscode.cli.output import write_json  # noqa: PLC0415 — for a call that ran
+        from induscode.commands.arguments import describe_parameters  # noqa: PLC0415 — for a call that ran
+        from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json  # noqa: PLC0415 — for a call that ran
 
         code, reason = 0, outcome.details.get("code")
         if outcome.is_error:
@@ -432,7 +428,7 @@ class _Call:
 
 
 def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
-    from induscode.session.deck_search import find_denied_tools  # noqa: PLC0415 — for a script that searches
+    from induscode.conversations.deck_search import find_denied_tools  # noqa: PLC0415 — for a script that searches
 
     return find_denied_tools(box, names)
 

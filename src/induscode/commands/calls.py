@@ -10,10 +10,10 @@ import click
 from indusagi.core.text import format_count
 from induscode.calls.record import DECLINED
 from induscode.calls.statistics import GROUPS, format_duration
-from induscode.commands.support.cluster import key_option, read_keyed_settings, run_with_broker
-from induscode.commands.support.output import as_json, print_table, write_json
-from induscode.console import format_age, stdout_console
-from induscode.terminal import is_reader_gone, print_line, print_status
+from induscode.cli.console import format_age, stdout_console
+from induscode.cli.output import as_json, print_table, write_json
+from induscode.cli.terminal import is_reader_gone, print_line, print_status
+from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -235,7 +235,7 @@ def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     from anyio import to_thread  # noqa: PLC0415 — for this option
 
     from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — for this option
-    from induscode.commands.support.runner import run_until_signal  # noqa: PLC0415 — for this option
+    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — for this option
 
     def read_next(after: int) -> list[CallRecord]:
         database = open_calls()

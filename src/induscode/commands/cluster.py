@@ -13,7 +13,9 @@ import click
 from anyio import to_thread
 
 from indusagi.core.text import format_count
-from induscode.commands.support.cluster import (
+from induscode.cli.output import as_json, print_table, write_json
+from induscode.cli.terminal import print_line, print_status
+from induscode.cluster.opening import (
     broker_option,
     describe_fault,
     find_key_file,
@@ -22,9 +24,7 @@ from induscode.commands.support.cluster import (
     read_settings,
     run_with_broker,
 )
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, print_table, write_json
-from induscode.terminal import print_line, print_status
+from induscode.commands.groups import CommandGroup, LazyCommand
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

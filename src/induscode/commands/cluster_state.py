@@ -14,7 +14,9 @@ from anyio import to_thread
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.commands.support.cluster import (
+from induscode.cli.output import as_json, ask_consent, digest_option, print_notes, print_table, write_json
+from induscode.cli.terminal import print_line, print_status
+from induscode.cluster.opening import (
     broker_option,
     find_key_file,
     key_option,
@@ -23,16 +25,14 @@ from induscode.commands.support.cluster import (
     read_settings,
     run_with_broker,
 )
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, ask_consent, digest_option, print_notes, print_table, write_json
-from induscode.consent import build_consent
-from induscode.terminal import print_line, print_status
+from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.core.consent import build_consent
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
     from induscode.cluster.shared.table import SharedTable
     from induscode.cluster.shared.verify import ClusterReport
-    from induscode.consent import Consent
+    from induscode.core.consent import Consent
 
 _HERE = "induscode.commands.cluster_state"
 _FAILED = 1
@@ -202,8 +202,8 @@ def push(
 def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObject], Consent]:
     """Read and check the servers of a file, and build the question about them."""
     from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
-    from induscode.deck.mcp.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
-    from induscode.deck.mcp.config.trust import describe_row  # noqa: PLC0415 — not for the help
+    from induscode.servers.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
+    from induscode.servers.config.trust import describe_row  # noqa: PLC0415 — not for the help
 
     try:
         found = read_named_rows(file)
@@ -277,7 +277,7 @@ def rules(
 
 def _read_rules(context: click.Context, file: str) -> JsonValue:
     from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
-    from induscode.session.permissions.rules import RuleOrigin, parse_settings  # noqa: PLC0415 — not for the help
+    from induscode.permissions.rules import RuleOrigin, parse_settings  # noqa: PLC0415 — not for the help
 
     found = read_config_file(file)
     if found.trouble is not None:

@@ -10,8 +10,8 @@ import os
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
 
+from induscode.cli.terminal import print_line
 from induscode.commands import COMPLETE_VARIABLE
-from induscode.terminal import print_line
 
 _NAME = "indus"
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}

@@ -13,23 +13,16 @@ from urllib.parse import urlsplit
 import click
 
 from indusagi.core.text import format_count
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import (
-    as_json,
-    ask_consent,
-    build_unknown_name,
-    digest_option,
-    print_table,
-    write_json,
-)
-from induscode.commands.support.runner import run_until_signal
-from induscode.commands.support.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
+from induscode.cli.output import as_json, ask_consent, build_unknown_name, digest_option, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
+from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.commands.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.connectors.auth import AUTH_FORMS, check_variable, parse_auth
 from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +35,7 @@ if TYPE_CHECKING:
     from induscode.connectors.oauth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
     from induscode.connectors.store import ConnectorRow
-    from induscode.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in.prompts import SignInWay
 
 _HERE = "induscode.commands.connectors"
 _THIS_MACHINE = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -337,7 +330,7 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
     row = _get_row(context, store, name)
 
     async def work(web: WebSettings, cancel: CancelToken) -> int:
-        from induscode.sign_in.connectors import ConnectorSignIn  # noqa: PLC0415 — for a sign-in
+        from induscode.connectors.sign_in import ConnectorSignIn  # noqa: PLC0415 — for a sign-in
 
         sign_in = ConnectorSignIn(store, row, os.environ, web.proxy)
         await sign_in.sign_in(open_prompt(way or "browser", cancel), device=way == "device", port=port)
@@ -359,7 +352,7 @@ def logout(context: click.Context, name: str, **_: object) -> int:
 
 
 async def _sign_out(store: ConnectorStore, row: ConnectorRow, web: WebSettings, *, is_needed: bool) -> int:
-    from induscode.sign_in.connectors import ConnectorSignIn  # noqa: PLC0415 — for a sign-out
+    from induscode.connectors.sign_in import ConnectorSignIn  # noqa: PLC0415 — for a sign-out
 
     confirmed = await ConnectorSignIn(store, row, os.environ, web.proxy).sign_out()
     if confirmed is not None or is_needed:
@@ -371,7 +364,7 @@ async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject 
     """Read what is stored about the sign-in of a connector; None: it has none."""
     if row.oauth is None:
         return None
-    from induscode.sign_in.connectors import ConnectorSignIn  # noqa: PLC0415 — for a connector that signs in
+    from induscode.connectors.sign_in import ConnectorSignIn  # noqa: PLC0415 — for a connector that signs in
 
     facts = await ConnectorSignIn(store, row, os.environ).read_facts()
     return None if facts is None else facts.to_json()

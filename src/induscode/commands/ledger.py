@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, build_unknown_name, print_notes, print_table, write_json
-from induscode.commands.support.runner import opened_store, run_until_signal
-from induscode.console import find_shortest_prefix, format_age, stdout_console
-from induscode.terminal import print_line, print_status, print_text
+from induscode.boot.runner import opened_store
+from induscode.cli.console import find_shortest_prefix, format_age, stdout_console
+from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.commands.groups import CommandGroup, LazyCommand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

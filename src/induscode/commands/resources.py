@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import click
 
-from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server
-from induscode.commands.support.output import as_json
+from induscode.cli.output import as_json
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server
 from induscode.launch.options import flags
 
 _HERE = "induscode.commands.resources"
@@ -36,7 +36,7 @@ def command() -> None:
 @click.pass_context
 def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
     """List the resources and templates of SERVER, or of all servers, as `@server:uri`."""
-    from induscode.commands.support.content import print_items  # noqa: PLC0415 — imports the bridge
+    from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
 
     return print_items(context, ("resource", "template"), as_json=as_json, no_check=no_check)
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.text import format_count
-from induscode.commands.support.output import as_json, can_ask_user, confirm, print_table, write_json
-from induscode.commands.support.runner import run_until_signal
+from induscode.cli.output import as_json, can_ask_user, confirm, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import escape_unprintable, print_line, print_status
 from induscode.launch.options import flags, read_cwd
-from induscode.terminal import escape_unprintable, print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.session.rewind import RewindPoint, RewindPreview, RewindResult, RewindScope
+    from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindResult, RewindScope
 
 _USAGE = 2
 _LEFT = 1
@@ -56,7 +56,7 @@ def command(
     Files that write, edit and commands have changed are restored, after what they are now was recorded: a rewind is
     a point of the list too, and going back to it undoes it.
     """
-    from induscode.session.transcript import ConversationError  # noqa: PLC0415 — for a command that runs
+    from induscode.conversations.transcript import ConversationError  # noqa: PLC0415 — for a command that runs
 
     cwd = read_cwd(context)
     if number is None and (dry_run or yes or insist):
@@ -89,9 +89,9 @@ class RewindSession:
             OSError: It cannot be read.
         """
         from indusagi.capabilities.local import make_local_context  # noqa: PLC0415 — for a command that runs
+        from induscode.conversations.rewind import find_workspace, list_rewind_points  # noqa: PLC0415 — see above
+        from induscode.conversations.transcript import open_transcript  # noqa: PLC0415 — for a command that runs
         from induscode.deck.stores import FileCheckpoints  # noqa: PLC0415 — for a command that runs
-        from induscode.session.rewind import find_workspace, list_rewind_points  # noqa: PLC0415 — see above
-        from induscode.session.transcript import open_transcript  # noqa: PLC0415 — for a command that runs
 
         self._transcript = open_transcript(cwd, resume=conversation, last=conversation is None)
         stack.callback(self._transcript.close)
@@ -128,13 +128,13 @@ class RewindSession:
 
     async def preview(self, point: RewindPoint, scope: RewindScope) -> RewindPreview:
         """List what a rewind would do."""
-        from induscode.session.rewind import preview_rewind  # noqa: PLC0415 — for a command that runs
+        from induscode.conversations.rewind import preview_rewind  # noqa: PLC0415 — for a command that runs
 
         return await preview_rewind(point, scope, self._transcript, self._checkpoints, self._fs)
 
     async def rewind(self, point: RewindPoint, scope: RewindScope, insist: Sequence[str]) -> RewindResult:
         """Return to a point."""
-        from induscode.session.rewind import rewind  # noqa: PLC0415 — for a command that runs
+        from induscode.conversations.rewind import rewind  # noqa: PLC0415 — for a command that runs
 
         return await rewind(point, scope, self._transcript, self._checkpoints, self._fs, insist=insist)
 

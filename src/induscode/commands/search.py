@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, can_ask_user, confirm, write_json
-from induscode.commands.support.runner import run_until_signal
-from induscode.terminal import print_line, print_status
+from induscode.cli.output import as_json, can_ask_user, confirm, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
+from induscode.commands.groups import CommandGroup, LazyCommand
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
+from induscode.cli.output import as_json, print_notes, print_table, write_json
+from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password
-from induscode.commands.support.groups import CommandGroup, LazyCommand
-from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
     CLUSTER_BROKERS,
@@ -23,7 +24,6 @@ from induscode.launch.settings import (
     project_settings_path,
     user_settings_path,
 )
-from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -72,7 +72,7 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
 
 def _list_files(cwd: str) -> list[JsonObject]:
     """List the files that indus is configured by: settings are in one folder of the user, servers in another."""
-    from induscode.deck.mcp.config.writer import own_config_path  # noqa: PLC0415 — for the list of files
+    from induscode.servers.config.writer import own_config_path  # noqa: PLC0415 — for the list of files
 
     paths = {
         "your settings": user_settings_path(os.environ),

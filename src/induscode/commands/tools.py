@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.text import cut_text, format_count
-from induscode.commands.support.groups import CommandGroup, LazyCommand, complete_server, complete_tool
-from induscode.commands.support.output import as_json, build_unknown_name, print_notes, print_table, write_json
-from induscode.commands.support.runner import run_until_signal
-from induscode.console import stdout_console
+from induscode.cli.console import stdout_console
+from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool
 from induscode.launch.options import flags, name_profile, read_invocation
-from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.commands.support.catalog import ListedTool, ToolListing
+    from induscode.boot.catalog import ListedTool, ToolListing
     from induscode.search.items import SearchItem, SearchKind
 
 _NOTHING_FOUND = 1
@@ -50,7 +50,7 @@ def command() -> None:
 
 
 def _list_tools(context: click.Context, *, no_check: bool, name: str | None = None) -> ToolListing:
-    from induscode.commands.support.catalog import list_tools  # noqa: PLC0415 — imports the deck
+    from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
 
     invocation = read_invocation(context)
     listings: list[ToolListing] = []
@@ -186,7 +186,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
 
 def _explain_unlisted(kinds: Sequence[SearchKind]) -> str:
     """Say by which commands prompts and resources become known."""
-    from induscode.commands.support.remedies import format_command  # noqa: PLC0415 — for a search without a hit
+    from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
 
     commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
     return f"prompts and resources are found after they were listed once: {commands}"
@@ -217,7 +217,7 @@ def search(
     The best come first. Known servers aren't started, others have three seconds to come up. Prompts and resources are
     found once they were listed. The exit code is 1 if nothing is found.
     """
-    from induscode.commands.support.catalog import list_search_items  # noqa: PLC0415 — imports the deck
+    from induscode.boot.catalog import list_search_items  # noqa: PLC0415 — imports the deck
     from induscode.search.opening import open_index  # noqa: PLC0415 — for searches alone
     from induscode.search.signatures import format_signature  # noqa: PLC0415 — for searches alone
 

@@ -9,9 +9,9 @@ import click
 
 from indusagi.core.text import format_count
 from induscode.calls.statistics import format_duration
-from induscode.commands.support.output import as_json, live_table, print_table, write_json
-from induscode.console import stdout_console
-from induscode.terminal import print_line
+from induscode.cli.console import stdout_console
+from induscode.cli.output import as_json, live_table, print_table, write_json
+from induscode.cli.terminal import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
     import anyio  # noqa: PLC0415 — for a terminal
     from anyio import to_thread  # noqa: PLC0415 — for a terminal
 
-    from induscode.commands.support.runner import run_until_signal  # noqa: PLC0415 — for a terminal
+    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — for a terminal
 
     async def watch(_: CancelToken) -> int:
         with live_table() as show:

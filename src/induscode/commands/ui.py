@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.commands.serve.options import CONNECTIONS, NAME, REQUESTS, REQUESTS_PER_TOKEN, SESSIONS, ServeOptions
+from induscode.gateway.options import CONNECTIONS, NAME, REQUESTS, REQUESTS_PER_TOKEN, SESSIONS, ServeOptions
 from induscode.launch.options import ProfileChoice, flags, read_invocation
 
 if TYPE_CHECKING:
-    from induscode.commands.serve.options import PageMode
+    from induscode.gateway.options import PageMode
 
 
 @flags("--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
@@ -30,7 +30,7 @@ def command(context: click.Context, *, port: int, no_browser: bool, read_only: b
     """
     # Late: few look at the page.
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — as above
-    from induscode.commands.serve.run import run_serve  # noqa: PLC0415 — imports the bridge
+    from induscode.gateway.run import run_serve  # noqa: PLC0415 — imports the bridge
 
     settings = HttpSettings(
         port=port,

@@ -21,7 +21,7 @@ from induscode.connectors.oauth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import LARGEST_BYTES, find_path_problem, find_server_url, parse_document
 from induscode.connectors.operations import digest_definitions, list_definition, list_operations
 from induscode.connectors.store import ConnectorRow
-from induscode.consent import build_consent
+from induscode.core.consent import build_consent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.oauth import ConnectorAuth
     from induscode.connectors.operations import OperationSpec
-    from induscode.consent import Consent
+    from induscode.core.consent import Consent
 
 _RATIO: Final = 200
 """Documents repeat themselves: they may be compressed more than web pages."""

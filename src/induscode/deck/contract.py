@@ -12,11 +12,16 @@ from typing import Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_ch
 
 from indusagi.capabilities.context import ReadStateHandle, ToolContext
 from indusagi.capabilities.ports import SearchProvider, WebSettings
-from indusagi.core.faults import CoreError, describe_error
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.calls import CallObserver
 from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
+from induscode.core.faults import BackendFault as BackendFault
+from induscode.core.faults import BridgeFault as BridgeFault
+from induscode.core.faults import BuildFailed as BuildFailed
+from induscode.core.faults import DeckFault as DeckFault
+from induscode.core.faults import UnknownCapability as UnknownCapability
 
 ValueT = TypeVar("ValueT")
 
@@ -510,39 +515,6 @@ class MemoryStore(Protocol):
     async def append(self, content: str) -> None:
         """Append to the notes."""
         ...
-
-
-# -- faults -----------------------------------------------------------------------------------
-
-
-class DeckFault(CoreError):
-    """A fault of the deck."""
-
-
-class UnknownCapability(DeckFault):
-    """No card has this id."""
-
-    def __init__(self, identity: str, hint: str | None = None) -> None:
-        meant = f"; did you mean {hint!r}?" if hint else ""
-        super().__init__(f"there is no capability {identity!r}{meant}")
-        self.id = identity
-
-
-class BuildFailed(DeckFault):
-    """A card could not be built."""
-
-    def __init__(self, identity: str, message: str) -> None:
-        super().__init__(f"capability {identity!r} could not be built: {message}")
-        self.id = identity
-        self.message = message
-
-
-class BridgeFault(DeckFault):
-    """An invalid MCP configuration, key or ledger operation."""
-
-
-class BackendFault(DeckFault):
-    """An injected handle is unusable."""
 
 
 DeckResult: TypeAlias = ValueT | DeckFault

@@ -11,9 +11,9 @@ from tests.commands.helpers import one_line, row
 from tests.support.scripts import run
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from induscode import program
+from induscode.boot.runner import build_fault_note
 from induscode.cluster.contract import ClusterFault
-from induscode.commands.support.runner import build_fault_note
+from induscode.commands import program
 
 if TYPE_CHECKING:
     from pathlib import Path

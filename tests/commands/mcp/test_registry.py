@@ -11,7 +11,7 @@ from tests.commands.helpers import configured, servers_of, typed, user_file
 from tests.registry.mirror import entry, mirror, package
 from tests.support.scripts import run
 
-from induscode import program
+from induscode.commands import program
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from tests.support.authlib_server import AuthlibServer
 from tests.support.protected_server import site_in_thread
 
 from induscode.commands.mcp import configure
-from induscode.program import run
-from induscode.sign_in import prompts
+from induscode.commands.program import run
+from induscode.servers.sign_in import prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

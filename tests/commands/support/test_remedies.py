@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
-from induscode.commands.support.remedies import Advice, advise, format_server_command
+from induscode.servers.remedies import Advice, advise, format_server_command
 
 if TYPE_CHECKING:
     from pathlib import Path

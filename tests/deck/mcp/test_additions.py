@@ -19,11 +19,9 @@ from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import definition_pin, read_definitions
-from induscode.deck.mcp.config.rows import Origin, ServerRow
 from induscode.deck.mcp.drift import build_approval
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import SilentStoreError, memory_store
 from induscode.deck.mcp.store.events import Batch, Event, content_address
 from induscode.deck.mcp.store.journal import Journal
@@ -36,6 +34,8 @@ from induscode.deck.mcp.store.pins import (
     read_disabled_tools,
     read_pins,
 )
+from induscode.servers.config.rows import Origin, ServerRow
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable

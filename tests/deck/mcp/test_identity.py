@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.commands.helpers import configured, row, told, user_file
 from tests.commands.mcp.test_pins import SERVER_SCRIPT
-from tests.session.permissions.support import context, rules
+from tests.permissions.support import context, rules
 from tests.support.deck import AT, capability
 from tests.support.scripts import run
 from tests.support.strategies import examples
@@ -22,8 +22,8 @@ from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability, bridge_content_key
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
-from induscode.session.permissions.check import Permissions
-from induscode.session.permissions.patterns import may_name, names_exactly
+from induscode.permissions.check import Permissions
+from induscode.permissions.patterns import may_name, names_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,9 @@ from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, UnlistedPrompt, find_text
 from induscode.deck.mcp.drift import DriftGrade, compare_definitions, grade_drift
 from induscode.deck.mcp.lock import lock_text, read_lock
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from pathlib import Path

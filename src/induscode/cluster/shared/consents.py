@@ -17,15 +17,15 @@ from anyio import to_thread
 from indusagi.core.json import compact_json
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.deck.mcp.config.rows import find_project_dir
-from induscode.deck.mcp.config.trust import TrustStore, consent_facts
+from induscode.servers.config.rows import find_project_dir
+from induscode.servers.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.shared.table import SharedTable
-    from induscode.consent import ConsentState
-    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.core.consent import ConsentState
+    from induscode.servers.config.rows import ServerRow
 
 KIND = "consent"
 

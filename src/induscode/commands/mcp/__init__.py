@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from induscode.commands.support.groups import CommandGroup, LazyCommand
+from induscode.commands.groups import CommandGroup, LazyCommand
 
 _CONFIGURE = "induscode.commands.mcp.configure"
 _LIST = "induscode.commands.mcp.list_servers"

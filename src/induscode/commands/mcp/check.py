@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.core.text import format_count
-from induscode.commands.support.output import print_notes
-from induscode.commands.support.remedies import format_server_command
-from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
-from induscode.terminal import print_line, print_status
+from induscode.boot.runner import load_plan, opened_store
+from induscode.cli.output import print_notes
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
+from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.json import is_json_object
-from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import can_ask_user, confirm
-from induscode.commands.support.remedies import format_server_command
-from induscode.commands.support.server_rows import build_fields, parse_server_row
-from induscode.commands.support.servers import find_own_file, scope_option, switch_server
-from induscode.deck.mcp.config.writer import edit_own_config, own_config_path
+from induscode.cli.output import can_ask_user, confirm
+from induscode.cli.terminal import print_line, print_status
+from induscode.commands.groups import complete_server
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
+from induscode.servers.config.writer import edit_own_config, own_config_path
+from induscode.servers.listing import find_own_file, scope_option, switch_server
+from induscode.servers.new_row import build_fields, parse_server_row
+from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
+    from induscode.servers.config.rows import Scope, ServerRow
 
 _RELATIVE = re.compile(r"\.{1,2}(?=[/:]|$)")
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
@@ -170,7 +170,7 @@ def add_server(
         click.UsageError: The row is invalid, or the file has a server of this name.
     """
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
-    from induscode.deck.mcp.config import discover_mcp_config  # noqa: PLC0415 — after a change
+    from induscode.servers.config import discover_mcp_config  # noqa: PLC0415 — after a change
 
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
@@ -224,7 +224,7 @@ def _check_server(invocation: Invocation, name: str) -> int:
 
 def give_consent(row: ServerRow) -> None:
     """Store the consent of the user who typed a server into a command."""
-    from induscode.deck.mcp.config.trust import TrustStore, describe_row  # noqa: PLC0415 — for servers of a project
+    from induscode.servers.config.trust import TrustStore, describe_row  # noqa: PLC0415 — for servers of a project
 
     TrustStore().approve(row, describe_row(row).digest)
     print_line(f"You have consented to {row.id!r} as it is; other users are asked: indus mcp trust")
@@ -240,7 +240,7 @@ def give_consent(row: ServerRow) -> None:
 @click.pass_context
 def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
     """Remove the server NAME from our file, with the consent to it. One that's added under its name later is new."""
-    from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
+    from induscode.servers.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)
     with edit_own_config(path, private=whose == "user") as config:
@@ -253,10 +253,11 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
 
 def _forget_row(path: str, name: str) -> int:
     """Record that a row is gone, so that another server under its name isn't compared with it."""
-    from induscode.commands.support.runner import opened_store, run_until_signal  # noqa: PLC0415 — opens the ledger
-    from induscode.deck.mcp.plan import digest_place  # noqa: PLC0415 — opens the ledger
+    from induscode.boot.runner import opened_store  # noqa: PLC0415 — opens the ledger
+    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.pins import forget_row  # noqa: PLC0415 — opens the ledger
+    from induscode.servers.plan import digest_place  # noqa: PLC0415 — opens the ledger
 
     place = digest_place(path, name)
 

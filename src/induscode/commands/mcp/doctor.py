@@ -12,20 +12,15 @@ import click
 
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
+from induscode.boot.runner import load_plan, opened_store
 from induscode.boot.runners import show_slow_start
-from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import as_json, print_notes, write_json
-from induscode.commands.support.remedies import advise
-from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
-from induscode.commands.support.servers import (
-    build_reference_facts,
-    find_row,
-    format_url,
-    list_secret_warnings,
-    name_transport,
-)
+from induscode.cli.output import as_json, print_notes, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
+from induscode.commands.groups import complete_server
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
+from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
+from induscode.servers.remedies import advise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +31,12 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
-    from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.pins import StorePins
+    from induscode.servers.config.rows import ServerRow
+    from induscode.servers.plan import ServerPlan
 
 _UNWELL = 1
 _SHOWN_STDERR = 10
@@ -169,7 +164,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         target = format_url(row)
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     if row.registry is not None:
-        from induscode.registry.package import describe_verification  # noqa: PLC0415 — for servers of a registry
+        from induscode.servers.registry.package import describe_verification  # noqa: PLC0415 — for servers of a registry
 
         package, sha256 = (clean_text(str(row.registry.get(key, "")))[0] for key in ("package", "sha256"))
         findings.package = f"{package} ({describe_verification(package, sha256)})"

@@ -20,26 +20,26 @@ from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.redaction import Redaction
-from induscode.clients import DEFAULT_ADDRESS, PROGRAMS, config_places
-from induscode.clients.entry import is_own_row
+from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes, print_table, write_json
+from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import give_consent
-from induscode.commands.support.output import as_json, ask_consent, can_ask_user, print_notes, print_table, write_json
-from induscode.commands.support.server_rows import is_server_name, parse_server_row
-from induscode.commands.support.servers import name_transport, scope_option
-from induscode.deck.mcp.config.dialects import detect_dialect, find_dialect
-from induscode.deck.mcp.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
-from induscode.deck.mcp.config.trust import describe_row
-from induscode.deck.mcp.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.deck.mcp.drift import same_json
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
+from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places
+from induscode.servers.clients.entry import is_own_row
+from induscode.servers.config.dialects import detect_dialect, find_dialect
+from induscode.servers.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
+from induscode.servers.config.trust import describe_row
+from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
+from induscode.servers.listing import name_transport, scope_option
+from induscode.servers.new_row import is_server_name, parse_server_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.mcp.config.dialects import Dialect, RawRow
-    from induscode.deck.mcp.config.rows import Scope, ServerRow
+    from induscode.servers.config.dialects import Dialect, RawRow
+    from induscode.servers.config.rows import Scope, ServerRow
 
 _OWN_ADDRESS = f"http://{DEFAULT_ADDRESS}/mcp"
 _TEXTS = ("command", "url", "cwd", "proxy")

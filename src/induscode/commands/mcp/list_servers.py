@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import click
 
 from induscode.boot.plans import LOOK_LIMIT_S
-from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import GrowingTable, as_json, live_table, print_notes, write_json
-from induscode.commands.support.runner import build_silent_note, load_plan, opened_store, run_until_signal
-from induscode.commands.support.servers import (
+from induscode.boot.runner import build_silent_note, load_plan, opened_store
+from induscode.cli.output import GrowingTable, as_json, live_table, print_notes, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line
+from induscode.commands.groups import complete_server
+from induscode.launch.options import flags, read_invocation
+from induscode.servers.listing import (
     STATE_REMEDIES,
     build_config_facts,
     build_reference_facts,
@@ -20,8 +23,6 @@ from induscode.commands.support.servers import (
     list_secret_warnings,
     name_transport,
 )
-from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.deck.mcp.boot import BootedBridge
-    from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.plan import ServerPlan
     from induscode.launch.invocation import Invocation
+    from induscode.servers.config.rows import ServerRow
+    from induscode.servers.plan import ServerPlan
 
 _KEYS = ("name", "transport", "phase", "tools", "scope", "message")
 _HEADS = tuple(key.upper() for key in _KEYS)
@@ -250,9 +251,9 @@ def _read_states(plan: ServerPlan) -> _States:
 
     async def read_all(_: CancelToken) -> int:
         from indusagi.interop.protocol_bridge.contract import ITEM_KINDS  # noqa: PLC0415 — loaded with the ledger
-        from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
+        from induscode.servers.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
 
         async with opened_store() as store:
             for row in await store.latest("list"):

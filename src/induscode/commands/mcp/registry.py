@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from induscode.cli.output import as_json, ask_consent, digest_option, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import add_server, no_check
-from induscode.commands.support.output import as_json, ask_consent, digest_option, print_table, write_json
-from induscode.commands.support.runner import run_until_signal
-from induscode.commands.support.servers import scope_option
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import REGISTRY_URL
-from induscode.terminal import print_line, print_status
+from induscode.servers.listing import scope_option
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
-    from induscode.deck.mcp.config.rows import Scope
-    from induscode.registry.client import RegistryServer
-    from induscode.registry.package import Installation
+    from induscode.servers.config.rows import Scope
+    from induscode.servers.registry.client import RegistryServer
+    from induscode.servers.registry.package import Installation
 
 
 @flags("--cwd")
@@ -37,7 +37,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 
     A registry looks for names alone: a word that stands in no name finds nothing by itself.
     """
-    from induscode.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
+    from induscode.servers.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
 
     url = read_invocation(context).settings.get(REGISTRY_URL)
     found: list[RegistryServer] = []
@@ -98,8 +98,8 @@ def install(
     The version is pinned exactly. Values that it needs are taken from variables when it starts. Its tools are pinned
     when it first lists them, as those of every server.
     """
-    from induscode.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
-    from induscode.registry.package import build_installation  # noqa: PLC0415 — imports the HTTP client
+    from induscode.servers.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
+    from induscode.servers.registry.package import build_installation  # noqa: PLC0415 — imports the HTTP client
 
     given: dict[str, str] = {}
     for value in values:

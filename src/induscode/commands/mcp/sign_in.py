@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import as_json, print_table, write_json
-from induscode.commands.support.runner import load_plan, run_until_signal
-from induscode.commands.support.servers import STATE_REMEDIES, find_row
-from induscode.commands.support.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
+from induscode.boot.runner import load_plan
+from induscode.cli.output import as_json, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
+from induscode.commands.groups import complete_server
+from induscode.commands.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status
+from induscode.servers.listing import STATE_REMEDIES, find_row
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.launch.invocation import Invocation
-    from induscode.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in.prompts import SignInWay
 
 _FAILED = 1
 
@@ -57,7 +58,7 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
 
 async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cancel: CancelToken) -> int:
     from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-in
-    from induscode.sign_in.servers import get_auth, read_sign_in, sign_in_to_server  # noqa: PLC0415 — for a sign-in
+    from induscode.servers.sign_in.servers import get_auth, read_sign_in, sign_in_to_server  # noqa: PLC0415 — for a sign-in
 
     try:
         await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
@@ -82,7 +83,7 @@ def logout(context: click.Context, name: str, **_: object) -> int:
 
     async def work(_: CancelToken) -> int:
         from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-out
-        from induscode.sign_in.servers import sign_out_of_server  # noqa: PLC0415 — for a sign-out
+        from induscode.servers.sign_in.servers import sign_out_of_server  # noqa: PLC0415 — for a sign-out
 
         try:
             confirmed = await sign_out_of_server(config)
@@ -104,8 +105,9 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
     plan = load_plan(read_invocation(context))
 
     async def work(_: CancelToken) -> int:
-        from induscode.sign_in.servers import find_left_over, read_sign_in  # noqa: PLC0415 — for `auth`
-        from induscode.sign_in.state import SignInFacts  # noqa: PLC0415 — for `auth`
+        from induscode.connectors.sign_in import find_left_over  # noqa: PLC0415 — for `auth`
+        from induscode.servers.sign_in.servers import read_sign_in  # noqa: PLC0415 — for `auth`
+        from induscode.servers.sign_in.state import SignInFacts  # noqa: PLC0415 — for `auth`
 
         found: list[SignInFacts] = []
         for row in plan.rows:

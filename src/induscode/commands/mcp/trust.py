@@ -16,8 +16,8 @@ import click
 
 from indusagi.core.text import format_count
 from induscode.boot.plans import is_in_workspace
-from induscode.commands.support.groups import complete_server
-from induscode.commands.support.output import (
+from induscode.boot.runner import build_fault_note, load_plan, opened_store
+from induscode.cli.output import (
     as_json,
     ask_consent,
     build_unknown_name,
@@ -26,24 +26,25 @@ from induscode.commands.support.output import (
     print_notes,
     write_json,
 )
-from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
-from induscode.commands.support.servers import build_unknown_server, find_row
-from induscode.deck.mcp.config.trust import TrustStore
-from induscode.deck.mcp.config.writer import own_config_path
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.commands.groups import complete_server
 from induscode.deck.mcp.drift import build_approval, command_line, name_item
 from induscode.launch.options import flags, read_invocation
-from induscode.terminal import print_line, print_status, print_text
+from induscode.servers.config.trust import TrustStore
+from induscode.servers.config.writer import own_config_path
+from induscode.servers.listing import build_unknown_server, find_row
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.consent import Consent
+    from induscode.core.consent import Consent
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import Drift
-    from induscode.deck.mcp.plan import ServerPlan
+    from induscode.servers.plan import ServerPlan
 
 _DECLINED = 1
 _DIFFERENT = 1

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.attach import bridge_tool_counts as bridge_tool_counts
     from induscode.deck.mcp.attach import bridge_tool_names as bridge_tool_names
     from induscode.deck.mcp.attach import detach_bridge as detach_bridge
-    from induscode.deck.mcp.config import discover_mcp_config as discover_mcp_config
-    from induscode.deck.mcp.config import load_mcp_config as load_mcp_config
-    from induscode.deck.mcp.config import parse_config_file as parse_config_file
-    from induscode.deck.mcp.config import server_config_from_row as server_config_from_row
+    from induscode.servers.config import discover_mcp_config as discover_mcp_config
+    from induscode.servers.config import load_mcp_config as load_mcp_config
+    from induscode.servers.config import parse_config_file as parse_config_file
+    from induscode.servers.config import server_config_from_row as server_config_from_row
 
 _HOMES = {
-    "AttachResult": "attach",
-    "attach_bridge_capabilities": "attach",
-    "bridge_capability_card": "attach",
-    "bridge_config": "attach",
-    "bridge_status": "attach",
-    "bridge_tool_counts": "attach",
-    "bridge_tool_names": "attach",
-    "detach_bridge": "attach",
-    "discover_mcp_config": "config",
-    "load_mcp_config": "config",
-    "parse_config_file": "config",
-    "server_config_from_row": "config",
+    "AttachResult": "induscode.deck.mcp.attach",
+    "attach_bridge_capabilities": "induscode.deck.mcp.attach",
+    "bridge_capability_card": "induscode.deck.mcp.attach",
+    "bridge_config": "induscode.deck.mcp.attach",
+    "bridge_status": "induscode.deck.mcp.attach",
+    "bridge_tool_counts": "induscode.deck.mcp.attach",
+    "bridge_tool_names": "induscode.deck.mcp.attach",
+    "detach_bridge": "induscode.deck.mcp.attach",
+    "discover_mcp_config": "induscode.servers.config",
+    "load_mcp_config": "induscode.servers.config",
+    "parse_config_file": "induscode.servers.config",
+    "server_config_from_row": "induscode.servers.config",
 }
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll] — loaded by name, below
 
@@ -40,7 +40,7 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll] — loaded by
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

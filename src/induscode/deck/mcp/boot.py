@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.plan import ServerPlan
     from induscode.deck.mcp.store import LedgerStore
+    from induscode.servers.plan import ServerPlan
 
 STANDARD_ERROR = "stderr"
 """The journal's subject for what a server wrote to standard error before it failed."""

@@ -14,7 +14,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import escape_unseen, format_count
-from induscode.consent import build_consent
+from induscode.core.consent import build_consent
 from induscode.deck.mcp.canonical import Form, canonical_definition, canonical_schema
 from induscode.deck.mcp.capability import definition_pin
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
-    from induscode.consent import Consent
+    from induscode.core.consent import Consent
 
 _LONGEST_FIELD = 40
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from induscode.deck.mcp.capability import read_definitions
-from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.store.pins import read_pinned
+from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -57,9 +57,9 @@ def test_a_byte_order_mark_names_the_encoding_and_is_removed(text: str, name: st
         data = (mark + text).encode(name)
     except UnicodeEncodeError:
         return
+    if name == "utf-16-le" and text.startswith("\0"):
+        return  # it reads like the longer mark of UTF-32
     found, form = decode_lossless(data)
-    if form.encoding == "utf-32-le" and name == "utf-16-le":
-        return  # a text that begins with NUL reads like the longer mark
     assert (found, form.encoding) == (text, name.removesuffix("-sig"))
     assert encode(found, form) == data
 

@@ -9,9 +9,9 @@ import pytest
 
 from indusagi.interop.auth.contract import AUTH_METHODS, GRANTS, AuthSettings
 from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
-from induscode.deck.mcp.config import auth_fields
-from induscode.deck.mcp.config.rows import Origin, ServerRow, parse_row
-from induscode.deck.mcp.config.trust import TrustStore, server_identity
+from induscode.servers.config import auth_fields
+from induscode.servers.config.rows import Origin, ServerRow, parse_row
+from induscode.servers.config.trust import TrustStore, server_identity
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ import pytest
 from indusagi.core.json import is_json_object
 from induscode.boot.config_watch import ConsentedRows
 from induscode.boot.plans import plan_servers
-from induscode.consent import ConsentChangedError
-from induscode.deck.mcp.config import read_rows
-from induscode.deck.mcp.config.dialects import DIALECTS
-from induscode.deck.mcp.config.rows import SWITCHES
-from induscode.deck.mcp.config.trust import TrustStore, describe_row
-from induscode.deck.mcp.plan import ServerPlan
+from induscode.core.consent import ConsentChangedError
 from induscode.launch.invocation import Invocation
+from induscode.servers.config import read_rows
+from induscode.servers.config.dialects import DIALECTS
+from induscode.servers.config.rows import SWITCHES
+from induscode.servers.config.trust import TrustStore, describe_row
+from induscode.servers.plan import ServerPlan
 
 Row = dict[str, Any]
 STDIO: Row = {

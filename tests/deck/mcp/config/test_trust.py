@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
-from induscode.deck.mcp.config.references import show_url
-from induscode.deck.mcp.config.rows import Origin, ServerRow
-from induscode.deck.mcp.config.trust import TrustStore, server_identity
+from induscode.servers.config.references import show_url
+from induscode.servers.config.rows import Origin, ServerRow
+from induscode.servers.config.trust import TrustStore, server_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.interop import ServerConfig
-    from induscode.deck.mcp.config.expansion import Expansion
+    from induscode.servers.config.expansion import Expansion
 
 FMT = StdioServerConfig("fmt", "npx", ("-y", "fmt"), {"TOKEN": "s3cret"}, cwd="/w")
 WEB = StreamableHttpServerConfig("web", "https://u:p@host:8443/mcp?key=s3cret", {"Auth": "s3cret"})

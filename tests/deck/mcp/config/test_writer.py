@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from indusagi.core import app_dirs
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.config.writer import change_row, edit_own_config, own_config_path, read_own_config
+from induscode.servers.config.writer import change_row, edit_own_config, own_config_path, read_own_config
 
 if TYPE_CHECKING:
     from pathlib import Path

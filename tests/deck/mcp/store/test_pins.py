@@ -14,7 +14,6 @@ from indusagi.core.json import compact_json
 from indusagi.core.time import ManualClock, iso_utc
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, StdioServerConfig
 from induscode.deck.mcp.capability import definition_pin
-from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError
@@ -23,6 +22,7 @@ from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import load_pins, open_pins, read_disabled_tools, read_pinned, read_pins
+from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,9 +24,9 @@ from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.enrolment import LONGEST_LOG
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, EnrollRequest, content_key_of
-from induscode.deck.mcp.plan import ServerPlan
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.history import read_ledger_log
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -26,6 +26,7 @@ _COMMENT = re.compile(r"(?:^|\s)#")
 # Possessive, so that a long line without a colon is read once: https://docs.python.org/3/library/re.html#index-9.
 _KEY = re.compile(r"^[\"']?([^\s\"'#:-][^\"':\n]*+)[\"']?[ \t]*+:(?=\s|$)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_EITHER_QUOTED = re.compile(rf"'(?:[^']|'')*'|{_QUOTED.pattern}")
 _WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
 
 
@@ -91,7 +92,8 @@ def _read_words(value: str) -> Iterator[list[str]]:
     """Read the words of a value in YAML: as it is written, without comments, and without escapes."""
     yield _list_words(value)
     yield _list_words("\n".join(map(_remove_comment, value.split("\n"))))
-    yield _list_words(_QUOTED.sub(_unquote, value))
+    for pattern in (_QUOTED, _EITHER_QUOTED):  # an apostrophe in plain text opens no quotation
+        yield _list_words(pattern.sub(_unquote, value))
 
 
 def _remove_comment(line: str) -> str:

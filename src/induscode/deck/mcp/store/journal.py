@@ -15,7 +15,6 @@ from indusagi.core.json import NotJson, compact_json
 from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.calls import current_client
-from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.store.events import (
     Batch,
     Event,
@@ -24,6 +23,7 @@ from induscode.deck.mcp.store.events import (
     descriptor_text,
     join_json_array,
 )
+from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,0 +1,144 @@
+"""Resources and prompts of servers for commands: `@server:uri`, `/server:prompt`, lists, and results as blocks."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.runtime.contract import ToolOutcome, ToolResult
+from induscode.boot.plans import LOOK_LIMIT_S
+from induscode.boot.runner import build_fault_note, build_silent_note, build_unseen_note, load_plan, opened_store
+from induscode.boot.runners import attach_servers
+from induscode.cli.output import build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line
+from induscode.deck.mcp.boot import BootOptions
+from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
+from induscode.deck.mcp.store.pins import read_pinned
+from induscode.launch.options import read_invocation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.interop.protocol_bridge.contract import ItemKind
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.servers.plan import ServerPlan
+
+MARKS = {"@": "resource", "/": "prompt"}
+"""What a name begins with that is not a tool's."""
+_LONGEST_ABOUT = 100
+
+
+def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
+    """Split `@server:uri` or `/server:prompt` by the ids of the configured servers.
+
+    Raises:
+        click.UsageError: It names no server.
+    """
+    servers = sorted((row.id for row in plan.rows), key=len, reverse=True)
+    for server in servers:
+        if text[1:].startswith(f"{server}:") and len(text) > len(server) + 2:
+            return server, text[len(server) + 2 :]
+    named = text[1:].partition(":")[0]
+    what = "uri" if text.startswith("@") else "prompt"
+    if named in servers:
+        message = f"{text!r} names no {what}: write {text[0]}{named}:{what}"
+        raise click.UsageError(message, click.get_current_context(silent=True))
+    message = f"there is no server {named!r}: write {text[0]}server:{what}"
+    raise build_unknown_name(message, named, servers, click.get_current_context(silent=True))
+
+
+@asynccontextmanager
+async def open_content(
+    plan: ServerPlan,
+    wrap: Callable[[Capability], Capability] | None = None,
+    context: ToolContext | None = None,
+    handlers: Handlers | None = None,
+    *,
+    starts_unseen: bool = True,
+    wait: bool = True,
+) -> AsyncGenerator[tuple[BootedBridge, ServerContent]]:
+    """Attach the servers of a plan inside the block: known ones asleep, others started.
+
+    Without `starts_unseen` the others are left out; without `wait` the caller waits for them.
+    """
+    options = BootOptions(lazy=tuple(plan.configs), kinds=CONTENT_KINDS, handlers=handlers)
+    async with opened_store() as store:
+        if not starts_unseen:
+            plan = plan.narrow([*await read_pinned(store, plan.configs.values())])
+        bridge = await attach_servers(plan, store, options, wait=wait)
+        try:
+            yield bridge, ServerContent(bridge, wrap, context)
+        finally:
+            await bridge.aclose()
+
+
+def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: bool, no_check: bool) -> int:
+    """Print the items of some kinds, of all servers or of one."""
+    plan = load_plan(read_invocation(context))
+    server = context.params.get("server")
+    if server is not None:
+        if server not in {row.id for row in plan.rows}:
+            raise build_unknown_name(f"there is no server {server!r}", server, [row.id for row in plan.rows], context)
+        plan = plan.narrow([server])
+    items: list[BridgeCapability] = []
+
+    async def work(_: CancelToken) -> int:
+        async with open_content(plan, starts_unseen=not no_check, wait=False) as (bridge, content):
+            if not no_check:
+                starting = await bridge.list_content(LOOK_LIMIT_S)
+                print_notes(build_silent_note(server, LOOK_LIMIT_S) for server in starting)
+            print_notes(build_unseen_note(server) for server in plan.configs if server not in bridge.plan.configs)
+            items.extend(item for kind in kinds for item in content.list_items(kind))
+            faults = [(server, status.fault) for server, status in bridge.status().items()]
+            print_notes(build_fault_note(server, fault) for server, fault in faults if fault is not None)
+            print_notes(note for note in bridge.enrolment.notes if any(f", {kind} " in note.owner for kind in kinds))
+        return 0
+
+    code = run_until_signal(work)
+    if as_json:
+        rows: list[JsonObject] = [
+            {"server": item.ref.server, "kind": item.ref.kind, "name": item.name, "definition": item.raw}
+            for item in items
+        ]
+        write_json({f"{kinds[0]}s": rows})
+    elif items:
+        shown = [(describe_reference(item), item.descriptor.title or "", _shorten(item)) for item in items]
+        print_table(("NAME", "TITLE", "DESCRIPTION"), shown)
+    elif not code:
+        print_line(f"The servers have no {kinds[0]}s.")
+    return code
+
+
+def _shorten(item: BridgeCapability) -> str:
+    text = " ".join(item.description.split())
+    return text if len(text) <= _LONGEST_ABOUT else f"{text[: _LONGEST_ABOUT - 1].rstrip()}…"
+
+
+def describe_reference(item: BridgeCapability) -> str:
+    """Write an item as it is named on a command line and in a session."""
+    mark = "/" if item.ref.kind == "prompt" else "@"
+    return f"{mark}{item.ref.server}:{item.ref.name}"
+
+
+async def fetch_content(
+    content: ServerContent, server: str, kind: str, name: str, arguments: JsonObject
+) -> ToolOutcome:
+    """Read a resource or get a prompt; a failure is an error outcome."""
+    try:
+        if kind == "resource":
+            result = await content.read_resource(server, name)
+        else:
+            result = await content.get_prompt(server, name, arguments)
+    except (ContentRefused, ProtocolFault) as failure:
+        return ToolOutcome("", describe_failure(failure, server))
+    return ToolOutcome("", ToolResult(to_content_blocks(result), structured=result))

@@ -1,0 +1,164 @@
+"""Output for a person at a terminal: colour, tables that fit the width, relative times.
+
+Only a stream that is a terminal gets a console; `induscode.cli.terminal` writes piped output and JSON, byte for byte.
+rich obeys `TERM=dumb` and `COLUMNS`. With `NO_COLOR` (https://no-color.org) no escape sequence is written,
+neither for colour nor for bold, which rich would keep. rich is imported here and by the interactive session, and only
+for a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TextIO
+
+    from rich.console import Console
+    from rich.table import Table
+
+STATE_STYLES: Mapping[str, str] = {
+    "ready": "green",
+    "known": "green",
+    "asked": "green",
+    "built in": "green",
+    "faulted": "red",
+    "disabled": "yellow",
+    "untrusted": "yellow",
+    "changed": "yellow",
+    "unresolved": "yellow",
+    "unseen": "dim",
+    "unchecked": "dim",
+    "enroll": "green",
+    "retire": "yellow",
+    "fault": "red",
+    "quarantine": "red",
+}
+"""The colours of server states and of events in the ledger."""
+
+_NARROWEST_TEXT = 16
+_GAP = 2
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def console_for(stream: TextIO | None) -> Console | None:
+    """Return the console of a stream; None if the stream is not a terminal."""
+    if stream is None or not stream.isatty():
+        return None
+    from rich.console import Console  # noqa: PLC0415 — 50 ms, for a terminal only
+
+    return Console(
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
+
+
+def stdout_console() -> Console | None:
+    """Return the console of standard output; None if it is not a terminal."""
+    return console_for(sys.stdout)
+
+
+def print_rich_table(
+    console: Console,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    widths: Sequence[int] = (),
+    *,
+    has_heads: bool = True,
+) -> None:
+    """Print a table that fits the width of the terminal: the last column is wrapped.
+
+    If the last column would be too narrow, each row is printed as a record instead: a shortened name could not be
+    typed again.
+
+    Args:
+        console: The terminal.
+        heads: The heads of the columns.
+        rows: Cells without control characters.
+        right: For each column, whether it is aligned at the right.
+        widths: The widths of all columns but the last; by default the cells decide.
+        has_heads: Whether the heads are printed.
+    """
+    from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
+
+    needed = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    widths = widths or needed[:-1]
+    if sum(widths) + _GAP * len(needed) + min(needed[-1], _NARROWEST_TEXT) > console.width:
+        _print_records(console, heads, rows, has_text=not right[-1])
+        return
+    table = build_rich_table(heads, rows, right, widths)
+    table.show_header = has_heads
+    console.print(table)
+
+
+def build_rich_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], widths: Sequence[int] = ()
+) -> Table:
+    """Build a table whose last column is wrapped; states have their colours."""
+    from rich.table import Table  # noqa: PLC0415 — for a terminal only
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
+        last = index == len(heads) - 1
+        width = widths[index] if index < len(widths) else None
+        table.add_column(
+            head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last, min_width=width
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
+    return table
+
+
+def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], *, has_text: bool) -> None:
+    """Print each row as its first cell and a line of facts below it; with `has_text` the last cell is a text below."""
+    from rich.padding import Padding  # noqa: PLC0415 — for a terminal only
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    for row in rows:
+        console.print(Text(row[0], "bold", overflow="fold"))
+        facts = Text(overflow="fold")
+        end = len(row) - has_text
+        for head, cell in zip(heads[1:end], row[1:end], strict=True):
+            if cell:
+                facts.append(f"{', ' if facts else ''}{head.lower()}: ")
+                facts.append(cell, STATE_STYLES.get(cell, ""))
+        for line in (facts, Text(row[-1] if has_text else "", overflow="fold")):
+            if line:
+                console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
+
+
+def print_status_line(stream: TextIO, line: str) -> bool:
+    """Print a status line with the program's name in bold; return False if the stream is not a terminal."""
+    console = console_for(stream)
+    if console is None:
+        return False
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    console.print(Text.assemble(("indus:", "bold"), " ", line), soft_wrap=True)
+    return True
+
+
+def format_age(then_ms: int, now_ms: int) -> str:
+    """Format how long ago a time was, in its largest unit: `3 min ago`."""
+    seconds = max(0, now_ms - then_ms) // 1000
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return "now"
+
+
+def find_shortest_prefix(names: Sequence[str], least: int = 8) -> int:
+    """Find the number of letters that distinguish all of these names."""
+    distinct = set(names)
+    longest = max(map(len, distinct), default=least)
+    for length in range(least, longest):
+        if len({name[:length] for name in distinct}) == len(distinct):
+            return length
+    return longest

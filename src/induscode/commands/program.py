@@ -1,0 +1,172 @@
+"""The root command of `indus`: its options from the flag table, its commands loaded on use."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from indusagi import __version__
+from indusagi.core.faults import CoreError
+from induscode.cli.terminal import is_interactive, print_status
+from induscode.commands import COMPLETE_VARIABLE
+from induscode.launch.extras import require_agent
+from induscode.launch.flags import FlagGroup, flag_specs
+from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, refuse_unused_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from induscode.launch.invocation import Invocation
+
+_PROMPT = 'indus -p "…"'
+_COMMANDS = {
+    "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
+    "resources": ("list and read the resources of servers", "induscode.commands.resources"),
+    "prompts": ("list the prompts of servers, and get their messages", "induscode.commands.prompts"),
+    "call": ("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
+    "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
+    "cluster": ("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
+    "ui": ("look at servers, tools, calls and the ledger in a browser", "induscode.commands.ui"),
+    "acp": ("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp.command"),
+    "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
+    "connectors": ("add, examine and approve services described by OpenAPI", "induscode.commands.connectors"),
+    "addons": ("list, trust and examine addons", "induscode.commands.addons"),
+    "search": ("fetch the model by which tools are found by meaning", "induscode.commands.search"),
+    "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
+    "calls": ("which tools were called, how long they took, what failed", "induscode.commands.calls"),
+    "top": ("the calls of every server as they happen", "induscode.commands.top"),
+    "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
+    "settings": ("show, find and check the settings", "induscode.commands.settings"),
+    "completion": ("print the completion script of a shell", "induscode.commands.completion"),
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `indus` with these arguments and return its exit code."""
+    if COMPLETE_VARIABLE in os.environ:
+        from induscode.commands.completion import complete  # noqa: PLC0415 — for shell completion
+
+        return complete(_indus)
+    try:
+        # Not by click's `main`, which turns a broken pipe into exit code 1 (https://click.palletsprojects.com/en/stable/exceptions/).
+        with _indus.make_context("indus", list(arguments), obj=print_status) as context:
+            code = _indus.invoke(context)
+            return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as exc:  # raised by click after `--help`
+        return exc.exit_code
+    except click.ClickException as exc:
+        message = exc.format_message()
+        stop = "" if message.endswith((".", "?", ")")) else "."
+        named = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "indus"
+        print_status(f"{message}{stop} See '{named} --help'.")
+        return exc.exit_code
+    except CoreError as exc:
+        print_status(str(exc))
+        return 1
+
+
+def root_command() -> click.Group:
+    """Return the root command."""
+    return _indus
+
+
+# -- the command itself -----------------------------------------------------------------------
+
+
+class _Indus(click.Group):
+    """A group that loads a command when it is used, and lists options by group."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        from importlib import import_module  # noqa: PLC0415 — only for a command that runs
+
+        module = import_module(_COMMANDS[cmd_name][1])
+        return cast("click.Command", module.command)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            group = parameter.group if isinstance(parameter, GroupedOption) else FlagGroup.GENERAL
+            if record is not None:
+                groups.setdefault(str(group), []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (about, _) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS:
+            from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
+
+            similar = find_similar_name(args[0], _COMMANDS)
+            hint = f" Did you mean {similar!r}?" if similar else ""
+            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
+        resolved = super().resolve_command(ctx, args)
+        refuse_unused_flags(ctx, cast("click.Command", resolved[1]))
+        return resolved
+
+
+@click.group(
+    cls=_Indus,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[build_option(spec) for spec in flag_specs()],
+)
+@click.version_option(__version__, "-V", "--version", message="indus %(version)s")
+@click.pass_context
+def _indus(context: click.Context, **_: object) -> int:
+    """Every tool a model may call, in one deck."""
+    if context.invoked_subcommand is not None:
+        return 0
+    invocation = read_invocation(context)
+    if invocation.prompt is not None:
+        return _answer_prompt(invocation)
+    if "--output-format" in list_given_flags(context):
+        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})", context)
+    if not is_interactive():
+        raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
+    if os.environ.get("TERM") in {"dumb", ""}:
+        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})", context)
+    return _run_session(invocation)
+
+
+def _run_session(invocation: Invocation) -> int:
+    """Run the interactive session; the garbage collector is off during imports, as for a prompt."""
+    require_agent()
+    gc.disable()
+    try:
+        from induscode.frontends.terminal.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
+
+        return run_interactive(invocation)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _answer_prompt(invocation: Invocation) -> int:
+    """Answer one prompt, with the garbage collector off during imports.
+
+    The collector takes a fifth of the time of the imports and finds nothing; the session turns it on once they are
+    done. At the end all objects are frozen (https://docs.python.org/3/library/gc.html#gc.freeze), so that the
+    interpreter does not search them once more before it exits.
+    """
+    require_agent()
+    gc.disable()
+    try:
+        from induscode.conversations.run import run_headless  # noqa: PLC0415 — imports the model loop
+
+        return run_headless(invocation)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,314 @@
+"""Sub-sessions for the `task` card: a new history on the same servers, with the same permissions or fewer.
+
+A sub-session has the deck of its parent, narrowed by the list of its agent, and takes its requests from the parent's
+budget. Sub-sessions that only read run at once; one that changes something waits until it is alone. Each holds a lease
+of the servers it may call, which ends with it on every path. At a limit it reports what it has, with an id under which
+it can be continued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import AsyncExitStack
+from functools import partial
+from shutil import rmtree
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import CoreError, describe_error
+from indusagi.core.ids import is_ulid, new_ulid
+from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.core.tasks import BackgroundTask
+from indusagi.runtime.calls import current_client
+from induscode.conversations.agents.files import BUILT_IN, GENERAL
+from induscode.conversations.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
+from induscode.conversations.agents.task import AGENT_OP, DelegatedTask, TaskActivity
+from induscode.conversations.transcript import ConversationError, Transcript
+from induscode.deck.contract import DelegateReport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from indusagi.capabilities.context import ContextId, ToolContext
+    from indusagi.runtime.contract import ToolProgress
+    from induscode.conversations.agents.files import AgentDefinition, AgentFiles
+    from induscode.conversations.agents.sub_session import ParentSession
+    from induscode.deck.contract import DelegateRequest
+
+MOST_AT_ONCE = 4
+"""Sub-agents that run at once, in all; others wait."""
+MOST_WAITING = 16
+"""Background tasks that have not ended."""
+MOST_KEPT = 100
+"""Tasks of a gateway that can be resumed; the logs of older ones are removed."""
+_TIME_S = 600.0
+
+
+class SubSessions:
+    """Runs sub-sessions. It exists before its session does; `attach` connects the two.
+
+    Args:
+        directory: Where the logs of tasks are.
+        cwd: The working directory.
+        files: The agents; without them there are `general` and `explore`.
+        has_background: Whether a notice of an end reaches the model, so that tasks may run in the background.
+        most_kept: Tasks that can be resumed; None for all.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        cwd: str,
+        files: AgentFiles = BUILT_IN,
+        *,
+        has_background: bool = True,
+        most_kept: int | None = None,
+    ) -> None:
+        self._directory, self._cwd, self._most_kept = directory, cwd, most_kept
+        self._agents: Mapping[str, AgentDefinition] = files.agents
+        self.has_background = has_background
+        self.tasks: dict[str, DelegatedTask] = {}
+        """The tasks of this run by id, the oldest first."""
+        self.on_end: Callable[[DelegatedTask], None] = lambda task: None
+        """Called at the end of a background task."""
+        self._root: Callable[[], Awaitable[ParentSession]] | None = None
+        self._parent: ParentSession | None = None
+        self._order = ReadWriteLock()
+        self._nested: dict[ContextId, TaskLevel] = {}
+        self._slots = anyio.Semaphore(MOST_AT_ONCE)
+        self._notices: list[DelegatedTask] = []
+        self._closing = CancelToken()
+
+    def attach(self, parent: ParentSession) -> None:
+        """Connect the session whose tasks are run here."""
+
+        async def give() -> ParentSession:
+            return parent
+
+        self._root, self._parent = give, parent
+
+    def attach_factory(self, make: Callable[[], Awaitable[ParentSession]]) -> None:
+        """Connect a host that makes a parent for each task; a CoreError that it raises is the report."""
+        self._root = make
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether tasks can be started."""
+        return self._root is not None
+
+    # -- agents -------------------------------------------------------------------------------
+
+    def list_agents(self) -> Sequence[str]:
+        """List the names of the agents."""
+        return tuple(self._agents)
+
+    def describe_agents(self) -> Mapping[str, str]:
+        """Map the names of the agents to what each is for."""
+        return {name: agent.description for name, agent in self._agents.items()}
+
+    def is_reading(self, agent: str | None, resume: str | None) -> bool:
+        """Tell whether a task certainly only reads; what it depends on may change until it starts."""
+        known = self._find(resume)
+        if known is not None and not known.is_over:
+            return True  # it is only waited for
+        name = agent or (GENERAL.name if resume is None else known.agent if known is not None else "")
+        definition = self._agents.get(name)
+        if definition is None:
+            return False
+        return definition.reads_only or (
+            self._parent is not None and is_reading_deck(select_deck(self._parent.deck(), definition, depth=1))
+        )
+
+    # -- running ------------------------------------------------------------------------------
+
+    async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
+        """Run a sub-session and give its report, or start it in the background and give its id."""
+        level = self._nested.get(ctx.context_id)
+        known = self._find(request.resume)
+        if known is not None and not known.is_over:
+            return await self._join(known, ctx)
+        if request.background and (level is not None or not self.has_background):
+            where = "here" if level is None else "for a task of a task"
+            return _refuse(f"No task can run in the background {where}: call it without `background`.")
+        try:
+            if level is None and self._root is not None:
+                level = TaskLevel(await self._root(), order=self._order)
+            elif level is None:
+                return _refuse("The session is not open yet.")
+            agent, transcript = await self._open(request)
+        except (OSError, CoreError) as exc:
+            return _refuse(str(exc))
+        token = CancelToken(self._closing) if request.background else CancelToken(ctx.cancel, self._closing)
+        task = DelegatedTask(
+            id=transcript.id,
+            agent=agent.name,
+            objective=request.objective,
+            cancel=token,
+            activity=TaskActivity(self._cwd),
+            is_background=request.background,
+            principal=_find_principal(),
+        )
+        work = partial(self._run_to_end, task, agent, request, level, transcript)
+        if not request.background:
+            await self._remember(task)
+            return await work(ctx.report)
+        if len(self.list_running()) >= MOST_WAITING:
+            await _close_log(transcript)
+            return _refuse(f"{MOST_WAITING} tasks have not ended yet: wait for one of them.")
+        await self._remember(task)
+        task.owner = BackgroundTask(f"task {task.id}")
+        task.owner.start(self._run_in_background(task, work))
+        text = (
+            f"Task {task.id} runs in the background. A note gives you its report; `resume` with this id waits for it."
+        )
+        return DelegateReport(ok=True, text=text, id=task.id, is_running=True)
+
+    def list_running(self) -> Sequence[DelegatedTask]:
+        """List the background tasks that have not ended, the oldest first."""
+        return [task for task in self.tasks.values() if task.is_background and not task.is_over]
+
+    async def wait_for_all(self, cancel: CancelToken) -> bool:
+        """Wait until every background task has ended; tell whether there are reports that the model has not seen."""
+        with cancel.guard():
+            for task in self.list_running():
+                await task.ended.wait()
+        return bool(self._notices)
+
+    def take_notices(self) -> Sequence[str]:
+        """Give each report of a background task once, for the model."""
+        notices, self._notices = self._notices, []
+        return [task.write_notice() for task in notices]
+
+    async def aclose(self) -> None:
+        """End the tasks; called before the servers and the model are closed."""
+        self._closing.cancel("the end of the session")
+        owners = [task.owner for task in self.tasks.values() if task.owner is not None]
+        with anyio.move_on_after(CLOSING_S, shield=True):
+            for owner in owners:
+                await owner.wait()
+        for owner in owners:
+            owner.cancel()
+            await owner.join()
+
+    async def _join(self, task: DelegatedTask, ctx: ToolContext) -> DelegateReport:
+        """Wait for a task that runs, and give its report here instead of in a notice."""
+        with ctx.cancel.guard():
+            await task.ended.wait()
+        if task in self._notices:
+            self._notices.remove(task)
+        return task.report or _refuse("The wait was cancelled; the task goes on.")
+
+    async def _open(self, request: DelegateRequest) -> tuple[AgentDefinition, Transcript]:
+        """Open the log of a task, and find its agent: the one that is named, or the one it began with.
+
+        Raises:
+            OSError: The log cannot be opened.
+            ConversationError: There is no such task, or no such agent.
+        """
+        name = request.resume or new_ulid()
+        directory = self._name_log(name, _find_principal())
+        if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
+            raise ConversationError(
+                f"There is no task {name!r} to go on with: call task again without resume to start one."
+            )
+
+        def open_log() -> tuple[AgentDefinition, Transcript]:
+            transcript = Transcript(directory, self._cwd)
+            stored = [str(row.get("name")) for row in transcript.rows() if row.get("op") == AGENT_OP]
+            chosen = request.agent or (stored[-1] if stored else GENERAL.name)
+            agent = self._agents.get(chosen)
+            if agent is None:
+                transcript.close()
+                raise ConversationError(f"There is no agent {chosen!r}. There are: {', '.join(self._agents)}.")
+            if chosen not in stored[-1:]:
+                transcript.mark(AGENT_OP, name=chosen, objective=request.objective)
+            return agent, transcript
+
+        return await to_thread.run_sync(open_log)
+
+    def _find(self, identity: str | None) -> DelegatedTask | None:
+        """Find a task of the client for which this call is made; that of another principal does not exist for it."""
+        task = self.tasks.get(identity or "")
+        return task if task is not None and task.principal == _find_principal() else None
+
+    def _name_log(self, identity: str, principal: str) -> str:
+        # The name of a principal may hold anything; each has a directory of its own.
+        parts = [hashlib.sha256(principal.encode()).hexdigest()] if principal else []
+        return os.path.join(self._directory, *parts, identity)
+
+    async def _remember(self, task: DelegatedTask) -> None:
+        self.tasks.pop(task.id, None)
+        self.tasks[task.id] = task
+        over = [known for known in self.tasks.values() if known.is_over]
+        for known in over[: max(len(self.tasks) - self._most_kept, 0)] if self._most_kept is not None else ():
+            del self.tasks[known.id]
+            await to_thread.run_sync(partial(rmtree, self._name_log(known.id, known.principal), ignore_errors=True))
+
+    async def _run_in_background(
+        self, task: DelegatedTask, work: Callable[[Callable[[ToolProgress], None]], Awaitable[DelegateReport]]
+    ) -> None:
+        try:
+            await work(lambda progress: None)
+        except Exception as exc:  # noqa: BLE001 — boundary: a failed task is a report
+            task.finish(_refuse(describe_error(exc), task.id))
+        if not self._closing.cancelled:
+            self._notices.append(task)
+            self.on_end(task)
+
+    async def _run_to_end(
+        self,
+        task: DelegatedTask,
+        agent: AgentDefinition,
+        request: DelegateRequest,
+        level: TaskLevel,
+        transcript: Transcript,
+        report_progress: Callable[[ToolProgress], None],
+    ) -> DelegateReport:
+        """Wait for the turn of a task, run it, and release everything it holds."""
+        report = _refuse("The task was cancelled.", task.id, "cancelled")
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(_close_log, transcript)
+                # The agent sees what its parent sees; what only reads is decided once, and holds to its end.
+                is_reading = is_reading_deck(select_deck(level.parent.deck(), agent, level.depth + 1))
+                times = [float(agent.timeout_s)] if agent.timeout_s is not None else list[float]()
+                times += [request.timeout_ms / 1_000] if request.timeout_ms is not None else []
+                limit_s = min(times, default=_TIME_S)
+                with anyio.move_on_after(limit_s), task.cancel.guard():
+                    await stack.enter_async_context(level.order.hold(shared=is_reading))
+                    if level.depth and self._slots.value == 0:
+                        # Waiting could last for ever: the tasks above hold the places.
+                        report = _refuse(f"{MOST_AT_ONCE} agents run at once: do the work yourself.", task.id)
+                        return report
+                    await stack.enter_async_context(self._slots)
+                    task.state = "running"
+                if task.state == "waiting":
+                    if not task.cancel.cancelled:
+                        report = _refuse("Its turn did not come: other agents are at work.", task.id, "time")
+                    return report
+                run = SubSession(task, agent, request, level, transcript, is_reading, limit_s, self._cwd)
+                report = await run.execute(stack, self._nested, report_progress)
+                return report
+        except ConversationError as exc:
+            report = _refuse(str(exc), task.id)
+            return report
+        finally:
+            task.finish(report)
+
+
+def _find_principal() -> str:
+    client = current_client.get()
+    return "" if client is None else client.principal
+
+
+def _refuse(text: str, identity: str | None = None, reason: str = "error") -> DelegateReport:
+    return DelegateReport(ok=False, text=text, id=identity, reason=reason)
+
+
+async def _close_log(transcript: Transcript) -> None:
+    with anyio.move_on_after(CLOSING_S, shield=True):
+        await to_thread.run_sync(transcript.close)

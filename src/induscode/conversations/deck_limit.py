@@ -1,0 +1,130 @@
+"""Deck limit: which cards a model is listed, where its deck takes too much of its context window.
+
+Cards that are not listed are found by search, and stay callable. A large deck is searched above the limits of
+`SearchOptions`: then the native cards are listed, and the tools of servers and addons are found. In a small window
+cards are shown in their lean form, and the listed ones take at most a quarter: the essential ones come first, then the
+tools of servers and addons if there is room for all of them, then all other native cards if there is room for all of
+them. Where search is off, a small window loses the rest: the model is told in its system prompt what was left out, and
+the person by a note.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.core.faults import Note
+from induscode.boot.plans import canon_tool_name
+from induscode.code_mode.contract import RUN_CODE
+from induscode.conversations.prompt import list_names
+from induscode.deck.catalog import has_capability
+from induscode.deck.contract import SECOND_NAMES, LeanCard, describe
+from induscode.deck.provision import ToolDeck
+from induscode.search.options import SearchOptions, estimate_definition, read_search_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from induscode.conversations.models import ModelChoice
+    from induscode.deck.contract import Capability
+    from induscode.launch.invocation import Invocation
+
+SMALL_WINDOW = 32_768
+"""The largest context window in tokens in which listed cards have a quarter of the room."""
+SHARE = 4
+LEAST_SEARCHED = 4_096
+"""The smallest window with search: in a smaller one the search cards would take the place of others."""
+ESSENTIAL_CARDS = ("read", "grep", "edit", "write", "ls", "bash", "task")
+
+
+class DeckLimit:
+    """Limits the listed cards of a session to what the context window of its model has room for.
+
+    Args:
+        model: The name of the model for the note.
+        window: Its context window in tokens; None if it is unknown.
+        named: Native tools that the person has named: they are always listed.
+        search: When cards are searched, and which stay listed.
+    """
+
+    def __init__(
+        self, model: str, window: int | None, named: Iterable[str] = (), search: SearchOptions | None = None
+    ) -> None:
+        self._named = {canon_tool_name(name) for name in named}
+        self._search = search or SearchOptions()
+        self.set_model(model, window)
+
+    def set_model(self, model: str, window: int | None) -> None:
+        """Set the model that the next deck is for."""
+        self.model, self.window = model, window
+        self.left_out: Sequence[str] = ()
+        """Names of the cards that the last deck lacks."""
+        self._is_searched = False
+
+    def fit(self, deck: ToolDeck) -> ToolDeck:
+        """Hide the cards that are found by search, or leave them out with a note where there is no search."""
+        self.left_out = ()
+        is_small = self.window is not None and self.window <= SMALL_WINDOW
+        if is_small:
+            lean = (card.lean if isinstance(card, LeanCard) else card for card in deck.tools())
+            deck = ToolDeck(lean, deck.context, deck.notes)
+        cards = deck.shown()
+        can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)
+        listed = self._select_small(cards, can_search=can_search) if is_small else None
+        if listed is None and can_search and self._is_large(cards):
+            listed = {card.name for card in cards if has_capability(card.name) or self._is_kept(card)}
+        if listed is None or len(listed) == len(cards):
+            return deck
+        rest = tuple(card.name for card in cards if card.name not in listed)
+        if can_search:
+            return deck.hide(rest)
+        self.left_out = rest
+        note = Note(
+            f"model {self.model}",
+            f"reads {self.window:,} tokens, so these tools are left out: {list_names(rest)}",
+            "--tools names the native tools to keep, exclude_tools of a server those to drop",
+        )
+        kept = (card for card in deck.tools() if {card.name, SECOND_NAMES.get(card.name)} & listed)
+        return ToolDeck(kept, deck.context, (*deck.notes, note))
+
+    def _is_large(self, cards: Sequence[Capability]) -> bool:
+        """Tell whether the deck is searched; once it was, it stays so: the list of the model must not change back."""
+        searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
+        self._is_searched = searched
+        return searched
+
+    def _is_kept(self, card: Capability) -> bool:
+        if card.name == RUN_CODE:  # a person who asks for scripts wants the model to see that it can write one
+            return True
+        return canon_tool_name(card.name) in self._named or self._search.lists(card.name)
+
+    def _select_small(self, cards: Sequence[Capability], *, can_search: bool) -> set[str] | None:
+        """Select the cards that a small window has room for; None if it has room for all."""
+        kept = [card for card in cards if self._is_kept(card)]
+        others = [card for card in cards if card not in kept]
+        essential = [card for name in ESSENTIAL_CARDS for card in others if card.name == name]
+        foreign = [card for card in others if not has_capability(card.name)]
+        rest = [card for card in others if card not in essential and card not in foreign]
+        room = (self.window or 0) // SHARE - sum(map(_estimate_card, kept))
+        listed = {card.name for card in kept}
+        for card in essential:
+            if (size := _estimate_card(card)) <= room:
+                listed.add(card.name)
+                room -= size
+        fits = sum(map(_estimate_card, foreign)) <= room
+        for card in foreign if fits or not can_search else ():  # of a part a model would choose instead of searching
+            if (size := _estimate_card(card)) <= room:
+                listed.add(card.name)
+                room -= size
+        if len(listed) == len(cards) - len(rest) and sum(map(_estimate_card, rest)) <= room:
+            return None
+        return listed
+
+
+def build_deck_limit(choice: ModelChoice, invocation: Invocation) -> DeckLimit:
+    """Build the limit for a model, with the tools that the invocation names and the search of its settings."""
+    options = read_search_options(invocation.settings)
+    return DeckLimit(choice.label, choice.context_window, invocation.tools or (), options)
+
+
+def _estimate_card(card: Capability) -> int:
+    return estimate_definition(describe(card))

@@ -1,0 +1,400 @@
+"""Client for one model of a Chat Completions server, and its streamed answer.
+
+Requests are sent again after a passing failure. The stream is read as server-sent events
+(https://html.spec.whatwg.org/multipage/server-sent-events.html); an answer in one JSON object is read too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import ssl
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
+from urllib.request import getproxies
+
+import anyio
+import httpx2
+from pydantic_ai import exceptions as failures
+from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, ThinkingPart
+from pydantic_ai.models import Model, StreamedResponse
+from pydantic_ai.usage import RequestUsage
+
+from indusagi.core.json import is_json_object
+from indusagi.core.time import now_ms
+from induscode.conversations.model_loop.chat.errors import (
+    build_connection_error,
+    build_status_error,
+    build_stream_error,
+    parse_body,
+)
+from induscode.conversations.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS, write_messages, write_tool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+
+    from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
+    from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.profiles import ModelProfile
+    from pydantic_ai.settings import ModelSettings
+    from pydantic_ai.tools import RunContext
+
+    from indusagi.core.json import JsonObject
+
+
+_END = "[DONE]"
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_call",
+    "function_call": "tool_call",
+    "content_filter": "content_filter",
+}
+
+
+@dataclass
+class ChatStream(StreamedResponse):
+    """Streamed answer: text, reasoning and tool calls as parts of pydantic-ai."""
+
+    response: httpx2.Response
+    name: str
+    system: str
+    address: str
+    started: datetime = field(default_factory=lambda: datetime.fromtimestamp(now_ms() / 1000, UTC))
+    calls: dict[object, tuple[str, object]] = field(default_factory=dict[Any, Any])
+    """By index: the id of the current call, and the key of its part."""
+    segment: int = 0
+    """Number of times that reasoning or a call interrupted the text."""
+    open_text: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """Model name, as the server reports it."""
+        return self.name
+
+    @property
+    def provider_name(self) -> str:
+        """Provider name."""
+        return self.system
+
+    @property
+    def provider_url(self) -> str:
+        """Address of the API."""
+        return self.address
+
+    @property
+    def timestamp(self) -> datetime:
+        """Time at which the answer began."""
+        return self.started
+
+    async def close_stream(self) -> None:
+        """Close the connection, which stops the server."""
+        await self.response.aclose()
+
+    async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
+        try:
+            async for chunk in _read_chunks(self.response, self.name):
+                for event in self._take_chunk(chunk):
+                    yield event
+        except httpx2.RequestError as exc:
+            raise build_connection_error(self.name, exc) from exc
+        if self.finish_reason is None and not self.cancelled:
+            self.finish_reason = "stop"  # some servers send no reason
+
+    def _take_chunk(self, chunk: JsonObject) -> Iterator[ModelResponseStreamEvent]:
+        if isinstance(model := chunk.get("model"), str) and model:
+            self.name = model
+        if isinstance(answer_id := chunk.get("id"), str) and answer_id:
+            self.provider_response_id = answer_id
+        if is_json_object(usage := chunk.get("usage")):
+            details = usage.get("prompt_tokens_details")
+            cached = details if is_json_object(details) else {}
+            cost = usage.get("cost")  # OpenRouter sends it
+            # Some servers send the usage with every chunk: the last one is the total.
+            self._usage = RequestUsage(
+                input_tokens=_read_count(usage, "prompt_tokens"),
+                output_tokens=_read_count(usage, "completion_tokens"),
+                cache_read_tokens=_read_count(cached, "cached_tokens"),
+                cache_write_tokens=_read_count(cached, "cache_write_tokens"),
+                cost=Decimal(str(cost)) if isinstance(cost, int | float) else None,
+            )
+        choices = chunk.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not is_json_object(choice):
+            return
+        if isinstance(reason := choice.get("finish_reason"), str) and reason:
+            self.finish_reason = _FINISH_REASONS.get(reason)
+            self.provider_details = {**(self.provider_details or {}), "finish_reason": reason}
+        if is_json_object(delta := choice.get("delta")):
+            yield from self._take_delta(delta)
+
+    def _take_delta(self, delta: JsonObject) -> Iterator[ModelResponseStreamEvent]:
+        for name in REASONING_FIELDS:
+            if isinstance(thought := delta.get(name), str) and thought:
+                self._end_text()
+                yield from self._parts_manager.handle_thinking_delta(
+                    vendor_part_id=(name, self.segment), id=name, content=thought, provider_name=self.system
+                )
+                break
+        # A refusal replaces the text and gives the reason.
+        if text := _join_text(delta.get("content") or delta.get("refusal")):
+            for event in self._parts_manager.handle_text_delta(
+                vendor_part_id=("text", self.segment), content=text, thinking_tags=THINKING_TAGS
+            ):
+                if isinstance(event, PartStartEvent):
+                    self.open_text = isinstance(event.part, TextPart)
+                    if isinstance(event.part, ThinkingPart):
+                        event.part.id, event.part.provider_name = "content", self.system
+                yield event
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            if is_json_object(call):
+                yield from self._take_call(call)
+
+    def _take_call(self, call: JsonObject) -> Iterator[ModelResponseStreamEvent]:
+        self._end_text()
+        function = call.get("function")
+        fields = function if is_json_object(function) else {}
+        call_id, place = call.get("id"), call.get("index")
+        index = place if isinstance(place, int) else None
+        new_id = call_id if isinstance(call_id, str) and call_id else None
+        known, key = self.calls.get(index, ("", None))
+        # Some servers send index 0 for every call, or no index: a new id starts a new call.
+        if key is None or (new_id is not None and new_id != known):
+            known, key = new_id or "", (index, len(self.calls), new_id)
+            self.calls[index] = (known, key)
+            name = fields.get("name")
+        else:
+            name = None  # some servers repeat the name in every piece
+        arguments = fields.get("arguments")
+        yield from self._parts_manager.handle_tool_call_delta_events(
+            vendor_part_id=key,
+            tool_name=name if isinstance(name, str) else None,
+            args=arguments if isinstance(arguments, str | dict) else None,
+            tool_call_id=new_id,
+        )
+
+    def _end_text(self) -> None:
+        if self.open_text:
+            self.segment += 1
+            self.open_text = False
+
+
+async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[JsonObject]:
+    """Read the chunks of an answer; a server without streaming sends one JSON object."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    count = 0
+    if kind == "application/json":
+        body = (await response.aread()).decode("utf-8", "replace")
+        for chunk in _split_answer(_parse_chunk(body, model)):
+            count += 1
+            yield chunk
+    else:
+        # httpx2 requires this type; some servers stream with another one.
+        response.headers["content-type"] = "text/event-stream"
+        async for event in httpx2.EventSource(response, max_event_size=None):
+            if event.data.strip() == _END:
+                break
+            if event.data.strip():
+                count += 1
+                yield _parse_chunk(event.data, model)
+    if not count:
+        raise failures.UnexpectedModelBehavior(
+            f"its server sent {kind or 'something'} without an answer in it: check the address"
+        )
+
+
+def _parse_chunk(text: str, model: str) -> JsonObject:
+    value = parse_body(text)
+    if not is_json_object(value):
+        raise failures.UnexpectedModelBehavior(f"its server sent invalid JSON: {value!r:.200}")
+    if value.get("error"):
+        raise build_stream_error(model, value["error"])
+    return value
+
+
+def _split_answer(answer: JsonObject) -> Iterator[JsonObject]:
+    """Split an answer without streaming into chunks."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if is_json_object(choice) else None
+    if not is_json_object(choice) or not is_json_object(message):
+        return
+    calls = message.get("tool_calls")
+    numbered = [
+        {"index": index, **call} if is_json_object(call) else call
+        for index, call in enumerate(calls if isinstance(calls, list) else [])
+    ]
+    text = _join_text(message.get("content"))
+    start, end = THINKING_TAGS
+    thought, closed, rest = text.removeprefix(start).partition(end)
+    if text.startswith(start) and closed:
+        for piece in (start, thought, end):
+            yield {"choices": [{"delta": {"content": piece}}]}
+        text = rest.lstrip()
+    delta = cast("JsonObject", {**message, "content": text, "tool_calls": numbered})
+    yield {**answer, "choices": [{**choice, "delta": delta}]}
+
+
+def _join_text(content: object) -> str:
+    """Join the text of a delta; some servers send a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = cast("list[object]", content) if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if is_json_object(part)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _read_count(counts: JsonObject, key: str) -> int:
+    count = counts.get(key)
+    return count if isinstance(count, int) and count > 0 else 0
+
+
+_CONNECT_S = 30.0
+_SILENCE_S = 600.0
+_RETRIES = 2
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 60.0
+_RETRIED = {408, 409, 429}
+"""Sent again, like 5xx: https://platform.openai.com/docs/guides/error-codes."""
+_FINAL = (httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
+"""Errors for which another attempt is useless or takes very long."""
+
+
+class ChatModel(Model[httpx2.AsyncClient]):
+    """Client for one model of one server. Enter it before the first request: it owns the connections."""
+
+    def __init__(
+        self, name: str, *, system: str, base_url: str, headers: Mapping[str, str], profile: ModelProfile
+    ) -> None:
+        """Take the name of the model, the name of its provider, and the address of the API."""
+        super().__init__(profile=profile)
+        self._name, self._system, self._address = name, system, base_url
+        self._client = httpx2.AsyncClient(
+            headers=dict(headers),
+            timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S),
+            verify=_choose_tls(base_url),
+            # A redirect is an error: the key goes to no other address.
+            follow_redirects=False,
+        )
+
+    @property
+    def model_name(self) -> str:
+        """Model name, as configured."""
+        return self._name
+
+    @property
+    def system(self) -> str:
+        """Provider name."""
+        return self._system
+
+    @property
+    def base_url(self) -> str:
+        """Address of the API."""
+        return self._address
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """Send a request, and read its answer to the end."""
+        async with self.request_stream(messages, model_settings, model_request_parameters) as stream:
+            async for _ in stream:
+                pass
+            return stream.get()
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[ChatStream]:
+        """Send a request, and give its answer as a stream."""
+        settings, parameters = self.prepare_request(model_settings, model_request_parameters)
+        instructions = self._get_instruction_parts(messages, parameters) or []
+        body: dict[str, Any] = {
+            "messages": write_messages(messages, [part.content for part in instructions], self._system),
+            "model": self._name,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if tools := [write_tool(tool) for tool in parameters.declared_tool_defs.values()]:
+            body |= {"tool_choice": "auto", "tools": tools}
+        # Models of OpenAI that reason refuse the older name, and compatible servers may not know the newer one.
+        values = cast("Mapping[str, object]", settings or {})
+        limit = "max_completion_tokens" if self._system == "openai" else "max_tokens"
+        for name, key in (("max_tokens", limit), ("temperature", "temperature"), ("stop_sequences", "stop")):
+            if (value := values.get(name)) is not None:
+                body[key] = value
+        response = await self._send(body)
+        try:
+            yield ChatStream(parameters, response, self._name, self._system, self._address)
+        finally:
+            await response.aclose()
+
+    async def _send(self, body: Mapping[str, Any]) -> httpx2.Response:
+        """Send a request, again after a passing failure.
+
+        Raises:
+            ModelAPIError: The server refused it, or cannot be reached.
+        """
+        # A lone surrogate has no UTF-8 form, and servers refuse it as a JSON escape (RFC 8259 §8.2).
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        url = self._address.rstrip("/") + "/chat/completions"
+        for attempt in range(_RETRIES + 1):
+            last = attempt == _RETRIES
+            request = self._client.build_request(
+                "POST",
+                url,
+                content=text.encode("utf-8", "replace"),
+                headers={"content-type": "application/json", "accept": "application/json"},
+            )
+            try:
+                response = await self._client.send(request, stream=True)
+                if response.is_success:
+                    return response
+                refusal = (await response.aread()).decode("utf-8", "replace")
+            except httpx2.RequestError as exc:
+                if last or isinstance(exc, _FINAL):
+                    raise build_connection_error(self._name, exc) from exc
+                delay = None
+            else:
+                delay = _find_delay(response)
+                status, headers = response.status_code, dict(response.headers)
+                advice = response.headers.get("x-should-retry")
+                may_succeed = advice == "true" if advice else status in _RETRIED or status >= 500
+                if last or not may_succeed or (delay or 0) > _LONGEST_DELAY_S:
+                    raise build_status_error(self._name, status, refusal, headers)
+            if delay is None:
+                delay = _FIRST_DELAY_S * 2**attempt * random.uniform(0.75, 1.0)
+            await anyio.sleep(delay)
+        raise AssertionError
+
+
+def _choose_tls(base_url: str) -> ssl.SSLContext | bool:
+    """Choose the TLS settings: the default ones (True) unless the address and the proxies are plain HTTP.
+
+    Loading the certificate authorities takes longer than the answer of a local server.
+    """
+    if base_url.startswith("http://") and not getproxies():
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no authority
+    return True
+
+
+def _find_delay(response: httpx2.Response) -> float | None:
+    """Read `Retry-After` in seconds (RFC 9110 §10.2.3)."""
+    try:
+        return max(0.0, float(response.headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,411 @@
+"""The model loop: one agent run of pydantic-ai over the tools of a deck.
+
+The deck is read again before every request, arguments reach the tools as the model wrote them, and a failed tool is a
+result like any other. The library's own tool retries, usage limits and MCP client are off: the deck has its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from pydantic_ai import Agent, BinaryContent, CancellationToken
+from pydantic_ai import exceptions as failures
+from pydantic_ai.capabilities import ToolSearch
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    FunctionToolResultEvent,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ToolReturn,
+    repair_messages,
+)
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import RunContext
+from pydantic_ai.usage import RunUsage, UsageLimits
+
+from indusagi.adapters.pydantic_ai import ToolBoxToolset
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.runtime.contract import ToolCall
+from induscode.conversations.contract import RunResult, TextDelta, Usage
+from induscode.conversations.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
+from induscode.conversations.model_loop.providers import to_model_fault
+from induscode.conversations.model_loop.sampling import build_sampling_result, parse_sampling_request
+from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
+from induscode.conversations.transcript import ConversationError
+from induscode.deck.contract import describe, find_overlapping, only_reads
+from induscode.search.index import FOUND
+from induscode.search.names import CALL_TOOL, SEARCH_CARDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from pydantic_ai.agent import AgentRun
+    from pydantic_ai.models import Model, StreamedResponse
+    from pydantic_ai.tools import ToolDefinition
+    from pydantic_ai.toolsets.abstract import ToolsetTool
+
+    from indusagi.adapters.content import ModelContent
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.conversations.contract import RequestBudget, RunPlan
+    from induscode.deck.provision import DeckToolBox
+
+SAMPLING_FAILED = -32000
+"""Error code of a sampling request that the model did not answer."""
+_REQUEST_S = 600.0
+"""Longest silence of a model's server."""
+_SAVE_S = 2.0
+"""Time to save the last messages after a cancellation."""
+_MAX_RETRIES = 1_000
+"""Retries for unknown tools; the request limit is reached first."""
+
+
+_NATIVE_SEARCH = "tool_search"
+"""Kind of the search of a provider: https://ai.pydantic.dev/native-tools/"""
+_UNLISTED = "unlisted"
+"""Mark in the metadata of a tool that a model may call and isn't sent."""
+
+
+def has_native_search(model: Model) -> bool:
+    """Tell whether the provider of a model searches cards that the model isn't listed."""
+    native = model.profile.get("supported_native_tools", ())
+    return model.system == "anthropic" and any(tool.kind == _NATIVE_SEARCH for tool in native)
+
+
+class ListingModel(WrapperModel):
+    """A model that isn't sent the cards it may call without a listing."""
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        """Send a request with the listed tools."""
+        tools = [tool for tool in model_request_parameters.function_tools if not (tool.metadata or {}).get(_UNLISTED)]
+        listed = replace(model_request_parameters, function_tools=tools)
+        async with super().request_stream(messages, model_settings, listed, run_context) as stream:
+            yield stream
+
+
+# -- the deck as a toolset ----------------------------------------------------------------------
+
+
+class DeckToolset(ToolBoxToolset):
+    """The tools of a deck for one run."""
+
+    def __init__(
+        self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False, native_search: bool = False
+    ) -> None:
+        """Take the plan of the run.
+
+        Args:
+            plan: Where the deck and the event sink come from.
+            rich_results: Whether the API has images and an error mark in tool results.
+            text_only: Whether the model accepts no images at all.
+            native_search: Whether the provider searches the cards that the model isn't listed.
+        """
+        super().__init__("deck", _MAX_RETRIES)
+        self._plan = plan
+        self._native_search = native_search
+        self._rich_results, self._text_only = rich_results, text_only
+        self._calls = ToolCalls(plan.sink, plan.cancel, plan.notices)
+        self._toolbox: DeckToolBox | None = None
+        self._step = -1
+
+    async def list_tools(self, ctx: RunContext[None]) -> list[tuple[ToolDescriptor, bool]]:
+        """Read the deck, with the tools that servers have listed since the last step."""
+        if self._toolbox is None or ctx.run_step != self._step:
+            self._toolbox, self._step = self._plan.toolbox(), ctx.run_step
+            await self._plan.on_turn(self._toolbox.descriptors())
+        toolbox = self._toolbox
+        # `ToolCalls` orders the calls of a card that decides about each of them.
+        return [
+            (describe(card), not only_reads(card) and find_overlapping(card) is None)
+            for name, card in toolbox.runner.cards.items()
+            if not (self._native_search and toolbox.hidden and name in SEARCH_CARDS)
+        ]
+
+    async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[Any]]:
+        """Build the definitions; cards that the model isn't listed are marked."""
+        tools, box = await super().get_tools(ctx), self._toolbox
+        second, hidden = ((), ()) if box is None else (box.runner.second_names, box.hidden)
+        for name in tools.keys() & {*second, *hidden}:
+            is_found = self._native_search and name not in second
+            marked = replace(tools[name].tool_def, defer_loading=is_found, metadata={_UNLISTED: not is_found})
+            tools[name] = replace(tools[name], tool_def=marked)
+        return tools
+
+    async def find_tools(self, ctx: RunContext[None], queries: Sequence[str], _: Sequence[ToolDefinition]) -> list[str]:
+        """Find hidden cards for the search of the provider."""
+        find = None if self._toolbox is None else self._toolbox.find
+        return [] if find is None else [*await find(queries)]
+
+    async def run_call(self, call: ToolCall) -> ModelContent:
+        """Run a call, and report it."""
+        assert self._toolbox is not None
+        return await self._calls.run(self._toolbox, call)
+
+    def to_return(self, content: ModelContent, name: str) -> Any:
+        """Convert a result to the form that the model's API accepts."""
+        if content.is_error and not self._rich_results:
+            return content.marked_text
+        if not content.attachments or (self._rich_results and not self._text_only):
+            return super().to_return(content, name)
+        files = [BinaryContent(file.data, media_type=file.media_type) for file in content.attachments]
+        if self._text_only:
+            return "\n".join((content.text, *map(describe_file, files)))
+        # In the Chat Completions API tool results are text: files follow in a message of their own.
+        return ToolReturn(content.text, content=[f"What {name} gave beside its text:", *files])
+
+    async def report_unknown_tool(self, event: FunctionToolResultEvent) -> None:
+        """Report a call that the library answered itself, because the deck has no such tool."""
+        part, toolbox = event.part, self._toolbox
+        if toolbox is None or part.tool_name in (*toolbox.runner.cards, ToolSearch.function_tool_name):
+            return
+        if toolbox.hidden:
+            # The library names every tool that can be called, also those that are hidden because they are too many.
+            asked = ToolCall(part.tool_call_id, CALL_TOOL, {"name": part.tool_name})
+            part.content = str((await toolbox.runner.run(asked)).output)
+        await self._calls.report_unknown_tool(part.tool_call_id, part.tool_name, str(part.content))
+
+
+# -- the loop -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RunState:
+    """Progress of one run."""
+
+    plan: RunPlan
+    token: CancellationToken
+    usage: RunUsage = field(default_factory=RunUsage)
+    passages: list[list[str]] = field(default_factory=list[list[str]])
+    """Text of the model: one list of pieces for each request."""
+    messages: list[ModelMessage] = field(default_factory=list["ModelMessage"])
+    """The conversation so far."""
+    saved: int = 0
+    """Number of new messages that `on_message` has received."""
+
+    async def report_text(self, event: AgentStreamEvent) -> None:
+        """Collect the text of a stream event, and report it."""
+        passage = self.passages[-1]
+        text, starts = "", False
+        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+            text, starts = event.part.content, True
+            if passage:
+                passage.append("\n\n")
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+            text = event.delta.content_delta
+        if text or starts:
+            passage.append(text)
+            await self.plan.sink(TextDelta(text, starts))
+
+    async def save_messages(self, run: AgentRun[None, str]) -> None:
+        """Pass on the messages that are complete since the last time."""
+        self.messages = run.all_messages()
+        new: list[ModelMessage] = run.new_messages()
+        for message in new[self.saved :]:
+            self.saved += 1
+            if message.parts:
+                await self.save_message(message)
+
+    async def save_message(self, message: ModelMessage) -> None:
+        """Pass on one message as JSON."""
+        (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
+        if is_json_object(row):
+            await self.plan.on_message(row)
+
+
+class ModelLoop:
+    """Client of one model. Enter it before the first run: it owns the connection."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = ListingModel(model)
+        self._text_only = False
+        self.usage = Usage(cost_usd=0.0)
+        """Total usage of all runs."""
+
+    async def __aenter__(self) -> ModelLoop:
+        await self._model.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._model.__aexit__(*error)
+
+    async def run(self, prompt: str | None, plan: RunPlan) -> RunResult:
+        """Run the loop until the model has answered `prompt`; failures and cancellation are results too.
+
+        Without a prompt it answers the end of the history.
+
+        Raises:
+            OSError: The sink failed: its reader is gone.
+            ConversationError: The history is invalid.
+        """
+        # pydantic-ai and the kernel each have a cancel token: this one stops requests to the model.
+        state = RunState(plan, CancellationToken())
+        forget = plan.cancel.on_cancel(state.token.cancel)
+        try:
+            result = await self._retry_without_images(prompt, state)
+        except failures.RunTimedOut:
+            result = RunResult(reason="time", message="the time it was given is over")
+        except failures.RunCancelled:
+            result = RunResult(reason="cancelled", message=f"stopped by {plan.cancel.reason}")
+        except RepeatedCallError as exc:
+            message = f"{exc} was called again and again with the same outcome"
+            result = RunResult(reason="repeat", message=message)
+        except failures.UserError as exc:
+            result = RunResult(reason="error", message=str(exc))
+        except failures.AgentRunError as exc:
+            fault = to_model_fault(exc, self._model.base_url)
+            result = RunResult(reason="error", message=str(fault), fault=fault)
+        finally:
+            forget()
+        usage = _to_usage(state.usage)
+        self.usage = self.usage.add(usage)
+        await plan.sink(usage)
+        last = "".join(state.passages[-1]) if state.passages else ""
+        passages = tuple(text for pieces in state.passages if (text := "".join(pieces)))
+        responses = [message for message in state.messages if isinstance(message, ModelResponse)]
+        context = responses[-1].usage.input_tokens + responses[-1].usage.output_tokens if responses else 0
+        return replace(result, text=last, passages=passages, usage=usage, context_tokens=context)
+
+    async def complete_message(self, params: JsonObject, budget: RequestBudget) -> JsonObject:
+        """Complete the sampling request of a server with one request to the model, outside of every conversation.
+
+        Raises:
+            RpcError: The request is invalid, the budget is spent, or the model gave no answer.
+        """
+        messages, settings = parse_sampling_request(params)
+        if budget.left == 0:
+            raise RpcError(SAMPLING_FAILED, f"the limit of {budget.limit} requests to the model is reached")
+        budget.spend()
+        settings["timeout"] = _REQUEST_S
+        try:
+            async with self._model.request_stream(messages, settings, ModelRequestParameters()) as stream:
+                async for _ in stream:
+                    pass
+                response = stream.get()
+        except (failures.UserError, failures.AgentRunError) as exc:
+            fault = to_model_fault(exc, self._model.base_url) if isinstance(exc, failures.AgentRunError) else exc
+            raise RpcError(SAMPLING_FAILED, f"the model gave no answer: {fault}") from exc
+        used = RunUsage(requests=1)
+        used.incr(response.usage)
+        self.usage = self.usage.add(_to_usage(used))
+        return build_sampling_result(response, self._model.model_name)
+
+    async def _retry_without_images(self, prompt: str | None, state: RunState) -> RunResult:
+        """Run the loop; if the model refuses images, continue once with text in their place."""
+        try:
+            # Calls without a result, left by a run that was interrupted, get one here.
+            history = repair_messages(ModelMessagesTypeAdapter.validate_python([*state.plan.history]))
+        except ValueError as exc:
+            raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
+        if self._text_only:  # images of earlier turns would be refused again
+            history = [replace_images(message) for message in history]
+        try:
+            return await self._iterate(prompt, history, state)
+        except failures.ModelAPIError as exc:
+            if self._text_only or not is_image_refusal(exc, state.messages):
+                raise
+        self._text_only, state.saved = True, 0
+        return await self._iterate(None, [replace_images(message) for message in state.messages], state)
+
+    async def _iterate(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
+        plan = state.plan
+        deck = DeckToolset(
+            plan,
+            rich_results=self._model.system == "anthropic",
+            text_only=self._text_only,
+            native_search=has_native_search(self._model),
+        )
+        agent = Agent(
+            self._model,
+            deps_type=type(None),
+            instructions=lambda: plan.system_prompt(),
+            toolsets=[deck],
+            capabilities=[ToolSearch(strategy=deck.find_tools, max_results=FOUND)],
+            retries={"tools": _MAX_RETRIES, "output": 1},
+            model_settings=ModelSettings(timeout=_REQUEST_S),
+        )
+        files = [BinaryContent(file.data, media_type=file.media_type) for file in plan.attachments]
+        if self._text_only:
+            prompt = None if prompt is None else "\n".join((prompt, *map(describe_file, files)))
+        async with agent.iter(
+            [prompt, *files] if prompt is not None and files and not self._text_only else prompt,
+            message_history=history,
+            usage_limits=UsageLimits(request_limit=None),
+            usage=state.usage,
+            cancellation_token=state.token,
+            timeout=plan.time_s,
+        ) as run:
+            try:
+                return await self._run_nodes(agent, run, deck, state)
+            finally:
+                # An interrupted message belongs to the conversation too.
+                with anyio.move_on_after(_SAVE_S, shield=True):
+                    await state.save_messages(run)
+
+    async def _run_nodes(
+        self, agent: Agent[None, str], run: AgentRun[None, str], deck: DeckToolset, state: RunState
+    ) -> RunResult:
+        """Run the nodes of the agent graph (https://ai.pydantic.dev/agents/#iterating-over-an-agents-graph)."""
+        budget = state.plan.budget
+        async for node in run:
+            if agent.is_model_request_node(node):
+                if budget.left == 0:
+                    await state.save_message(node.request)  # tool results that the model has not received
+                    message = f"the limit of {budget.limit} requests to the model is reached"
+                    return RunResult(reason="limit", message=message)
+                budget.spend()
+                state.passages.append([])
+                async with node.stream(run.ctx) as stream:
+                    async for event in stream:
+                        await state.report_text(event)
+            elif agent.is_call_tools_node(node):
+                async with node.stream(run.ctx) as events:
+                    async for event in events:
+                        if isinstance(event, FunctionToolResultEvent):
+                            await deck.report_unknown_tool(event)
+            await state.save_messages(run)
+        last = state.messages[-1] if state.messages else None
+        finish = last.finish_reason if isinstance(last, ModelResponse) else None
+        return RunResult(reason="done", note=_find_truncation(state.messages), finish=finish or "")
+
+
+def _to_usage(used: RunUsage) -> Usage:
+    return Usage(
+        used.requests,
+        used.input_tokens,
+        used.output_tokens,
+        used.cache_read_tokens,
+        used.cache_write_tokens,
+        None if used.cost is None else float(used.cost),
+    )
+
+
+def _find_truncation(messages: Sequence[ModelMessage]) -> str:
+    """Describe why the last answer is incomplete; empty if it is complete."""
+    last = messages[-1] if messages else None
+    if not isinstance(last, ModelResponse):
+        return ""
+    # The library treats a stream that breaks off as one that stops: only the provider's own reason tells.
+    if last.provider_name is not None and "finish_reason" not in (last.provider_details or {}):
+        return "the answer may be cut off: its end was not told"
+    return {
+        "length": "the answer is cut off: the model has reached its limit of words",
+        "content_filter": "the answer is cut off by a filter of the model's provider",
+    }.get(last.finish_reason or "", "")

@@ -1,0 +1,216 @@
+"""Rewind: a conversation, the files, or both return to the state before a prompt.
+
+Files are restored from the checkpoints of the conversation, which hold what `write`, `edit` and commands have changed.
+What they are now is recorded first. The transcript is append-only: a rewind is a row of it. Every rewind is a point
+too, so that going back to it undoes it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import is_json_object
+from indusagi.core.records import record
+from indusagi.core.text import clean_text
+from induscode.conversations.transcript import REWIND_OP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from indusagi.capabilities.ports import Fs
+    from indusagi.core.json import JsonObject
+    from induscode.conversations.transcript import Transcript
+    from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
+
+RewindScope: TypeAlias = Literal["files", "talk", "both"]
+_TITLE = 72
+_TURN_OP = "turn"
+
+
+@record(kw_only=True)
+class RewindPoint:
+    """A state to return to: before a prompt, or before an earlier rewind."""
+
+    number: int
+    """Position among all points of the conversation; it never changes."""
+    kind: Literal["prompt", "rewind"]
+    at: str
+    """The time, as RFC 3339."""
+    title: str
+    """The first words of the prompt, or what was rewound."""
+    node: str
+    """The checkpoint node."""
+    row: int
+    """The first row of the transcript that a rewind to this point hides."""
+    files: tuple[str, ...]
+    """The paths that were changed between this point and the next."""
+
+
+@record(kw_only=True)
+class RewindPreview:
+    """What a rewind would do."""
+
+    point: RewindPoint
+    steps: tuple[RestoreStep, ...]
+    """The files that would change; those with a conflict stay unless the caller insists."""
+    messages: int
+    """Number of messages that would leave the conversation; negative if some would return to it."""
+    notes: tuple[str, ...]
+    """What is not covered, for people."""
+
+
+@record(kw_only=True)
+class RewindResult:
+    """What a rewind has done."""
+
+    files: RestoreResult | None
+    messages: int
+
+
+def list_rewind_points(
+    transcript: Transcript, checkpoints: FileCheckpoints, *, hidden: bool = False
+) -> Sequence[RewindPoint]:
+    """List the points of a conversation, the oldest first; those that a rewind has hidden only if asked. It blocks.
+
+    A rewind to a hidden point is valid too, such as to restore a file that the first attempt left as it was.
+
+    Raises:
+        OSError: The checkpoints cannot be read.
+    """
+    points = find_rewind_points(transcript.rows(), checkpoints.changed_paths)
+    visible = {index for index, _ in transcript.visible_rows()}
+    return [point for point in points if hidden or point.row in visible]
+
+
+def find_rewind_points(
+    rows: Sequence[JsonObject], find_changed_paths: Callable[[str], Sequence[str]]
+) -> Sequence[RewindPoint]:
+    """Find the points in the rows of a conversation, the oldest first; `find_changed_paths` gives those of a node."""
+    points: list[RewindPoint] = []
+    nodes: set[str] = set()
+    for index, row in enumerate(rows):
+        op, node = row.get("op"), str(row.get("node", ""))
+        if op == _TURN_OP and node and node not in nodes:
+            nodes.add(node)
+            kind, title = "prompt", _find_prompt(rows[index:], node)
+        elif op == REWIND_OP:
+            kind, title = "rewind", f"rewind ({row.get('scope')}) to {row.get('to')}"
+        else:
+            continue
+        files = tuple(find_changed_paths(node)) if node else ()
+        at, number = str(row.get("at", "")), len(points) + 1
+        points.append(RewindPoint(number=number, kind=kind, at=at, title=title, node=node, row=index, files=files))
+    return points
+
+
+def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
+    """Find the first words of the prompt whose first turn is the first of these rows."""
+    for row in rows:
+        if row.get("op") == _TURN_OP and row.get("node") != node:
+            break
+        message = row.get("message")
+        parts = message.get("parts") if is_json_object(message) else None
+        for part in parts if isinstance(parts, list) else ():
+            if is_json_object(part) and part.get("part_kind") == "user-prompt":
+                content = part.get("content")
+                items = content if isinstance(content, list) else [content]
+                written = " ".join(item for item in items if isinstance(item, str))
+                text = " ".join(clean_text(written)[0].split())
+                return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"
+    return "(the prompt was not stored)"
+
+
+async def preview_rewind(
+    point: RewindPoint, scope: RewindScope, transcript: Transcript, checkpoints: FileCheckpoints, fs: Fs
+) -> RewindPreview:
+    """List what a rewind would do.
+
+    Raises:
+        OSError: The checkpoints cannot be read, or hold nothing about this point.
+    """
+    steps: tuple[RestoreStep, ...] = ()
+    notes: tuple[str, ...] = ()
+    if scope != "talk":
+        steps = tuple(step for step in await checkpoints.preview(point.node, fs) if step.action != "none")
+        notes = tuple(await to_thread.run_sync(checkpoints.notes_since, point.node))
+    messages = 0 if scope == "files" else count_hidden_messages(point, transcript)
+    return RewindPreview(point=point, steps=steps, messages=messages, notes=notes)
+
+
+def count_hidden_messages(point: RewindPoint, transcript: Transcript) -> int:
+    """Count the messages that a rewind to a point hides; negative if it shows messages again."""
+    now, then = transcript.visible_rows(), transcript.visible_rows(point.row)
+    return sum(row.get("op") == "message" for _, row in now) - sum(row.get("op") == "message" for _, row in then)
+
+
+async def rewind_files(
+    point: RewindPoint, transcript: Transcript, checkpoints: FileCheckpoints, fs: Fs, *, insist: Collection[str] = ()
+) -> RewindResult:
+    """Restore the files to their state at a point, after recording what they are now.
+
+    A file that another program has changed since stays as it is, unless its absolute path is in `insist`.
+
+    Raises:
+        OSError: What the files are now could not be recorded; no file was changed.
+    """
+    return await rewind(point, "files", transcript, checkpoints, fs, insist=insist)
+
+
+def rewind_conversation(
+    point: RewindPoint, transcript: Transcript, *, scope: RewindScope = "talk", node: str = ""
+) -> int:
+    """Hide everything from a point on, and return what `count_hidden_messages` says. It blocks.
+
+    A prompt begins a turn, and all calls before it have their results: calls and results stay paired. `node` is the
+    checkpoint node that undoes the restored files of the same rewind.
+
+    Raises:
+        OSError: The transcript cannot be written.
+    """
+    hidden = 0
+    facts: dict[str, str | int] = {"scope": scope, "to": point.number}
+    if scope != "files":
+        hidden = count_hidden_messages(point, transcript)
+        facts["before"] = point.row
+    if node:
+        facts["node"] = node
+    transcript.mark(REWIND_OP, **facts)
+    if transcript.failure is not None:
+        raise OSError(f"the rewind was not recorded: {transcript.failure}")
+    return hidden
+
+
+async def rewind(
+    point: RewindPoint,
+    scope: RewindScope,
+    transcript: Transcript,
+    checkpoints: FileCheckpoints,
+    fs: Fs,
+    *,
+    insist: Collection[str] = (),
+) -> RewindResult:
+    """Return to a point: first the files, then the conversation.
+
+    Raises:
+        OSError: What the files are now could not be recorded (no file was changed), or the transcript not be written.
+    """
+    restored = None
+    if scope == "talk":
+        node = f"{REWIND_OP}-{new_ulid()}"
+        await to_thread.run_sync(checkpoints.begin, node)
+    else:
+        restored = await checkpoints.restore(point.node, fs, insist=insist)
+        node = restored.safety
+    messages = await to_thread.run_sync(partial(rewind_conversation, point, transcript, scope=scope, node=node))
+    return RewindResult(files=restored, messages=messages)
+
+
+def find_workspace(transcript: Transcript) -> str:
+    """Find the working directory of a conversation."""
+    cwd = transcript.rows()[0].get("cwd") if transcript.rows() else None
+    return cwd if isinstance(cwd, str) else os.getcwd()

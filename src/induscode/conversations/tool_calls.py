@@ -1,0 +1,175 @@
+"""Tool calls of a model: run, and reported as events.
+
+The module is independent of the library that runs the model loop. A call that repeats an earlier call with the same
+result is counted; the model is warned, and the run is ended if it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import anyio
+
+from indusagi.adapters.content import ModelContent, to_model_content
+from indusagi.core.faults import CoreError
+from indusagi.core.json import NotJson, compact_json
+from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_wait
+from induscode.conversations.contract import ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.conversations.deck_search import find_denied_tools, resolve_deck_call
+from induscode.conversations.transcript import add_session_note
+from induscode.deck.contract import can_overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonValue
+    from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress
+    from induscode.conversations.contract import EventSink
+    from induscode.deck.provision import DeckToolBox
+
+_PROGRESS_BUFFER = 64
+WARN_AT = 3
+STOP_AT = 6
+RepeatAction: TypeAlias = Literal["continue", "warn", "stop"]
+
+
+current_call: ContextVar[str] = ContextVar("current_call", default="")
+"""Id of the call that runs in this task, for questions about it; empty outside of a call."""
+
+
+class RepeatedCallError(CoreError):
+    """The model repeats the same call with the same result."""
+
+
+# -- repetition ---------------------------------------------------------------------------------
+
+
+class RepeatDetector:
+    """Counts calls of one run that give the same result for the same arguments.
+
+    A call with a new result starts the count again: a test that fails with the same output after another edit is
+    progress, not repetition.
+    """
+
+    def __init__(self, warn_at: int = WARN_AT, stop_at: int = STOP_AT) -> None:
+        self._warn_at, self._stop_at = warn_at, stop_at
+        self._seen: set[str] = set()
+        self._repeats: Counter[str] = Counter()
+
+    def record(self, name: str, arguments: JsonValue, answer: str) -> RepeatAction:
+        """Record a call with its answer, and say what to do about it."""
+        try:
+            encoded = compact_json(arguments, sort_keys=True)
+        except NotJson:
+            encoded = repr(arguments)
+        text = "\0".join((name, encoded, answer))
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if key not in self._seen:
+            self._seen.add(key)
+            self._repeats.clear()
+            return "continue"
+        self._repeats[key] += 1
+        times = self._repeats[key] + 1
+        if times >= self._stop_at:
+            return "stop"
+        return "warn" if times == self._warn_at else "continue"
+
+
+def describe_repetition(name: str, times: int = WARN_AT) -> str:
+    """Write the warning that the model receives with a repeated result."""
+    return (
+        f"[{name} has given this same answer to this same call {times} times. It will not change "
+        "by itself: do something else, or say what is in the way.]"
+    )
+
+
+# -- calls --------------------------------------------------------------------------------------
+
+
+class ToolCalls:
+    """Runs the calls of one run, reports them as events, and ends the run on repetition."""
+
+    def __init__(self, sink: EventSink, cancel: CancelToken, notices: Callable[[], Sequence[str]] = tuple) -> None:
+        """Take the sink of events, the token that ends calls, and what the model is told with a result."""
+        self._sink, self._cancel, self._notices = sink, cancel, notices
+        self._repeats = RepeatDetector()
+        self._order = ReadWriteLock()
+
+    async def run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
+        """Run a call while its progress is reported; one that changes something runs alone.
+
+        Raises:
+            RepeatedCallError: The call gave the same result too often.
+            OSError: The sink failed: its reader is gone.
+        """
+        call = resolve_deck_call(toolbox, call)
+        card = toolbox.runner.cards.get(call.name)
+        async with self._order.hold(shared=card is None or can_overlap(card, call.input)):
+            content = await self._run(toolbox, call)
+        text = add_session_note(content.text, self._notices())
+        return ModelContent(text, content.attachments, content.is_error)
+
+    async def _run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
+        await self._sink(ToolCalled(call.id, call.name, call.input))
+        send, receive = anyio.create_memory_object_stream["ToolProgress"](_PROGRESS_BUFFER)
+
+        def buffer_progress(progress: ToolProgress) -> None:
+            try:
+                send.send_nowait(progress)
+            except anyio.WouldBlock:
+                return  # the sink is slower than the tool: a later report replaces this one
+
+        outcome: ToolOutcome | None = None
+        wait = UserWait(current_wait.get())
+        failures: list[OSError] = []
+        with send, receive:
+            async with anyio.create_task_group() as tasks:
+
+                async def report_progress() -> None:
+                    async for progress in receive:
+                        event = ToolAdvanced(call.id, call.name, progress.done, progress.total, progress.message)
+                        try:
+                            await self._sink(event)
+                        except OSError as exc:
+                            failures.append(exc)
+                            tasks.cancel_scope.cancel()
+
+                tasks.start_soon(report_progress)
+                current_call.set(call.id)
+                find_denied = partial(find_denied_tools, toolbox)
+                current_entry.set(CallEntry(toolbox, call.id, find_denied=find_denied))
+                current_wait.set(wait)
+                outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
+                send.close()
+        if failures:
+            raise failures[0]
+        assert outcome is not None
+        content = to_model_content(outcome.result)
+        media = tuple(attachment.media_type for attachment in content.attachments)
+        details = outcome.result.details
+        code = str(details["code"]) if details.get("code") else None
+        answered = ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details, wait.seconds)
+        await self._sink(answered)
+        action = self._repeats.record(call.name, call.input, content.text)
+        if action == "stop":
+            raise RepeatedCallError(call.name)
+        if action == "warn":
+            text = f"{content.text}\n\n{describe_repetition(call.name)}"
+            return ModelContent(text, content.attachments, content.is_error)
+        return content
+
+    async def report_unknown_tool(self, call_id: str, name: str, message: str) -> None:
+        """Report a call of a tool that is absent from the deck.
+
+        Raises:
+            RepeatedCallError: The tool was called too often.
+        """
+        await self._sink(ToolAnswered(call_id, name, message, is_error=True, code="unknown_tool"))
+        if self._repeats.record(name, None, message) == "stop":
+            raise RepeatedCallError(name)

@@ -1,0 +1,268 @@
+"""One session of an editor: a conversation in a task of its own, which answers prompts one after the other.
+
+The task opens the conversation, runs its turns and closes it. Requests of the editor wait for it, and a cancelled turn
+is a response like any other: https://agentclientprotocol.com/protocol/prompt-turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import CoreError, describe_error
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError
+from induscode.boot.plans import ConfigPathError
+from induscode.cli.terminal import print_status
+from induscode.conversations.conversation import open_conversation
+from induscode.conversations.mentions import attach_resources
+from induscode.conversations.models import NoModelError
+from induscode.conversations.run import USAGE_ERRORS
+from induscode.conversations.transcript import find_cwd
+from induscode.frontends.acp.commands import EditorCommands
+from induscode.frontends.acp.dialog import EditorDialog
+from induscode.frontends.acp.history import replay_messages
+from induscode.frontends.acp.modes import SessionModes
+from induscode.frontends.acp.params import invalid
+from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
+    from induscode.conversations.contract import RunResult
+    from induscode.conversations.conversation import Conversation
+    from induscode.frontends.acp.params import EditorPrompt
+    from induscode.launch.invocation import Invocation
+
+AUTH_REQUIRED = -32000
+"""https://agentclientprotocol.com/protocol/schema#errorcode"""
+_STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
+"""https://agentclientprotocol.com/protocol/prompt-turn#stop-reasons, by why the last answer ended."""
+
+
+@dataclass(slots=True)
+class _QueuedPrompt:
+    prompt: EditorPrompt
+    cancel: CancelToken
+    response: asyncio.Future[JsonObject]
+
+
+class EditorSession:
+    """A session; `run` is its task."""
+
+    def __init__(
+        self, invocation: Invocation, connection: JsonRpcConnection, writable: asyncio.Event, *, takes_text: bool
+    ) -> None:
+        """Take the invocation of the conversation, and the connection to the editor.
+
+        `takes_text` says whether the editor can ask a person for text.
+        """
+        self.id = ""
+        """Id of the conversation, once it is open."""
+        self.ended = asyncio.Event()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the conversation is open; it has the error if it could not be opened."""
+        self._invocation = invocation
+        self._connection, self._writable = connection, writable
+        self._dialog = EditorDialog(takes_text=takes_text)
+        self._leaving = CancelToken()
+        self._prompts: deque[_QueuedPrompt] = deque()
+        self._arrived = asyncio.Event()
+        self._modes: SessionModes | None = None
+        self._updates: SessionUpdates | None = None
+        self._commands: EditorCommands | None = None
+
+    @property
+    def modes(self) -> SessionModes:
+        """The modes of the open session."""
+        assert self._modes is not None
+        return self._modes
+
+    @property
+    def updates(self) -> SessionUpdates:
+        """The updates of the open session."""
+        assert self._updates is not None
+        return self._updates
+
+    # -- requests of the editor ---------------------------------------------------------------
+
+    async def prompt(self, prompt: EditorPrompt) -> JsonObject:
+        """Have a prompt answered after those before it, and give the response.
+
+        If the request itself is cancelled, the turn is cancelled and its end awaited.
+
+        Raises:
+            RpcError: The model or the session failed.
+        """
+        response: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
+        queued = _QueuedPrompt(prompt, CancelToken(self._leaving), response)
+        if self.ended.is_set():
+            raise RpcError(INTERNAL_ERROR, "the session has ended")
+        self._prompts.append(queued)
+        self._arrived.set()
+        try:
+            return await asyncio.shield(response)
+        except asyncio.CancelledError:
+            queued.cancel.cancel("the editor")
+            await asyncio.wait({response})
+            raise
+
+    def cancel(self) -> None:
+        """Cancel the running turn and the prompts that wait."""
+        for queued in self._prompts:
+            queued.cancel.cancel("the editor")
+
+    def close(self) -> None:
+        """End the session; a running turn is cancelled. `ended` is set when everything is closed."""
+        self._leaving.cancel("the end of the session")
+        self._arrived.set()
+
+    @property
+    def commands(self) -> EditorCommands:
+        """The slash commands of the open session."""
+        assert self._commands is not None
+        return self._commands
+
+    def replay(self) -> None:
+        """Send the messages so far."""
+        conversation, updates = self.commands.conversation, self.updates
+        cwd, remote = conversation.invocation.cwd, conversation.map_servers()
+        for update in replay_messages(conversation.transcript, cwd, remote, updates.ids):
+            updates.channel.send(update)
+
+    def announce(self) -> None:
+        """Send the plan and the commands."""
+        self.updates.send_plan()
+        self.commands.announce()
+
+    # -- the task -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Open the conversation, answer prompts until the session is closed, and close it."""
+        try:
+            async with AsyncExitStack() as stack:
+                conversation: Conversation | None = None
+                with self._leaving.guard():
+                    conversation = await stack.enter_async_context(
+                        open_conversation(self._invocation, follow_config=True, dialog=self._dialog)
+                    )
+                if conversation is None:
+                    raise RpcError(INTERNAL_ERROR, "the session was closed while it was opened")
+                await self._prepare(conversation)
+                self.opened.set_result(None)
+                await self._answer_prompts(conversation)
+        except Exception as exc:  # noqa: BLE001 — boundary: a session that fails leaves the others running
+            if self.opened.done():
+                print_status(f"session {self.id}: {describe_error(exc)}")
+            else:
+                self.opened.set_exception(to_rpc_error(exc))
+        finally:
+            self.ended.set()
+            for queued in self._prompts:
+                _respond(queued, RpcError(INTERNAL_ERROR, "the session has ended"))
+
+    async def _prepare(self, conversation: Conversation) -> None:
+        stored = await to_thread.run_sync(find_cwd, conversation.transcript.directory)
+        if stored not in {None, conversation.invocation.cwd}:
+            raise invalid(f"the session {conversation.transcript.id} belongs to {stored}: load it with that cwd")
+        self.id = conversation.transcript.id
+        self._modes = SessionModes(conversation)
+        channel = UpdateChannel(self._connection, self._writable, self.id)
+        self._updates = SessionUpdates(channel, conversation, self._modes.find_current)
+        self._dialog.updates = self._updates
+        self._commands = EditorCommands(conversation, self._updates.channel, self._dialog)
+        await self._commands.load()
+        conversation.on_note = self._show_note
+
+    async def _answer_prompts(self, conversation: Conversation) -> None:
+        # Not all of it is known at once: servers report their faults while they start.
+        pending_notes = [*conversation.notes]
+        shown: set[str] = set()
+        while not self._leaving.cancelled:
+            if not self._prompts:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            queued = self._prompts[0]
+            try:
+                pending_notes += conversation.list_notes()
+                for note in dict.fromkeys(pending_notes):
+                    if note not in shown:
+                        self._show_note(note)
+                shown.update(pending_notes)
+                pending_notes.clear()
+                _respond(queued, await self._answer(conversation, queued))
+            except Exception as exc:  # noqa: BLE001 — boundary: a turn that fails does not end the session
+                _respond(queued, to_rpc_error(exc))
+            finally:
+                self.updates.finish_turn()
+                self._prompts.remove(queued)
+
+    async def _answer(self, conversation: Conversation, queued: _QueuedPrompt) -> JsonObject:
+        """Run a command or a turn of the model, and give the response."""
+        text = queued.prompt.text
+        try:
+            for change in await conversation.reload_config():
+                self._show_note(change)
+        except ConfigPathError as exc:
+            self._show_note(f"{exc}; the servers stay as they were")
+        if self.commands.knows(text):
+            with queued.cancel.guard():
+                text = await self.commands.run(text)
+            if not text or queued.cancel.cancelled:
+                return {"stopReason": "cancelled" if queued.cancel.cancelled else "end_turn"}
+        with queued.cancel.guard():
+            await conversation.wait_for_servers()
+        if queued.cancel.cancelled:
+            return {"stopReason": "cancelled"}
+        with queued.cancel.guard():
+            text, notes = await attach_resources(text, conversation.session)
+            for note in notes:
+                self._show_note(note)
+        result = await conversation.run_turn(
+            text, sink=self.updates.handle, cancel=queued.cancel, attachments=queued.prompt.attachments
+        )
+        if result.note:
+            self._show_note(result.note)
+        return {"stopReason": self._to_stop_reason(result)}
+
+    def _to_stop_reason(self, result: RunResult) -> str:
+        if result.reason == "done":
+            return _STOP_REASONS.get(result.finish, "end_turn")
+        if result.reason == "cancelled":
+            return "cancelled"
+        if result.reason == "error":
+            is_refused = result.fault is not None and result.fault.kind == "auth"
+            raise RpcError(AUTH_REQUIRED if is_refused else INTERNAL_ERROR, result.message)
+        self._show_note(f"the turn ended early: {result.message}")
+        return "max_turn_requests" if result.reason == "limit" else "end_turn"
+
+    def _show_note(self, note: str) -> None:
+        print_status(note)
+        self._dialog.show(f"note: {note}")
+
+
+def _respond(queued: _QueuedPrompt, response: JsonObject | RpcError) -> None:
+    if queued.response.done():
+        return  # the editor is gone
+    if isinstance(response, RpcError):
+        queued.response.set_exception(response)
+    else:
+        queued.response.set_result(response)
+
+
+def to_rpc_error(exc: Exception) -> RpcError:
+    """Convert a failure to the error that an editor shows."""
+    if isinstance(exc, RpcError):
+        return exc
+    if isinstance(exc, NoModelError):
+        return RpcError(AUTH_REQUIRED, str(exc))
+    if isinstance(exc, USAGE_ERRORS):
+        return invalid(str(exc))
+    is_known = isinstance(exc, (CoreError, OSError))
+    return RpcError(INTERNAL_ERROR, str(exc) if is_known else describe_error(exc))

@@ -1,0 +1,481 @@
+"""The interactive session: `indus` on a terminal.
+
+The prompt is shown first; the deck, the servers and the model are opened while the person types. Messages are answered
+one after the other, and one that is entered during a turn waits in a queue. Ctrl-C cancels the turn, a second one
+leaves; Esc cancels the turn in favour of the queue. Everything is closed in the task that opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import deque
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+from prompt_toolkit.completion import DynamicCompleter
+
+from indusagi import __version__
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import CoreError, describe_error
+from indusagi.core.text import cut_text, format_count
+from induscode.cli.terminal import escape_unprintable, redirected_status_lines
+from induscode.frontends.terminal.cells import cut_to_cells
+from induscode.frontends.terminal.history import open_history
+from induscode.frontends.terminal.screen import Screen
+from induscode.frontends.terminal.slash import SlashError, find_command, name_slash_commands, parse_line
+from induscode.frontends.terminal.status import format_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from anyio.abc import TaskGroup
+    from prompt_toolkit.completion import Completer
+
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
+    from induscode.conversations.contract import RunEvent, RunResult
+    from induscode.conversations.conversation import Conversation
+    from induscode.frontends.terminal.render import EventRenderer
+    from induscode.frontends.terminal.slash import SlashCommand
+    from induscode.launch.invocation import Invocation
+
+_AGAIN_S = 2.0
+"""A second Ctrl-C within this time leaves."""
+_EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
+"""How much of the last prompt and of the end of the last answer a continued conversation shows."""
+_SPIN_S = 0.1
+_WATCH_S = 0.25
+_CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
+_COMMANDS = "induscode.frontends.terminal.slash.table"
+"""Modules that are imported in threads, after the first prompt."""
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+async def _import_later(module: str) -> None:
+    await to_thread.run_sync(import_module, module, abandon_on_cancel=True)
+
+
+class _LogHandler(logging.Handler):
+    """Gives the first line of each message of the log to a function: Python would write it to standard error."""
+
+    def __init__(self, output: Callable[[str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output(record.getMessage().partition("\n")[0])
+
+
+@contextmanager
+def _redirected_messages(output: Callable[[str], object]) -> Generator[None]:
+    """Give status lines and messages of the log to a function inside the block."""
+    handler, root = _LogHandler(output), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with redirected_status_lines(output):
+            yield
+    finally:
+        root.removeHandler(handler)
+
+
+def run_interactive(invocation: Invocation) -> int:
+    """Run the session on the terminal of this process, and give the exit code of the program.
+
+    Call it in the main thread, without a running event loop.
+    """
+
+    async def run() -> int:
+        return await InteractiveApp(invocation).run()
+
+    return anyio.run(run)
+
+
+class InteractiveApp:
+    """One session on a terminal: its screen, its queue of messages, and the conversation that is open."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.color = not os.environ.get("NO_COLOR")
+        self._invocation = invocation
+        self._conversation: Conversation | None = None
+        self._commands: Mapping[str, SlashCommand] = {}
+        self._messages: deque[str] = deque()
+        self._arrived = asyncio.Event()
+        self._leaving = CancelToken()
+        self._turn: CancelToken | None = None
+        self._beside: TaskGroup | None = None
+        """Runs commands beside the turn."""
+        self._renderer: EventRenderer | None = None
+        self._prompt: str | None = None
+        self._next: Invocation | None = None
+        self._interrupted_at = float("-inf")
+        self._exit_code = 0
+        self._noted: set[str] = set()
+        self._faults: dict[str, str] = {}
+        self._announce_start: Callable[[FleetEvent], None] | None = None
+        self._completer: Completer | None = None
+        completer = DynamicCompleter(lambda: self._completer)
+        self.screen = Screen(self, color=self.color, history=open_history(), completer=completer)
+        self.screen.state.status = lambda width: format_status(self._conversation, width, busy=self._turn is not None)
+        self.screen.state.rows = self._list_live_rows
+
+    @property
+    def conversation(self) -> Conversation:
+        """The open conversation."""
+        assert self._conversation is not None
+        return self._conversation
+
+    async def run(self) -> int:
+        """Run until the person leaves; give the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._end_by_signal, number)
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
+        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help lists the commands")
+        self.screen.flush()
+        try:
+            # Nothing else may write to the terminal while the screen is shown.
+            with _redirected_messages(lambda line: loop.call_soon_threadsafe(self._show_note, line)):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self.screen.run)
+                    try:
+                        await self.screen.shown.wait()
+                        await self._load_and_converse()
+                    finally:
+                        self.screen.close()
+        finally:
+            for number in (*_SIGNALS, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        return self._exit_code
+
+    # -- what the person does -----------------------------------------------------------------
+
+    def submit(self, text: str) -> None:
+        """Queue a message; `/tasks` is answered during a turn too, so that its agents can be watched and stopped."""
+        words = text.split()
+        if self._beside is not None and words[:1] == ["/tasks"] and words[1:2] != ["resume"]:
+            self._beside.start_soon(self._run_beside, text)
+            return
+        self._messages.append(text)
+        self._interrupted_at = float("-inf")
+        self.screen.state.queued = tuple(self._messages)
+        self._arrived.set()
+        self.screen.refresh()
+
+    def interrupt(self) -> None:
+        """Cancel the turn; leave at the second time within two seconds."""
+        now = asyncio.get_running_loop().time()
+        again = now - self._interrupted_at < _AGAIN_S
+        self._interrupted_at = now
+        if again:
+            self.leave()
+        elif self._turn is not None:
+            self._turn.cancel("Ctrl-C")
+        else:
+            self.screen.show("press Ctrl-C again to leave")
+
+    def steer(self) -> None:
+        """Cancel the turn, so that the queued or the next message is answered instead."""
+        if self._turn is not None:
+            self._turn.cancel("Esc")
+
+    def leave(self) -> None:
+        """End the session; a running turn is cancelled."""
+        self._leaving.cancel("the end of the session")
+        self._arrived.set()
+
+    def switch_mode(self) -> None:
+        """Turn plan mode on or off."""
+        if self._conversation is not None:
+            self._conversation.plan_mode.active = not self._conversation.plan_mode.active
+            self.screen.show(f"plan mode is {'on' if self._conversation.plan_mode.active else 'off'}")
+
+    def _end_by_signal(self, number: signal.Signals) -> None:
+        self._exit_code = 128 + number
+        self.leave()
+
+    # -- what slash commands do ---------------------------------------------------------------
+
+    def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Print a table that fits the terminal; cells are escaped."""
+        from rich.console import Console  # noqa: PLC0415 — after the first prompt
+
+        from induscode.cli.console import print_rich_table  # noqa: PLC0415 — after the first prompt
+
+        text = StringIO()
+        console = Console(
+            file=text,
+            width=self.screen.width,
+            force_terminal=self.color,
+            color_system="auto" if self.color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+        cells = [[escape_unprintable(cell) for cell in row] for row in rows]
+        print_rich_table(console, heads, cells, [False] * len(heads))
+        self.screen.print(text.getvalue())
+
+    def reopen(self, invocation: Invocation) -> None:
+        """Open another conversation after the command."""
+        self._next = invocation
+
+    def prompt(self, text: str) -> None:
+        """Send a prompt to the model after the command."""
+        self._prompt = text
+
+    # -- conversations ------------------------------------------------------------------------
+
+    async def _load_and_converse(self) -> None:
+        """Import what the first prompt does without, in threads so that keys are answered meanwhile, and converse."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_status)
+            with self._leaving.guard():
+                await _import_later(_CONVERSATION)
+            if not self._leaving.cancelled:
+                from induscode.frontends.terminal.complete import InputCompleter  # noqa: PLC0415 — after the first prompt
+
+                self._completer = InputCompleter(self._invocation.cwd, self._describe_commands)
+                tasks.start_soon(_import_later, _MARKDOWN)
+                await self._hold_conversations()
+            tasks.cancel_scope.cancel()
+
+    async def _watch_status(self) -> None:
+        """Redraw when the status row or the row of a start has changed: the conversation is open, a server is up."""
+        shown: tuple[str, list[str]] = "", []
+        while True:
+            present = self.screen.state.status(self.screen.width), self._describe_starts()
+            if present != shown:
+                shown = present
+                self.screen.refresh()
+            await anyio.sleep(_WATCH_S)
+
+    async def _hold_conversations(self) -> None:
+        """Hold one conversation after the other, until the person leaves."""
+        from induscode.conversations.run import USAGE_ERRORS, to_exit_code  # noqa: PLC0415 — after the first prompt
+
+        invocation: Invocation | None = self._invocation
+        previous: Invocation | None = None
+        while invocation is not None:
+            try:
+                invocation, previous = await self._hold_conversation(invocation), None
+            except (*USAGE_ERRORS, CoreError, OSError) as exc:
+                self.screen.show(str(exc))
+                if self._conversation is not None or previous is None:
+                    self._exit_code = self._exit_code or to_exit_code(exc)
+                    return
+                invocation, previous = previous, None
+            else:
+                previous = self._invocation
+
+    async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
+        """Open a conversation, answer messages, close it; return the invocation of the next one, if any."""
+        from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.conversation import open_conversation  # noqa: PLC0415 — after the first prompt
+
+        async with AsyncExitStack() as stack:
+            self._announce_start = StartAnnouncer(self.screen.show)
+            with self._leaving.guard():
+                opening = open_conversation(
+                    invocation, follow_config=True, dialog=self.screen, on_event=self._handle_server_event
+                )
+                self._conversation = await stack.enter_async_context(opening)
+            if self._conversation is None:
+                return None
+            try:
+                self._invocation = replace(
+                    invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
+                )
+                self._conversation.on_note = self._show_note
+                await self._load_commands(invocation.cwd)
+                self._show_start(self._conversation)
+                return await self._converse(self._conversation)
+            finally:
+                self._conversation = None
+
+    async def _converse(self, conversation: Conversation) -> Invocation | None:
+        while (message := await self._next_message()) is not None:
+            self._next = self._prompt = None
+            await self._load_commands(conversation.invocation.cwd)
+            for change in await conversation.reload_config():
+                self.screen.show(f"note: {name_slash_commands(change)}")
+            if message.startswith("/"):
+                self.screen.show(f"> {message}")
+                await self._run_command(message)
+            else:
+                self._prompt = message
+            if self._prompt is not None:
+                await self._run_turn(conversation, self._prompt)
+            if self._next is not None:
+                return self._next
+        return None
+
+    async def _load_commands(self, cwd: str) -> None:
+        await _import_later(_COMMANDS)
+        from induscode.frontends.terminal.slash.prompts import list_prompt_commands  # noqa: PLC0415 — imported above, in a thread
+        from induscode.frontends.terminal.slash.table import load_commands  # noqa: PLC0415 — imported above, in a thread
+
+        self._commands = {**await load_commands(cwd, self._show_note), **list_prompt_commands(self._conversation)}
+
+    def _describe_commands(self) -> Mapping[str, str]:
+        """Describe the commands and their first words, for completion."""
+        rows = {name: command.describe for name, command in self._commands.items()}
+        for name, command in self._commands.items():
+            rows |= {f"{name} {word}": about for word, about in command.actions.items()}
+        return rows
+
+    async def _next_message(self) -> str | None:
+        """Wait for a message; None when the person leaves."""
+        while not self._leaving.cancelled:
+            if self._messages:
+                message = self._messages.popleft()
+                self.screen.state.queued = tuple(self._messages)
+                return message
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def _show_start(self, conversation: Conversation) -> None:
+        from induscode.conversations.stored_conversations import find_last_exchange  # noqa: PLC0415 — after the first prompt
+
+        messages = conversation.transcript.messages()
+        if messages:
+            count = format_count(len(messages), "message")
+            self.screen.show(f"continuing conversation {conversation.transcript.id} ({count})")
+            prompt, answer = find_last_exchange(messages)
+            lines = prompt.splitlines()[:_EXCERPT_LINES]
+            for line in (f"{'  ' if index else '> '}{line}" for index, line in enumerate(lines)):
+                self.screen.show(cut_text(line, _EXCERPT_CHARS))
+            for line in answer.splitlines()[-_EXCERPT_LINES:]:
+                self.screen.show(line[-_EXCERPT_CHARS:])
+        for note in (*conversation.notes, *conversation.list_notes()):
+            self._show_note(note)
+
+    def _show_note(self, note: str) -> None:
+        """Show a note, once in a session."""
+        if note not in self._noted and note not in self._faults.values():
+            self._noted.add(note)
+            self.screen.show(f"note: {name_slash_commands(note)}")
+
+    # -- servers ------------------------------------------------------------------------------
+
+    def _handle_server_event(self, event: FleetEvent) -> None:
+        """Show slow starts and faults; a fault once, until the server is up again."""
+        if self._announce_start is not None:
+            self._announce_start(event)
+        server, status = event.server, event.status
+        if event.event == "phase" and status.phase == "ready":
+            self._faults.pop(server, None)
+        elif event.event == "phase" and status.phase in {"faulted", "idle"} and status.fault is not None:
+            fault = str(status.fault)
+            fault = fault if repr(server) in fault else f"server {server!r}: {fault}"
+            # A server that needs a sign-in is idle, and its message names the command.
+            more = " (/mcp says what to do)" if status.phase == "faulted" else ""
+            if self._faults.get(server) != fault:
+                self._faults[server] = fault
+                self.screen.show(f"note: {name_slash_commands(fault)}{more}")
+        self.screen.refresh()
+
+    def _describe_starts(self) -> list[str]:
+        servers = None if self._conversation is None else self._conversation.servers
+        return [] if servers is None else servers.phases.describe_starts()
+
+    def _list_live_rows(self, limit: int) -> list[str]:
+        """List the rows of slow starts, at most half of them all, and those of the turn."""
+        starts = self._describe_starts()[: max(1, limit // 2)]
+        rows = [cut_to_cells(f"  {escape_unprintable(start)}", self.screen.width - 1) for start in starts]
+        return rows if self._renderer is None else [*rows, *self._renderer.live_rows(limit - len(rows))]
+
+    # -- turns --------------------------------------------------------------------------------
+
+    async def _run_command(self, line: str) -> None:
+        name, rest = parse_line(line)
+        try:
+            command = find_command(name, self._commands)
+            self._turn = CancelToken(self._leaving)
+            is_done = False
+            with self._turn.guard():
+                await command.run(self, rest)
+                is_done = True
+            if not is_done and not self._leaving.cancelled:
+                self.screen.show(f"/{command.name} was cancelled")
+        except SlashError as exc:
+            self.screen.show(str(exc))
+        except (CoreError, OSError) as exc:
+            self.screen.show(f"/{name} failed: {exc}")
+        finally:
+            self._turn = None
+
+    async def _run_beside(self, line: str) -> None:
+        """Run a command while a turn goes on."""
+        name, rest = parse_line(line)
+        try:
+            self.screen.show(f"> {line}")
+            await find_command(name, self._commands).run(self, rest)
+        except (CoreError, OSError) as exc:
+            self.screen.show(str(exc))
+        except asyncio.CancelledError:  # the turn has ended first
+            self.submit(line)
+            raise
+
+    async def _run_turn(self, conversation: Conversation, message: str) -> None:
+        """Answer one message: text and calls are printed as they are finished."""
+        from induscode.conversations.contract import RunResult  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.mentions import attach_resources  # noqa: PLC0415 — after the first prompt
+        from induscode.frontends.terminal.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
+        from induscode.frontends.terminal.render import EventRenderer  # noqa: PLC0415 — after the first prompt
+
+        first, *more = message.split("\n")
+        for line in (f"> {first}", *(f"  {line}" for line in more)):
+            self.screen.show(line)
+        prompt, notes = await expand_mentions(message, conversation.invocation.cwd)
+        self._turn = CancelToken(self._leaving)
+        with self._turn.guard():
+            prompt, remarks = await attach_resources(prompt, conversation.session)
+            notes = (*notes, *remarks)
+        for note in notes:
+            self.screen.show(f"note: {note}")
+        self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
+        known = len(conversation.notes)
+        result = RunResult(reason="cancelled")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._animate)
+            self._beside = tasks
+            try:
+                with self._turn.guard():
+                    await conversation.wait_for_servers()
+                result = await conversation.run_turn(prompt, sink=self._show_event, cancel=self._turn)
+            except Exception as exc:  # noqa: BLE001 — boundary: a turn that fails does not end the session
+                result = RunResult(reason="error", message=describe_error(exc))
+            finally:
+                tasks.cancel_scope.cancel()
+                self.screen.print(self._renderer.finish())
+                self._turn = self._renderer = self._beside = None
+        self._show_end(result)
+        for note in conversation.notes[known:]:
+            self.screen.show(f"note: {note}")
+
+    async def _animate(self) -> None:
+        while True:
+            self.screen.refresh()
+            await anyio.sleep(_SPIN_S)
+
+    async def _show_event(self, event: RunEvent) -> None:
+        if self._renderer is not None:
+            self.screen.print(self._renderer.feed(event))
+            self.screen.refresh()
+
+    def _show_end(self, result: RunResult) -> None:
+        if result.reason == "cancelled":
+            self.screen.show("the turn was cancelled; what was said and done so far is kept")
+        elif result.reason != "done":
+            self.screen.show(f"the turn ended early: {result.message}")
+        if result.note:
+            self.screen.show(f"note: {result.note}")
+        self.screen.print("\n")

@@ -1,0 +1,332 @@
+"""Completion of the input line: `@` and a path of the workspace, `/` and a command; and the files that a message names.
+
+`complete` is a pure function, `WorkspaceFiles` lists the paths, `InputCompleter` connects both with prompt_toolkit.
+Files that git ignores are left out, hidden ones and credentials are listed only for a path that names them.
+`expand_mentions` attaches the files that a message mentions. A mention is `@path`, or `@"a path with spaces"`.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import stat
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+from prompt_toolkit.completion import Completer, Completion
+
+from indusagi.capabilities.files.paths.ignore import REPOSITORY, IgnoreRules
+from indusagi.capabilities.files.paths.openat import open_at, real_path
+from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.text.codec import decode_lossless
+from indusagi.capabilities.files.text.display import format_path
+from indusagi.capabilities.files.text.sniff import HEAD_BYTES, sniff
+from indusagi.capabilities.ports import PathRefused
+from indusagi.core.paths import is_within, parts_below
+from indusagi.core.records import record
+from indusagi.core.text import make_visible
+from induscode.cli.terminal import escape_unprintable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+
+    from prompt_toolkit.completion import CompleteEvent
+    from prompt_toolkit.document import Document
+
+MAX_ENTRIES = 2_000
+MAX_WALK_S = 0.05
+MAX_FILE_BYTES = 50 * 1024
+MAX_TOTAL_BYTES = 200 * 1024
+_MAX_SHOWN = 50
+_MAX_MENTIONS = 100
+_BEFORE = r"(?<![^\s(\[{<,;\"'])"
+"""A mention begins a word: the `@` of an e-mail address does not."""
+_OPEN_MENTION = re.compile(_BEFORE + r'@(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"]*))$')
+_MENTION = re.compile(_BEFORE + r'@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
+_RESOURCE = re.compile(r"[\w.-]+:")
+"""A resource of a server, `@server:uri`."""
+_PUNCTUATION = ".,;:!?)]}>'"
+
+
+# -- completion ---------------------------------------------------------------------------------
+
+
+@record(kw_only=True)
+class CompletionItem:
+    """One way to complete the input line."""
+
+    text: str
+    """What replaces the last `replaced` characters before the cursor."""
+    replaced: int
+    label: str
+    description: str = ""
+
+
+def complete(
+    text_before_cursor: str, files: Callable[[str], Sequence[str]], commands: Mapping[str, str]
+) -> list[CompletionItem]:
+    """Complete the word before the cursor, the best way first.
+
+    Args:
+        text_before_cursor: The input up to the cursor.
+        files: Gives paths of the workspace that may match what was typed; directories end in a slash.
+        commands: Slash commands with their descriptions: `mcp`, and with a first argument `mcp restart`.
+    """
+    if text_before_cursor.startswith("/"):
+        return _complete_command(text_before_cursor[1:], commands)
+    match = _OPEN_MENTION.search(text_before_cursor)
+    if match is None:
+        return []
+    is_quoted = match["quoted"] is not None
+    query = match["quoted"] if is_quoted else match["bare"]
+    if not is_quoted and _RESOURCE.match(query):
+        return []
+    scored = [(score, path) for path in files(query) if (score := score_path(query, path)) is not None]
+    scored.sort(key=lambda row: (row[0], row[1].count("/"), len(row[1]), row[1]))
+    return [
+        CompletionItem(
+            text=_quote_path(path, is_quoted=is_quoted), replaced=len(match[0]), label=escape_unprintable(path)
+        )
+        for _, path in scored[:_MAX_SHOWN]
+    ]
+
+
+def _complete_command(typed: str, commands: Mapping[str, str]) -> list[CompletionItem]:
+    words = typed.count(" ")
+    if "\n" in typed or words > 1:
+        return []
+    rows = [(name.removeprefix("/"), description) for name, description in commands.items()]
+    return [
+        CompletionItem(text=f"/{name}", replaced=len(typed) + 1, label=f"/{name}", description=description)
+        for name, description in sorted(rows)
+        if name.count(" ") == words and name.casefold().startswith(typed.casefold())
+    ]
+
+
+def _quote_path(path: str, *, is_quoted: bool) -> str:
+    """Write a path as a mention; a directory stays open for the next part."""
+    if not is_quoted and re.fullmatch(r"\S+", path):
+        return f"@{path}"
+    return f'@"{path}' if path.endswith("/") else f'@"{path}"'
+
+
+def score_path(query: str, path: str) -> int | None:
+    """Score how well a path matches what was typed, 0 being best; None if it does not match.
+
+    Each part of the query has to occur in a part of the path, in the same order: at its start, inside it, or letter by
+    letter. The last part of the query may match any part of the path, the last one is best.
+    """
+    if query.endswith("/") and path.casefold().startswith(query.casefold()):
+        return 0
+    wanted = [part for part in query.casefold().split("/") if part]
+    parts = [part for part in path.casefold().split("/") if part]
+    total, end = 0, len(parts)
+    for distance, part in enumerate(reversed(wanted)):
+        for index in range(end - 1, -1, -1):
+            score = _score_part(part, parts[index])
+            if score is not None:
+                break
+        else:
+            return None
+        total += score + (3 * (end - 1 - index) if distance == 0 else 0)
+        end = index
+    return total
+
+
+def _score_part(wanted: str, part: str) -> int | None:
+    if part.startswith(wanted):
+        return 0
+    if wanted in part:
+        return 1
+    letters = iter(part)
+    return 2 if all(letter in letters for letter in wanted) else None
+
+
+class WorkspaceFiles:
+    """Lists paths of a workspace that match what was typed: 2,000 at most, for 50 ms at most.
+
+    It reads directories, nearest first, and is called in a thread. Symbolic links to directories are not followed.
+    """
+
+    def __init__(self, cwd: str, *, clock: Callable[[], float] = monotonic) -> None:
+        self._cwd = cwd
+        self._clock = clock
+
+    def __call__(self, query: str) -> Sequence[str]:
+        """List paths for a query; a directory that it names is listed alone."""
+        folder, _, name = query.rpartition("/")
+        root = real_path(self._cwd)
+        start = os.path.join(root, folder)
+        if query.startswith(("/", "~")) or not is_within(real_path(start), root):
+            return ()
+        if not folder or not os.path.isdir(start):
+            folder = ""
+        deadline = self._clock() + MAX_WALK_S
+        paths: list[str] = []
+        for path in _walk(root, folder, hidden=name.startswith(".")):
+            if score_path(query, path) is not None:
+                paths.append(path)
+            if len(paths) >= MAX_ENTRIES or self._clock() > deadline:
+                break
+        return paths
+
+
+def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
+    """Yield the paths below a directory, the nearest first."""
+    start = os.path.join(root, folder) if folder else root
+    secrets = workspace_policy(root).protected.hidden_below(root)
+    queue = deque([(f"{folder}/" if folder else "", start, IgnoreRules.load(start))])
+    while queue:
+        above, place, rules = queue.popleft()
+        try:
+            with os.scandir(place) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError:  # removed meanwhile, or not readable
+            continue
+        if place != start:
+            rules = rules.below(os.path.basename(place), place, {entry.name for entry in entries})
+        for entry in entries:
+            is_dir = entry.is_dir(follow_symlinks=False)
+            is_hidden = entry.name.startswith(".") and not (hidden and place == start)
+            if is_hidden or entry.name == REPOSITORY or rules.ignores(entry.name, is_dir=is_dir):
+                continue
+            if entry.path in secrets and not hidden:
+                continue
+            yield f"{above}{entry.name}/" if is_dir else f"{above}{entry.name}"
+            if is_dir and not entry.name.startswith("."):
+                queue.append((f"{above}{entry.name}/", entry.path, rules))
+
+
+class InputCompleter(Completer):
+    """The completer of the input line for prompt_toolkit; it reads directories in a thread.
+
+    Args:
+        cwd: The workspace.
+        commands: Gives the present slash commands with their descriptions, as for `complete`.
+    """
+
+    def __init__(self, cwd: str, commands: Callable[[], Mapping[str, str]]) -> None:
+        self._files = WorkspaceFiles(cwd)
+        self._commands = commands
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        """Yield the completions at the cursor."""
+        for item in complete(document.text_before_cursor, self._files, self._commands()):
+            yield _to_completion(item)
+
+    async def get_completions_async(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield the completions at the cursor, found in a thread."""
+        text, commands = document.text_before_cursor, self._commands()
+        for item in await to_thread.run_sync(complete, text, self._files, commands, abandon_on_cancel=True):
+            yield _to_completion(item)
+
+
+def _to_completion(item: CompletionItem) -> Completion:
+    return Completion(item.text, -item.replaced, item.label, item.description)
+
+
+# -- mentions -----------------------------------------------------------------------------------
+
+
+async def expand_mentions(text: str, cwd: str) -> tuple[str, Sequence[str]]:
+    """Attach the text files that a message mentions; return the message for the model, and notes for the person.
+
+    The message is kept as typed, and each file follows as a block `<file path="…">`: 50 KiB of one file at most, 200
+    KiB together. A path that names no file stays as typed; a file that is not attached leaves a note.
+    """
+    return await to_thread.run_sync(_attach_files, text, cwd, abandon_on_cancel=True)
+
+
+def _attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
+    root = real_path(cwd)
+    blocks: dict[str, str] = {}
+    notes: list[str] = []
+    left = MAX_TOTAL_BYTES
+    for match in [*_MENTION.finditer(text)][:_MAX_MENTIONS]:
+        path = _find_mentioned(match["quoted"] or match["bare"], root, is_quoted=match["quoted"] is not None)
+        if path is None or path in blocks:
+            continue
+        name = format_path(path)
+        try:
+            data, size = _read_start(path, root, min(left, MAX_FILE_BYTES))
+        except PathRefused as exc:
+            cause = "it is outside the workspace" if exc.refusal == "outside" else "it is protected"
+            notes.append(f"@{name} is not attached: {cause}")
+            continue
+        except OSError as exc:
+            notes.append(f"@{name} is not attached: {exc.strerror or exc}")
+            continue
+        kind = sniff(data[:HEAD_BYTES])
+        if kind is not None:
+            notes.append(f"@{name} is named, not attached: {kind.name}, {size:,} bytes")
+        elif size and not data:
+            notes.append(
+                f"@{name} is named, not attached: the attached files are {MAX_TOTAL_BYTES // 1024} KiB already"
+            )
+        else:
+            blocks[path] = _format_block(name, data, size)
+            left -= len(data)
+            if len(data) < size:
+                notes.append(f"@{name} is attached in part: {len(data):,} of {size:,} bytes")
+    return "\n\n".join([text, *blocks.values()]), tuple(notes)
+
+
+def _find_mentioned(written: str, root: str, *, is_quoted: bool) -> str | None:
+    """Find the existing file that a mention names, without punctuation that ends a sentence; None if there is none."""
+    while written and "\0" not in written:
+        path = os.path.expanduser(written) if written.startswith("~/") else written
+        try:
+            found = os.path.lexists(os.path.join(root, path))
+            if found and not os.path.isdir(os.path.join(root, path)):
+                return path
+        except (OSError, ValueError):  # not a path
+            return None
+        if found or is_quoted or written[-1] not in _PUNCTUATION:
+            return None
+        written = written[:-1]
+    return None
+
+
+def _read_start(path: str, root: str, limit: int) -> tuple[bytes, int]:
+    """Read the start of a file up to the end of a line; return it with the size of the file.
+
+    Raises:
+        PathRefused: The policy of the workspace does not let tools read it.
+        OSError: It cannot be read, or it is not a regular file.
+    """
+    resolved = real_path(os.path.join(root, path))
+    base = workspace_policy(root).find_base(path, resolved, writing=False)
+    with open_at(base, parts_below(resolved, base), resolved) as target:
+        handle = target.open(os.O_RDONLY)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "it is not a regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        cut = data[:limit]
+        data = cut[: cut.rfind(b"\n") + 1] or cut
+    return data, max(status.st_size, len(data))
+
+
+def _format_block(name: str, data: bytes, size: int) -> str:
+    # The end of the data may cut a character.
+    text = data.decode("utf-8", "ignore") if len(data) < size and _is_utf8_start(data) else decode_lossless(data)[0]
+    visible = make_visible(text.replace("\r\n", "\n"))[0]
+    # A file must not end its own block, and what follows it be taken for the message of the person.
+    body = re.sub(r"</(?=file\b)", r"<\\/", visible, flags=re.IGNORECASE)
+    cut = f"\n[cut: {len(data):,} of {size:,} bytes; read shows the rest]" if len(data) < size else ""
+    return f'<file path="{html.escape(name)}">\n{body.removesuffix(chr(10))}{cut}\n</file>'
+
+
+def _is_utf8_start(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        return exc.start >= len(data) - 3
+    return True

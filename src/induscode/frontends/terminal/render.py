@@ -1,0 +1,190 @@
+"""Events of a turn as finished text, which is printed once, and as the rows of the live region.
+
+The model's text is printed block by block; a tool call is one line when it ends, followed by the diff of an edit.
+Finished text holds complete lines and no control sequence but SGR (colours); without colour it holds none at all. rich
+is imported for the first finished block, and the rows of the live region are made without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from induscode.cli.terminal import escape_controls
+from induscode.conversations.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.frontends.terminal.blocks import BlockSplitter
+from induscode.frontends.terminal.calls import (
+    Palette,
+    classify_answer,
+    format_arguments,
+    format_call_row,
+    format_diff_rows,
+    format_duration,
+    format_outcome,
+    format_progress,
+    format_reason_rows,
+)
+from induscode.frontends.terminal.cells import cut_to_cells, measure_cells, wrap_to_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from induscode.conversations.contract import RunEvent
+    from induscode.frontends.terminal.blocks import MarkdownBlock
+    from induscode.frontends.terminal.calls import CallState
+    from induscode.frontends.terminal.markdown import BlockRenderer
+
+_LEAST_WIDTH = 8
+_TAB = 4
+
+
+@dataclass(slots=True)
+class _RunningCall:
+    name: str
+    arguments: str
+    started: float | None = None
+    """None if its start was not reported."""
+    progress: str = ""
+
+
+class EventRenderer:
+    """Turns the events of a turn into finished text, which is printed once, and the rows of the live region.
+
+    Args:
+        width: Gives the present width of the terminal in cells.
+        color: Whether SGR sequences are written.
+        clock: The clock of durations and of the spinner, in seconds.
+        encoding: The encoding of the terminal; None takes that of standard output.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: Callable[[], int],
+        color: bool,
+        clock: Callable[[], float] = monotonic,
+        encoding: str | None = None,
+    ) -> None:
+        self._width = width
+        self._clock = clock
+        self._palette = Palette(color, encoding or getattr(sys.stdout, "encoding", None) or "utf-8")
+        self._splitter = BlockSplitter()
+        self._blocks: BlockRenderer | None = None
+        self._running: dict[str, _RunningCall] = {}
+        self._last: str = ""
+        """What was printed last in this turn: `text`, `call` or nothing."""
+
+    def feed(self, event: RunEvent) -> str:
+        """Take an event; return the text that it finishes, complete lines or nothing."""
+        if isinstance(event, TextDelta):
+            ended = self._splitter.finish() if event.starts else ()
+            return self._render_blocks([*ended, *self._splitter.feed(event.text)])
+        if isinstance(event, ToolCalled):
+            finished = self._render_blocks(self._splitter.finish())
+            self._running[event.id] = _RunningCall(event.name, format_arguments(event.arguments), self._clock())
+            return finished
+        if isinstance(event, ToolAdvanced):
+            if event.id in self._running:
+                self._running[event.id].progress = format_progress(event)
+            return ""
+        if isinstance(event, ToolAnswered):
+            finished = self._render_blocks(self._splitter.finish())
+            call = self._running.pop(event.id, None)
+            if call is not None and call.started is not None:
+                call.started += event.waited_s  # the time of the user isn't the tool's
+            diff = event.details.get("diff")
+            is_changed = isinstance(diff, str) and not event.is_error and event.details.get("changed") is not False
+            return finished + self._render_call(
+                call or _RunningCall(event.name, ""),
+                classify_answer(event),
+                format_outcome(event),
+                diff=diff if is_changed and isinstance(diff, str) else "",
+            )
+        return ""
+
+    def live_rows(self, limit: int) -> list[str]:
+        """Give the rows of the live region: the running calls, then the end of the unfinished block."""
+        if limit <= 0:
+            return []
+        width, now = self._cells, self._clock()
+        calls = [*self._running.values()]
+        hidden = len(calls) - limit + 1 if len(calls) > limit else 0
+        rows = [
+            format_call_row(
+                self._palette,
+                width,
+                mark=self._palette.choose_spinner(now),
+                name=call.name,
+                arguments=call.arguments,
+                facts=(_format_time(call, now), call.progress),
+            )
+            for call in calls[: len(calls) - hidden]
+        ]
+        if hidden:
+            rows.append(cut_to_cells(f"{self._palette.ellipsis} {hidden} more", width))
+        tail: list[str] = []
+        for line in reversed(self._splitter.pending_lines()):
+            if len(tail) >= limit - len(rows):
+                break
+            visible = self._palette.encode_text(escape_controls(line).expandtabs(_TAB))
+            tail[:0] = wrap_to_cells(visible, width)
+        left = limit - len(rows)
+        return [*rows, *tail[-left:]] if left else rows
+
+    def finish(self) -> str:
+        """End the turn; return everything that is unfinished, calls without an answer as interrupted."""
+        finished = self._render_blocks(self._splitter.finish())
+        for call in self._running.values():
+            finished += self._render_call(call, "interrupted", "interrupted")
+        self._running.clear()
+        self._last = ""
+        return finished
+
+    @property
+    def _cells(self) -> int:
+        return max(_LEAST_WIDTH, self._width())
+
+    def _render_blocks(self, blocks: Sequence[MarkdownBlock]) -> str:
+        if not blocks:
+            return ""
+        if self._blocks is None:
+            from induscode.frontends.terminal.markdown import BlockRenderer  # noqa: PLC0415 — rich, a tenth of a second
+
+            self._blocks = BlockRenderer(color=self._palette.color)
+        pieces: list[str] = []
+        for block in blocks:
+            if self._last and block.is_first:
+                pieces.append("\n")
+            encoded = replace(
+                block, text=self._palette.encode_text(block.text), info=self._palette.encode_text(block.info)
+            )
+            pieces.append(self._palette.encode_text(self._blocks.render(encoded, self._cells)))
+            self._last = "text"
+        return "".join(pieces)
+
+    def _render_call(self, call: _RunningCall, state: CallState, outcome: str, *, diff: str = "") -> str:
+        palette, width = self._palette, self._cells
+        duration = _format_time(call, self._clock())
+        mark = palette.choose_mark(state)
+
+        def format_row(*facts: str) -> str:
+            return format_call_row(
+                palette, width, mark=mark, name=call.name, arguments=call.arguments, facts=(duration, *facts)
+            )
+
+        used = measure_cells(f"{call.name}{call.arguments}{duration}{outcome}") + 7
+        if state in {"error", "denied"} and used > width:
+            # A reason is worth more than the arguments beside it: it gets rows of its own.
+            rows = [format_row(), *format_reason_rows(palette, outcome, width)]
+        else:
+            rows = [format_row(outcome)]
+        rows += format_diff_rows(palette, diff, width) if diff else ()
+        before = "\n" if self._last == "text" else ""
+        self._last = "call"
+        return before + "".join(f"{row}\n" for row in rows)
+
+
+def _format_time(call: _RunningCall, now: float) -> str:
+    return "" if call.started is None else format_duration(now - call.started)

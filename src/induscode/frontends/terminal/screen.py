@@ -1,0 +1,553 @@
+"""The screen of the interactive session: finished text above, a live region of at most eight rows below it.
+
+Finished text is written once and stays in the scrollback of the terminal. Only the live region is redrawn: running
+calls, the unfinished paragraph, queued messages, a question, the input line and the status row. It is drawn by a
+prompt_toolkit application that is not full screen (https://python-prompt-toolkit.readthedocs.io/en/stable/), so the
+alternate screen, scroll regions and erasing of the whole display (CSI 2 J, CSI 3 J) are never used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sys
+import termios
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from prompt_toolkit.application import Application
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.input import create_input
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout import ConditionalContainer, HSplit, Layout, Window
+from prompt_toolkit.layout.controls import BufferControl, FormattedTextControl
+from prompt_toolkit.layout.dimension import Dimension
+from prompt_toolkit.layout.processors import (
+    BeforeInput,
+    ConditionalProcessor,
+    PasswordProcessor,
+    Processor,
+    Transformation,
+)
+from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.utils import get_cwidth
+
+from induscode.cli.dialog import Reply
+from induscode.cli.terminal import escape_controls, escape_unprintable, redirect_to_null
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from prompt_toolkit.completion import Completer
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyPressEvent
+    from prompt_toolkit.layout.processors import TransformationInput
+
+    from induscode.cli.dialog import Question
+
+REGION_ROWS = 8
+"""Rows of the live region at most."""
+_INPUT_ROWS = 3
+_MENU_ROWS = 4
+_FRAME_S = 1 / 30
+"""Time between two redraws that no key has caused."""
+_PAUSE_S = 1.0
+"""A question takes the keyboard after a pause of this length, so that text being typed is never its answer."""
+_JOINERS = "\u200c\u200d"
+_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
+"""Synchronized output: terminals that know it show the changes in between as one; others ignore it."""
+
+
+class ScreenListener(Protocol):
+    """Receives what the person does."""
+
+    def submit(self, text: str) -> None:
+        """A message was entered."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ctrl-C was pressed."""
+        ...
+
+    def steer(self) -> None:
+        """Esc was pressed."""
+        ...
+
+    def leave(self) -> None:
+        """Ctrl-D was pressed on an empty line, or the terminal was closed."""
+        ...
+
+    def switch_mode(self) -> None:
+        """Shift-Tab was pressed."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _OpenQuestion:
+    question: Question
+    reply: asyncio.Future[Reply]
+    selected: int = 0
+    key: str = ""
+    """The choice whose text is being entered."""
+
+    @property
+    def wants_text(self) -> bool:
+        return bool(self.key) or not self.question.choices
+
+
+@dataclass(slots=True)
+class LiveState:
+    """What the live region shows beside the input line; the caller changes it and calls `Screen.refresh`."""
+
+    rows: Callable[[int], Sequence[str]] = field(default=lambda limit: ())
+    """Gives rows with SGR sequences, at most `limit`."""
+    queued: Sequence[str] = ()
+    status: Callable[[int], str] = field(default=lambda width: "")
+    """Gives the status row for a width."""
+
+
+class _Region(Application[None]):
+    """The application that draws the live region."""
+
+    def redraw(self) -> None:
+        """Draw now: `invalidate` would draw later, with the region absent meanwhile."""
+        self._redraw()
+
+
+class _TerminalOutput(Vt100_Output):
+    """Standard output. After the terminal is gone it writes nothing: the session ends by SIGHUP or the end of input."""
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            redirect_to_null(sys.stdout.fileno())
+
+
+class _VisibleInput(Processor):
+    """Shows a sign for each character of the input that changes the direction of text, or is invisible otherwise.
+
+    Control characters are shown by prompt_toolkit; the joiners of emoji and scripts stay.
+    """
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        return Transformation(
+            [
+                (
+                    part[0],
+                    "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in part[1]),
+                )
+                for part in transformation_input.fragments
+            ]
+        )
+
+
+def open_output() -> Vt100_Output:
+    """Open standard output. The cursor position is never requested: its report could arrive as typed text."""
+
+    def get_size() -> Size:
+        try:
+            columns, rows = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:
+            columns, rows = 0, 0
+        return Size(rows=rows or 24, columns=columns or 80)
+
+    return _TerminalOutput(sys.stdout, get_size, term=os.environ.get("TERM"), enable_bell=False, enable_cpr=False)
+
+
+def read_typed_ahead(descriptor: int) -> list[str]:
+    """Read the lines that were entered before the terminal is in raw mode.
+
+    The kernel has turned their Enter into a newline (ICRNL, termios(3)), which means a new line of the message later.
+    """
+    data = b""
+    try:
+        while count := int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder):
+            data += os.read(descriptor, count)
+    except OSError:  # the terminal is gone
+        return []
+    return [line for line in data.decode("utf-8", "replace").split("\n") if line.strip()]
+
+
+class Screen:
+    """The terminal of one session. Enter text with `print`; put questions with `ask`; run it as a task."""
+
+    def __init__(
+        self,
+        listener: ScreenListener,
+        *,
+        color: bool,
+        history: History | None = None,
+        completer: Completer | None = None,
+        input: Input | None = None,
+        output: Vt100_Output | None = None,
+    ) -> None:
+        self.state = LiveState()
+        self.shown = asyncio.Event()
+        """Set when the live region was drawn for the first time, or never will be."""
+        self._listener = listener
+        self._output: Vt100_Output = output or open_output()
+        self._color = color
+        self._pending: list[str] = []
+        self._held: list[str] = []
+        """Finished text that waits for the answer to the open question, so that the question stays in one piece."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = asyncio.Event()
+        self._paused.set()
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self._asking = asyncio.Lock()
+        self._open: _OpenQuestion | None = None
+        self._draft = Buffer(
+            history=history,
+            completer=completer,
+            complete_while_typing=completer is not None,
+            multiline=True,
+            on_text_changed=self._note_typing,
+        )
+        self._answer = Buffer(multiline=False)
+        self._app = _Region(
+            layout=self._build_layout(),
+            key_bindings=self._build_keys(),
+            input=input or create_input(sys.stdin),
+            output=self._output,
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
+            full_screen=False,
+            mouse_support=False,
+            erase_when_done=True,
+            max_render_postpone_time=0,
+            include_default_pygments_style=False,
+        )
+        self._app.after_render.add_handler(lambda _: self.shown.set())
+        # A lone Esc is told apart from the start of a key sequence after these times.
+        self._app.ttimeoutlen, self._app.timeoutlen = 0.05, 0.1
+
+    # -- output -----------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._output.get_size().columns
+
+    def print(self, text: str) -> None:
+        """Write finished text; a newline is added if it lacks one. Texts are collected for one frame."""
+        if text:
+            held = self._held if self._open is not None else self._pending
+            held.append(text if text.endswith("\n") else text + "\n")
+            self.refresh()
+
+    def show(self, text: str) -> None:
+        """Write one finished line, escaped."""
+        self.print(escape_unprintable(text))
+
+    def refresh(self) -> None:
+        """Redraw within one frame; keys redraw at once."""
+        if self._timer is None and self._app.is_running:
+            self._timer = asyncio.get_running_loop().call_later(_FRAME_S, self.flush)
+
+    def flush(self) -> None:
+        """Write finished text, and redraw the live region below it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        encoding = self._output.encoding()
+        # Characters that the terminal's encoding lacks are escaped.
+        text = "".join(self._pending).encode(encoding, "backslashreplace").decode(encoding)
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
+        self._pending.clear()
+        if not self._app.is_running:
+            if text:
+                self._output.write_raw(text)
+                self._output.flush()
+            return
+        screen, size = self._app.renderer.last_rendered_screen, self._output.get_size()
+        height = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
+        # prompt_toolkit keeps the height of the last frame: a region that shrinks is drawn from its first row.
+        erases = bool(text) or (screen is not None and screen.height > height)
+        self._output.write_raw(_BEGIN_UPDATE)
+        if erases:
+            self._app.renderer.erase()
+            self._output.write_raw(text)
+        self._app.redraw()
+        self._output.write_raw(_END_UPDATE)
+        self._output.flush()
+
+    async def run(self) -> None:
+        """Show the live region and read keys until `close` is called."""
+        for line in read_typed_ahead(self._app.input.fileno()):
+            self._draft.history.append_string(line)
+            self._listener.submit(line.strip())
+        try:
+            await self._app.run_async(handle_sigint=False, set_exception_handler=False)
+        except EOFError:  # the terminal is gone
+            self._listener.leave()
+        finally:
+            self.shown.set()
+            self.flush()
+
+    def close(self) -> None:
+        """End `run`; the live region is removed."""
+        if self._app.is_running and not self._app.is_done:
+            self.flush()
+            self._app.exit()
+
+    # -- questions --------------------------------------------------------------------------
+
+    async def ask(self, question: Question) -> Reply:
+        """Show a question, and wait for the answer. Questions are put one at a time."""
+        async with self._asking:
+            await self._paused.wait()
+            for line in (question.title, *(f"  {line}" for line in question.lines)):
+                self.show(line)
+            keys = [choice.key for choice in question.choices]
+            selected = keys.index(question.default) if question.default in keys else 0
+            self._open = _OpenQuestion(question, asyncio.get_running_loop().create_future(), selected)
+            self._answer.reset()
+            self._focus()
+            try:
+                reply = await self._open.reply
+            finally:
+                self._open = None
+                self._focus()
+            chosen = next((choice.label for choice in question.choices if choice.key == reply.key), "")
+            shown = "cancelled" if reply.cancelled else chosen or ("…" if question.secret else reply.text)
+            text = f": {reply.text}" if chosen and reply.text else ""
+            self.show(f"  → {shown}{text}")
+            self._pending += self._held
+            self._held.clear()
+            return reply
+
+    def _focus(self) -> None:
+        self._app.layout.focus(self._answer_window if self._is_asking_text() else self._draft_window)
+        self.flush()
+
+    def _is_asking(self) -> bool:
+        return self._open is not None
+
+    def _is_asking_text(self) -> bool:
+        return self._open is not None and self._open.wants_text
+
+    def _settle(self, reply: Reply) -> None:
+        if self._open is not None and not self._open.reply.done():
+            self._open.reply.set_result(reply)
+
+    def _choose(self, index: int) -> None:
+        assert self._open is not None
+        choice = self._open.question.choices[index]
+        if choice.takes_text:
+            self._open.key = choice.key
+            self._focus()
+        else:
+            self._settle(Reply(choice.key))
+
+    def _enter_answer(self, _: KeyPressEvent) -> None:
+        assert self._open is not None
+        text, question = self._answer.text, self._open.question
+        problem = question.check(text) if question.check is not None and not self._open.key else None
+        if problem is not None:
+            self._pending.append(escape_unprintable(f"  {problem}") + "\n")
+            self.refresh()
+            return
+        self._settle(Reply(self._open.key, text))
+
+    # -- layout -----------------------------------------------------------------------------
+
+    def _build_layout(self) -> Layout:
+        asking = Condition(self._is_asking)
+        asking_text = Condition(self._is_asking_text)
+        choosing = asking & ~asking_text
+        secret = Condition(lambda: self._open is not None and self._open.question.secret)
+        self._draft_window = Window(
+            BufferControl(
+                self._draft, input_processors=[_VisibleInput(), BeforeInput("> ", "bold" if self._color else "")]
+            ),
+            height=Dimension(min=1, max=_INPUT_ROWS),
+            wrap_lines=True,
+            dont_extend_height=True,
+        )
+        self._answer_window = Window(
+            BufferControl(
+                self._answer,
+                input_processors=[
+                    _VisibleInput(),
+                    BeforeInput("> "),
+                    ConditionalProcessor(PasswordProcessor(), secret),
+                ],
+            ),
+            height=Dimension(min=1, max=_INPUT_ROWS),
+            wrap_lines=True,
+            dont_extend_height=True,
+        )
+
+        def text_window(rows: Callable[[], Sequence[str]]) -> Window:
+            return Window(
+                FormattedTextControl(lambda: ANSI("\n".join(rows()))),
+                height=lambda: Dimension.exact(len(rows())),
+                dont_extend_height=True,
+            )
+
+        return Layout(
+            HSplit(
+                [
+                    ConditionalContainer(text_window(self._list_live_rows), ~asking),
+                    ConditionalContainer(text_window(self._list_choice_rows), choosing),
+                    ConditionalContainer(self._draft_window, ~asking),
+                    ConditionalContainer(self._answer_window, asking_text),
+                    ConditionalContainer(text_window(self._list_menu_rows), ~asking),
+                    text_window(self._list_status_rows),
+                    Window(dont_extend_height=False),
+                ]
+            ),
+            focused_element=self._draft_window,
+        )
+
+    def _list_live_rows(self) -> list[str]:
+        if self._draft.complete_state is not None:
+            return []
+        limit = REGION_ROWS - _INPUT_ROWS - 1 if self._output.get_size().rows > REGION_ROWS else 1
+        rows: list[str] = []
+        if self.state.queued:
+            more = f" (+{len(self.state.queued) - 1} more)" if len(self.state.queued) > 1 else ""
+            rows.append(self._fit(f"  queued: {self.state.queued[0]}{more}"))
+        return [*list(self.state.rows(limit - len(rows)))[: limit - len(rows)], *rows]
+
+    def _list_menu_rows(self) -> list[str]:
+        state = self._draft.complete_state
+        if state is None:
+            return []
+        at = state.complete_index or 0
+        first = min(max(0, at - _MENU_ROWS + 1), max(0, len(state.completions) - _MENU_ROWS))
+        rows: list[str] = []
+        for index, completion in enumerate(state.completions[first : first + _MENU_ROWS], first):
+            mark = "▸" if index == state.complete_index else " "
+            rows.append(self._fit(f"{mark} {completion.display_text}  {completion.display_meta_text}".rstrip()))
+        return rows
+
+    def _list_choice_rows(self) -> list[str]:
+        if self._open is None:
+            return []
+        limit = REGION_ROWS - 1
+        return [
+            self._fit(f"{'▸' if index == self._open.selected else ' '} [{choice.key}] {choice.label}")
+            for index, choice in enumerate(self._open.question.choices[:limit])
+        ]
+
+    def _list_status_rows(self) -> list[str]:
+        text = self._fit(self.state.status(self.width))
+        return [f"\x1b[2m{text}\x1b[0m" if self._color else text]
+
+    def _fit(self, text: str) -> str:
+        """Cut an escaped text to one row."""
+        text, room = escape_unprintable(text), self.width - 1
+        if get_cwidth(text) <= room:
+            return text
+        shown = ""
+        for char in text:
+            if get_cwidth(shown + char) > room - 1:
+                break
+            shown += char
+        return shown + "…"
+
+    # -- keys -------------------------------------------------------------------------------
+
+    def _note_typing(self, _: Buffer) -> None:
+        """Hold questions back while a message is being typed."""
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+        if not self._draft.text:
+            self._paused.set()
+            return
+        self._paused.clear()
+        self._pause_timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._paused.set)
+
+    def _build_keys(self) -> KeyBindings:
+        asking, asking_text = Condition(self._is_asking), Condition(self._is_asking_text)
+        choosing, typing = asking & ~asking_text, ~asking
+        empty = Condition(lambda: not self._draft.text)
+        keys = KeyBindings()
+        keys.add("enter", filter=typing)(self._enter_message)
+        keys.add("escape", "enter", filter=typing)(self._insert_newline)
+        keys.add("c-j", filter=typing)(self._insert_newline)
+        keys.add("enter", filter=asking_text)(self._enter_answer)
+        keys.add("enter", filter=choosing)(self._choose_answer)
+        keys.add("up", filter=choosing)(self._move_selection)
+        keys.add("down", filter=choosing)(self._move_selection)
+        keys.add(Keys.Any, filter=choosing)(self._choose_answer)
+        keys.add("c-c")(self._interrupt)
+        keys.add("<sigint>")(self._interrupt)
+        keys.add("escape")(self._escape)
+        keys.add("c-d", filter=empty)(self._end_input)
+        keys.add("s-tab", filter=typing)(self._handle_control)
+        keys.add("c-l")(self._handle_control)
+        keys.add("c-z")(self._handle_control)
+        return keys
+
+    def _handle_control(self, event: KeyPressEvent) -> None:
+        key = event.key_sequence[0].key
+        if key == Keys.BackTab:
+            self._listener.switch_mode()
+        elif key == Keys.ControlL:
+            self._app.renderer.erase()  # the default of Ctrl-L would erase the display
+        else:
+            self._app.suspend_to_background()
+
+    def _enter_message(self, _: KeyPressEvent) -> None:
+        if self._draft.text.endswith("\\"):  # a backslash at the end continues the message on a new line
+            self._draft.delete_before_cursor()
+            self._draft.insert_text("\n")
+            return
+        text = self._draft.text.strip()
+        if text:
+            self._draft.append_to_history()
+        self._clear_draft()
+        if text:
+            self._listener.submit(text)
+
+    def _clear_draft(self) -> None:
+        self._draft.reset()
+        self._note_typing(self._draft)  # `reset` does not report a change
+
+    def _insert_newline(self, _: KeyPressEvent) -> None:
+        self._draft.insert_text("\n")
+
+    def _choose_answer(self, event: KeyPressEvent) -> None:
+        """Choose the selected answer by Enter, or another by its letter."""
+        if self._open is None:
+            return
+        keys = [choice.key for choice in self._open.question.choices]
+        if event.key_sequence[0].key == Keys.Enter:
+            self._choose(self._open.selected)
+        elif event.data.lower() in keys:
+            self._choose(keys.index(event.data.lower()))
+
+    def _move_selection(self, event: KeyPressEvent) -> None:
+        if self._open is not None:
+            step = -1 if event.key_sequence[0].key == Keys.Up else 1
+            self._open.selected = (self._open.selected + step) % len(self._open.question.choices)
+
+    def _interrupt(self, _: KeyPressEvent) -> None:
+        if self._open is None and self._draft.text:
+            self._clear_draft()
+            return
+        self._settle(Reply(cancelled=True))
+        self._listener.interrupt()
+
+    def _escape(self, _: KeyPressEvent) -> None:
+        if self._open is not None:
+            self._settle(Reply(cancelled=True))
+        elif self._draft.complete_state is not None:
+            self._draft.cancel_completion()
+        else:
+            self._listener.steer()
+
+    def _end_input(self, _: KeyPressEvent) -> None:
+        if self._open is not None:
+            self._settle(Reply(cancelled=True))
+        else:
+            self._listener.leave()

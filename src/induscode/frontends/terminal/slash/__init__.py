@@ -1,0 +1,134 @@
+"""Slash commands: `/name arguments` on the input line, handled by the session itself and never sent to the model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import field
+from typing import TYPE_CHECKING, Protocol
+
+from indusagi.core.faults import CoreError
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from induscode.cli.dialog import Question, Reply
+    from induscode.conversations.conversation import Conversation
+    from induscode.launch.invocation import Invocation
+
+
+_SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|login|logout|logs|trust)\b")
+
+
+class SlashError(CoreError):
+    """A slash command cannot be carried out; the message is for the person."""
+
+
+class SlashScreen(Protocol):
+    """Where a slash command writes and asks: the terminal, or the conversation view of an editor."""
+
+    @property
+    def width(self) -> int:
+        """Columns for a line."""
+        ...
+
+    def print(self, text: str) -> None:
+        """Write finished text."""
+        ...
+
+    def show(self, text: str) -> None:
+        """Write one line, escaped."""
+        ...
+
+    async def ask(self, question: Question) -> Reply:
+        """Put a question, and wait for the answer."""
+        ...
+
+
+class SlashHost(Protocol):
+    """What a slash command may use of the session."""
+
+    @property
+    def conversation(self) -> Conversation:
+        """The open conversation."""
+        ...
+
+    @property
+    def screen(self) -> SlashScreen:
+        """Where the command writes and asks."""
+        ...
+
+    def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Print a table that fits the terminal; cells are escaped."""
+        ...
+
+    def reopen(self, invocation: Invocation) -> None:
+        """Close this conversation after the command, and open the one of an invocation."""
+        ...
+
+    def prompt(self, text: str) -> None:
+        """Send a prompt to the model after the command."""
+        ...
+
+    def leave(self) -> None:
+        """End the session after the command."""
+        ...
+
+
+@record(kw_only=True)
+class SlashCommand:
+    """One slash command."""
+
+    name: str
+    """Without the slash."""
+    usage: str = ""
+    """Its arguments, such as `[NAME]`."""
+    describe: str
+    actions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """First words that it takes, with descriptions, for completion."""
+    run: Callable[[SlashHost, str], Awaitable[None]]
+    """Takes the rest of the line.
+
+    Raises:
+        SlashError: It cannot be carried out.
+    """
+
+
+def split_words(rest: str) -> list[str]:
+    """Split the rest of a line into words as a shell does.
+
+    Raises:
+        SlashError: A quotation mark is not closed.
+    """
+    try:
+        return shlex.split(rest)
+    except ValueError as exc:
+        raise SlashError(f"the line cannot be read: {exc}") from exc
+
+
+def name_slash_commands(text: str) -> str:
+    """Replace commands of a shell by those of the session: `indus mcp trust x` becomes `/mcp trust x`."""
+    return _SHELL_COMMAND.sub(r"/mcp \1", text)
+
+
+def parse_line(line: str) -> tuple[str, str]:
+    """Split `/name rest` into name and rest."""
+    name, _, rest = line[1:].partition(" ")
+    return name.strip(), rest.strip()
+
+
+def find_command(name: str, commands: Mapping[str, SlashCommand]) -> SlashCommand:
+    """Find a command by its name or by a prefix that only one command has.
+
+    Raises:
+        SlashError: There is none, or several begin like this.
+    """
+    if name in commands:
+        return commands[name]
+    matches = [command for command in commands if command.startswith(name)] if name else []
+    if len(matches) == 1:
+        return commands[matches[0]]
+    if matches:
+        raise SlashError(f"/{name} may be {', '.join(f'/{match}' for match in matches)}")
+    raise SlashError(f"there is no command /{name}: /help lists them")

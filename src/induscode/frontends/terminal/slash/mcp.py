@@ -1,0 +1,409 @@
+"""`/mcp`: the servers of the session: their states, tools and logs; starting, stopping, switching on and off."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+from anyio import to_thread
+
+from indusagi.core.text import format_count
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
+from induscode.conversations.servers import RELOAD, BrokenConfigError
+from induscode.deck.mcp.drift import describe_causes
+from induscode.frontends.terminal.calls import format_duration
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
+from induscode.frontends.terminal.slash.consent import approve_tools, ask_about_servers, reload_config, show_drifts
+from induscode.search.options import estimate_definition
+from induscode.servers.listing import (
+    STATE_REMEDIES,
+    build_unknown_server,
+    find_switched_off,
+    list_secret_warnings,
+    name_transport,
+    switch_server,
+)
+from induscode.servers.remedies import advise
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus
+    from induscode.conversations.servers import SessionServers
+    from induscode.frontends.terminal.slash import SlashHost
+    from induscode.servers.config.rows import ServerRow
+
+_HEADS = ("NAME", "VIA", "PHASE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS")
+_SAVE = "--save"
+
+
+def get_servers(host: SlashHost) -> SessionServers:
+    """Return the servers of the session.
+
+    Raises:
+        SlashError: They stay as they were at its start.
+    """
+    servers = host.conversation.servers
+    if servers is None:
+        raise SlashError("the servers of this session cannot be changed")
+    return servers
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+async def _show_servers(host: SlashHost, words: Sequence[str]) -> None:
+    _take_no_words(words)
+    servers, invocation = get_servers(host), host.conversation.invocation
+    off = await to_thread.run_sync(find_switched_off, invocation)
+    rows: list[tuple[str, ...]] = []
+    messages: list[tuple[str, str]] = []
+    for row in servers.plan.rows:
+        cells, message, remedy = await _describe_server(servers, row)
+        rows.append(cells)
+        messages += [(f"{row.id}: {message}", remedy)] if message else []
+    known = {row.id for row in servers.plan.rows}
+    for one in off:
+        if one.name not in known:
+            rows.append((one.name, "-", "disabled", "-", "-", "-", "-", "-"))
+            messages.append((f"{one.name}: switched off in {one.file}", f"/mcp enable {one.name}"))
+    if not rows:
+        host.screen.show("no servers are configured: indus mcp add NAME -- COMMAND ARGUMENTS adds one")
+        return
+    host.print_table(_HEADS, rows)
+    for message, remedy in messages:
+        host.screen.show(message)
+        if remedy:
+            host.screen.show(f"  what to do: {remedy}")
+
+
+async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tuple[str, ...], str, str]:
+    """Return the cells of a server, its problem in one line, and the remedy."""
+    mcp, name, transport = servers.mcp, row.id, name_transport(row.config)
+    if name in servers.switched_off:
+        cells = (name, transport, "disabled", "-", "-", "-", "-", "-")
+        return cells, "switched off for this session", f"/mcp enable {name}"
+    state = mcp.plan.state_of(row)
+    status = mcp.status_of(name)
+    if state != "startable" or status is None:
+        cells = (name, transport, state, "-", "-", "-", "-", "-")
+        return cells, *_explain_state(servers, row)
+    shown = [card for card in mcp.capabilities if card.ref.server == name]
+    disabled = [tool for tool in mcp.disabled if tool.ref.server == name]
+    count = max(status.tool_count, len(shown) + len(disabled))
+    age = servers.phases.get_age(name)
+    cells = (
+        name,
+        transport,
+        str(status.phase),
+        "-" if age is None else format_duration(age),
+        f"{len(shown)} of {count}",
+        f"{sum(estimate_definition(card.descriptor) for card in shown):,}",
+        "-" if status.answer_s is None else f"{status.answer_s * 1000:,.0f} ms",
+        str(status.restarts),
+    )
+    if status.fault is not None:
+        return cells, *await _explain_fault(servers, status)
+    if disabled:
+        noun = "tool" if all(tool.ref.kind == "tool" for tool in disabled) else "item"
+        number = format_count(len(disabled), f"{noun} is", f"{noun}s are")
+        names = ", ".join(tool.ref.name for tool in disabled)
+        return cells, f"{number} disabled, {describe_causes(disabled)}: {names}", f"/mcp approve {name}"
+    return cells, "", ""
+
+
+def _explain_state(servers: SessionServers, row: ServerRow) -> tuple[str, str]:
+    """Return why a server is not started, and the remedy."""
+    plan = servers.mcp.plan
+    state = plan.state_of(row)
+    if state == "startable":
+        return "", ""
+    if state == "changed" and row.origin.scope != "project":
+        return "it is not as it was when the file was named", RELOAD
+    if state == "unresolved":
+        notes = [note for note in plan.notes if note.owner.startswith(f"server {row.id!r} of ")]
+        return (notes[0].message if notes else STATE_REMEDIES[state]), "set the variable, then /mcp reload"
+    message, _, remedy = name_slash_commands(STATE_REMEDIES[state].format(row.id)).partition(": ")
+    return " ".join([message, *(f"WARNING: {warning}" for warning in list_secret_warnings(row))]), remedy
+
+
+async def _explain_fault(servers: SessionServers, status: EndpointStatus) -> tuple[str, str]:
+    """Return the fault of a server in one line, and the remedy."""
+    name, fault = status.server, status.fault
+    config = servers.mcp.plan.configs.get(name)
+    if fault is None or config is None:
+        return "", ""
+    message = " ".join(str(fault).removeprefix(f"server {name!r}: ").split())
+    if status.next_try_s is not None:
+        message += f" (next try in {status.next_try_s:.0f} s)"
+    connected = status.phase is EndpointPhase.READY
+    # In a thread: it looks for the lock files of package managers. The thread does not see the flags of the command
+    # line, so that the remedy is without them, as a slash command is.
+    advice = await to_thread.run_sync(partial(advise, name, config, fault, os.environ, connected=connected))
+    return message, name_slash_commands(advice.remedy)
+
+
+# -- starting and stopping --------------------------------------------------------------------
+
+
+async def _connect(host: SlashHost, words: Sequence[str]) -> None:
+    servers, name = get_servers(host), await _take_name(host, words)
+    status = _require_startable(servers, name)
+    if status.phase is EndpointPhase.READY:
+        raise SlashError(f"server {name!r} is connected")
+    is_over = status.phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
+    await _start(host, name, servers.mcp.fleet.restart if is_over else servers.mcp.fleet.wake)
+
+
+async def _restart(host: SlashHost, words: Sequence[str]) -> None:
+    servers, name = get_servers(host), await _take_name(host, words)
+    _require_startable(servers, name)
+    _require_free(servers, name)
+    await _start(host, name, servers.mcp.fleet.restart)
+
+
+async def _start(host: SlashHost, name: str, start: Callable[[str], Awaitable[None]]) -> None:
+    """Start a server, wait until it is up or has failed, and say which."""
+    servers = get_servers(host)
+    try:
+        await start(name)
+        status = servers.mcp.require_status(name)
+    except ProtocolFault as fault:
+        raise SlashError(str(fault)) from fault
+    if status.fault is not None:
+        message, remedy = await _explain_fault(servers, status)
+        host.screen.show(f"server {name!r} is {status.phase}: {message}")
+        host.screen.show(f"  what to do: {remedy}")
+        return
+    host.screen.show(f"server {name!r} is {status.phase}: {format_count(status.tool_count, 'tool')}")
+
+
+async def _disconnect(host: SlashHost, words: Sequence[str]) -> None:
+    servers, name = get_servers(host), await _take_name(host, words)
+    status = _require_startable(servers, name)
+    if status.phase in {EndpointPhase.IDLE, EndpointPhase.CLOSED}:
+        raise SlashError(f"server {name!r} is not connected")
+    _require_free(servers, name)
+    await servers.mcp.fleet.stop(name)
+    host.screen.show(f"server {name!r} is disconnected; calls of its tools fail until /mcp connect {name}")
+
+
+def _require_free(servers: SessionServers, name: str) -> None:
+    """Refuse to stop a server that a sub-agent uses.
+
+    Raises:
+        SlashError: One does.
+    """
+    holders = servers.mcp.fleet.leases.find_holders(name)
+    if holders:
+        raise SlashError(f"server {name!r} is used by {', '.join(holders)}: wait for its end, or /tasks stop it")
+
+
+def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
+    """Return the status of a server.
+
+    Raises:
+        SlashError: It may not be started; the message says what to do.
+    """
+    if name in servers.switched_off:
+        raise SlashError(f"server {name!r} is switched off for this session: /mcp enable {name}")
+    row = next((row for row in servers.plan.rows if row.id == name), None)
+    if row is None:
+        raise SlashError(f"server {name!r} is switched off in its file: /mcp enable {name}")
+    status = servers.mcp.status_of(name)
+    message, remedy = _explain_state(servers, row)
+    if message or status is None:
+        raise SlashError(f"server {name!r} is not started: {message} ({remedy})")
+    return status
+
+
+# -- signing in and out -----------------------------------------------------------------------
+
+
+async def _login(host: SlashHost, words: Sequence[str]) -> None:
+    from induscode.frontends.terminal.slash.sign_in import DEVICE, PASTE, sign_in_on_screen  # noqa: PLC0415 — for a sign-in
+
+    ways = [word for word in words if word in {DEVICE, PASTE}]
+    servers, name = get_servers(host), await _take_name(host, [word for word in words if word not in ways])
+    _take_no_words(ways[1:])
+    _require_startable(servers, name)
+    await sign_in_on_screen(host.screen, servers.mcp.plan.configs[name], ways[0] if ways else "")
+    # A connection that is up takes the new sign-in at its next request.
+    if _require_startable(servers, name).phase is not EndpointPhase.READY:
+        await _start(host, name, servers.mcp.fleet.restart)
+
+
+async def _logout(host: SlashHost, words: Sequence[str]) -> None:
+    from induscode.frontends.terminal.slash.sign_in import sign_out_on_screen  # noqa: PLC0415 — for a sign-out
+
+    servers, name = get_servers(host), await _take_name(host, words)
+    _require_startable(servers, name)
+    _require_free(servers, name)
+    await sign_out_on_screen(host.screen, servers.mcp.plan.configs[name])
+    await servers.mcp.fleet.stop(name)
+
+
+# -- switching on and off ---------------------------------------------------------------------
+
+
+async def _switch(host: SlashHost, words: Sequence[str], *, on: bool) -> None:
+    saves = _SAVE in words
+    name = await _take_name(host, [word for word in words if word != _SAVE])
+    servers, word = get_servers(host), "on" if on else "off"
+    if saves:
+        switch = partial(switch_server, host.conversation.invocation.cwd, name, None, on=on)
+        try:
+            host.screen.show(await to_thread.run_sync(switch))
+        except click.ClickException as exc:
+            raise SlashError(name_slash_commands(exc.format_message())) from exc
+        servers.switched_off.discard(name)
+        servers.switched_on.discard(name)
+        _show_changes(host, await servers.apply_changes())
+        return
+    configured = any(row.id == name for row in servers.plan.rows)
+    if on == (configured and name not in servers.switched_off):
+        raise SlashError(f"server {name!r} is switched {word} already")
+    plan = servers.plan
+    if not on:
+        servers.switched_off.add(name)
+    elif configured:
+        servers.switched_off.discard(name)
+    else:  # it is switched off in its file
+        servers.switched_on.add(name)
+        try:
+            plan = await servers.read_plan()
+        except BrokenConfigError as exc:
+            servers.switched_on.discard(name)
+            raise SlashError(str(exc).partition("\n")[0]) from exc
+    changes = await servers.apply_plan(plan)
+    host.screen.show(f"server {name!r} is switched {word} for this session; {_SAVE} writes it to its file")
+    _show_changes(host, changes)
+
+
+def _show_changes(host: SlashHost, changes: Sequence[str]) -> None:
+    for change in changes:
+        host.screen.show(name_slash_commands(change))
+
+
+# -- tools and logs ---------------------------------------------------------------------------
+
+
+async def _show_tools(host: SlashHost, words: Sequence[str]) -> None:
+    servers, name = get_servers(host), await _take_name(host, words)
+    mcp = servers.mcp
+    shown = [card for card in mcp.capabilities if card.ref.server == name]
+    disabled = [tool for tool in mcp.disabled if tool.ref.server == name]
+    rows = [
+        (card.name, f"{estimate_definition(card.descriptor):,}", card.descriptor.description.strip().partition("\n")[0])
+        for card in shown
+    ]
+    rows += [(tool.name, "-", f"{tool.reason}: {name_slash_commands(tool.approve_command)}") for tool in disabled]
+    if rows:
+        host.print_table(("NAME", "TOKENS", "DESCRIPTION"), rows)
+    owner = f"server {name!r}, tool "
+    for note in mcp.enrolment.notes:
+        if note.owner.startswith(owner) and note.message.startswith("left out: "):
+            host.screen.show(f"{note.owner.removeprefix(owner)}: {note.message}")
+    if not rows:
+        host.screen.show(f"no tool of server {name!r} is known: /mcp connect {name} starts it")
+
+
+async def _show_logs(host: SlashHost, words: Sequence[str]) -> None:
+    servers, name = get_servers(host), await _take_name(host, words)
+    try:
+        lines = servers.mcp.fleet.read_log(name)
+    except ProtocolFault:
+        lines = ()  # switched off for this session
+    for line in lines:
+        host.screen.show(line)
+    if not lines:
+        host.screen.show(
+            f"server {name!r} has written nothing in this session; indus mcp logs {name} shows earlier ones"
+        )
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+def _take_no_words(words: Sequence[str]) -> None:
+    if words:
+        raise SlashError(f"what is {words[0]!r} for? The command takes no further word")
+
+
+async def _take_name(host: SlashHost, words: Sequence[str]) -> str:
+    """Return the one word of a command, the name of a server.
+
+    Raises:
+        SlashError: There is none, or more than one, or no server of this name.
+    """
+    servers, invocation = get_servers(host), host.conversation.invocation
+    names = [row.id for row in servers.plan.rows]
+    if not words:
+        raise SlashError(f"name the server: {', '.join(names)}" if names else "there are no servers")
+    _take_no_words(words[1:])
+    if words[0] not in names:
+        names += [one.name for one in await to_thread.run_sync(find_switched_off, invocation)]
+    if words[0] not in names:
+        raise SlashError(build_unknown_server(words[0], names).format_message())
+    return words[0]
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+async def _trust(host: SlashHost, words: Sequence[str]) -> None:
+    if words:
+        await _take_name(host, words)
+    await ask_about_servers(host, get_servers(host), words[0] if words else None)
+
+
+async def _approve(host: SlashHost, words: Sequence[str]) -> None:
+    _take_no_words(words[2:])
+    await approve_tools(
+        host, get_servers(host), await _take_name(host, words[:1]), words[1] if len(words) > 1 else None
+    )
+
+
+async def _diff(host: SlashHost, words: Sequence[str]) -> None:
+    await show_drifts(host, get_servers(host), await _take_name(host, words) if words else None)
+
+
+async def _reload(host: SlashHost, words: Sequence[str]) -> None:
+    _take_no_words(words)
+    await reload_config(host, get_servers(host))
+
+
+_ACTIONS: Mapping[str, tuple[str, Callable[[SlashHost, Sequence[str]], Awaitable[None]]]] = {
+    "list": ("show the servers", _show_servers),
+    "connect": ("NAME: start a server", _connect),
+    "disconnect": ("NAME: stop a server", _disconnect),
+    "restart": ("NAME: start a server again", _restart),
+    "login": ("NAME [--device|--paste]: sign in to a server", _login),
+    "logout": ("NAME: sign out of a server", _logout),
+    "enable": (f"NAME [{_SAVE}]: switch a server on for this session", partial(_switch, on=True)),
+    "disable": (f"NAME [{_SAVE}]: switch a server off for this session", partial(_switch, on=False)),
+    "tools": ("NAME: list the tools of a server", _show_tools),
+    "logs": ("NAME: show standard error and log messages", _show_logs),
+    "trust": ("[NAME]: consent to servers of the project", _trust),
+    "approve": ("NAME [TOOL]: approve changed tools", _approve),
+    "diff": ("[NAME]: show how tools differ from what was approved", _diff),
+    "reload": ("read the configuration again", _reload),
+}
+
+
+async def _run(host: SlashHost, rest: str) -> None:
+    action, *words = split_words(rest) or ["list"]
+    if action not in _ACTIONS:
+        raise SlashError(f"/mcp has no action {action!r}; there are: {', '.join(_ACTIONS)}")
+    await _ACTIONS[action][1](host, words)
+
+
+MCP = SlashCommand(
+    name="mcp",
+    usage="[ACTION NAME]",
+    describe="servers: states, tools, logs, start, stop, consent",
+    actions={name: about for name, (about, _) in _ACTIONS.items()},
+    run=_run,
+)

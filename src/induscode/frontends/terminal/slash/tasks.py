@@ -1,0 +1,191 @@
+"""`/tasks`: background jobs and tasks of sub-agents of this conversation."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.ids import is_ulid
+from indusagi.core.records import record
+from indusagi.core.text import format_count
+from induscode.cli.console import format_age
+from induscode.cli.dialog import Choice, Question
+from induscode.conversations.agents.task import find_objective
+from induscode.conversations.stored_conversations import find_answer_text, summarise_log
+from induscode.conversations.transcript import Transcript, list_by_age
+from induscode.deck.cards.task import describe_work, format_report
+from induscode.frontends.terminal.slash import SlashCommand, SlashError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.jobs.job import Job
+    from induscode.conversations.agents.task import DelegatedTask
+    from induscode.frontends.terminal.slash import SlashHost
+
+_LINES = 40
+_MOST_SESSIONS = 20
+_USAGE = "write /tasks, /tasks output N, /tasks stop N, or /tasks resume N [TEXT]"
+_GO_ON = "Go on where you stopped."
+
+
+@record
+class _Task:
+    """A row of the list: a job, a task of this run, or the directory of an earlier one."""
+
+    id: str
+    state: str
+    age: str
+    title: str
+    job: Job | None = None
+    task: DelegatedTask | None = None
+    directory: str = ""
+
+
+def list_task_commands() -> Sequence[SlashCommand]:
+    """List the commands."""
+    describe = "background jobs and tasks of agents: list, show the output, stop, go on"
+    actions = {"output": "N: show it", "stop": "N: end it", "resume": "N [TEXT]: go on with a task"}
+    usage = "[output N|stop N|resume N]"
+    return (SlashCommand(name="tasks", usage=usage, describe=describe, actions=actions, run=_run),)
+
+
+async def list_running_jobs(host: SlashHost) -> Sequence[Job]:
+    """List the jobs that run now."""
+    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+
+    jobs = list_jobs(host.conversation.session.native.context)
+    return [job for job in jobs if (await job.look()).running]
+
+
+async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
+    """Ask before the session is opened again while jobs or tasks run, which end then; True without them."""
+    jobs, tasks = await list_running_jobs(host), host.conversation.resources.delegate.list_running()
+    counts = [format_count(len(jobs), "job", "jobs")] if jobs else []
+    counts += [format_count(len(tasks), "task", "tasks")] if tasks else []
+    if not counts:
+        return True
+    names = ", ".join((*(job.id for job in jobs), *(task.id for task in tasks)))
+    verb = "ends" if len(jobs) + len(tasks) == 1 else "end"
+    title = f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?"
+    choices = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
+    reply = await host.screen.ask(Question(title=title, choices=choices, default="n"))
+    return reply.key == "y" and not reply.cancelled
+
+
+async def _run(host: SlashHost, rest: str) -> None:
+    words = rest.split(maxsplit=2)
+    is_valid = not words or (
+        len(words) > 1 and (words[0] == "resume" or (words[0] in {"output", "stop"} and len(words) == 2))
+    )
+    if not is_valid:
+        raise SlashError(_USAGE)
+    tasks = await _list_tasks(host)
+    if not words:
+        if not tasks:
+            host.screen.show("there are no background jobs and no tasks")
+            return
+        rows = [
+            (str(number), task.id, task.state, task.age, " ".join(task.title.split()))
+            for number, task in enumerate(tasks, 1)
+        ]
+        host.print_table(("N", "ID", "STATE", "AGE", "WHAT"), rows)
+        return
+    action, name = words[:2]
+    matches = [task for number, task in enumerate(tasks, 1) if name in {str(number), task.id}]
+    if len(matches) != 1:
+        problem = "there is no task" if not matches else "several tasks have the id"
+        raise SlashError(f"{problem} {name!r}: /tasks lists them by number")
+    if action == "output":
+        for line in await _read_output(matches[0]) or ["(no output)"]:
+            host.screen.show(line)
+    elif action == "stop":
+        await _stop(host, matches[0])
+    else:
+        await _resume(host, matches[0], words[2] if len(words) > 2 else _GO_ON)
+
+
+async def _stop(host: SlashHost, row: _Task) -> None:
+    if row.job is not None:
+        state = await row.job.stop()
+        host.screen.show(f"{row.id}: {state}")
+        await host.conversation.state.save()
+    elif row.task is None or row.task.is_over:
+        raise SlashError(f"task {row.id} has ended; /tasks resume {row.id} goes on with it")
+    else:
+        row.task.cancel.cancel("the person")
+        host.screen.show(f"{row.id}: stopping")
+
+
+async def _resume(host: SlashHost, row: _Task, text: str) -> None:
+    if row.job is not None:
+        raise SlashError(f"{row.id} is a job: only tasks of agents go on")
+    if row.task is not None and not row.task.is_over:
+        raise SlashError(f"task {row.id} is running")
+    host.screen.show(await host.conversation.resume_task(row.id, text))
+
+
+async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
+    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+    from indusagi.core.time import now_ms  # noqa: PLC0415 — with the list
+
+    tasks: list[_Task] = []
+    for job in list_jobs(host.conversation.session.native.context):
+        state = await job.look()
+        tasks.append(_Task(job.id, str(state), f"{state.age_s:.0f} s", job.command, job=job))
+    present = host.conversation.resources.delegate.tasks
+    root = os.path.join(host.conversation.transcript.directory, "tasks")
+    for task in reversed(present.values()):
+        path = os.path.join(root, task.id)
+        row = _Task(task.id, task.describe_state(), f"{task.age_s:.0f} s", task.title, task=task, directory=path)
+        tasks.append(row)
+
+    def read_sessions() -> list[_Task]:
+        found: list[_Task] = []
+        for modified_ns, name in list_by_age(root)[:_MOST_SESSIONS]:
+            path = os.path.join(root, name)
+            if name in present:
+                continue
+            summary = summarise_log(path, modified_ns // 1_000_000) if is_ulid(name) else None
+            if summary is not None:
+                age = format_age(summary.modified_ms, now_ms())
+                state = format_count(summary.messages, "message")
+                found.append(_Task(name, state, age, summary.title or _read_objective(path), directory=path))
+        return found
+
+    return [*tasks, *await to_thread.run_sync(read_sessions)]
+
+
+def _read_objective(directory: str) -> str:
+    """Read what a task was to do, if its turn never came."""
+    transcript = Transcript(directory, "")
+    try:
+        return find_objective(transcript)
+    finally:
+        transcript.close()
+
+
+async def _read_output(task: _Task) -> Sequence[str]:
+    """Read the last lines of a job, or the report of a task; what the model polls next stays unread."""
+    if task.job is not None:
+        await task.job.look()
+        return [line for stream in task.job.streams for line in stream.ring.last(_LINES).all_texts]
+
+    if task.task is not None:
+        # Its log is open while it runs.
+        report = task.task.report
+        if report is None:
+            return [task.task.describe_state()]
+        return [*format_report(report).splitlines(), *describe_work(report)]
+
+    def read_report() -> Sequence[str]:
+        transcript = Transcript(task.directory, "")
+        try:
+            texts = [text for message in transcript.messages() if (text := find_answer_text(message))]
+        finally:
+            transcript.close()
+        return texts[-1].splitlines() if texts else []
+
+    return await to_thread.run_sync(read_report)

@@ -1,0 +1,154 @@
+"""`/tools` and `/permissions`: the tools of the session, and the rules that decide about their calls."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.core.text import format_count
+from induscode.boot.catalog import NATIVE
+from induscode.deck.contract import describe
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
+from induscode.search.options import estimate_definition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from induscode.frontends.terminal.slash import SlashHost
+    from induscode.permissions.check import Permissions
+
+_SAVE = "--save"
+_ACTIONS = {
+    "add": f"allow|ask|deny RULE [{_SAVE}]: add a rule for this session",
+    "remove": "N: remove a rule of this session or of your store",
+}
+_MODES = {
+    "ask": "a person is asked about what changes something",
+    "auto-edit": "files of the workspace are written without asking",
+    "all": "everything runs that no rule denies",
+}
+
+
+_SEARCHED = "searched"
+
+# -- /tools -----------------------------------------------------------------------------------
+
+
+async def _show_tools(host: SlashHost, rest: str) -> None:
+    word, session = rest.casefold(), host.conversation.session
+    owners = host.conversation.map_servers()
+    deck = session.deck()
+    rows = [
+        (card.name, owners.get(card.name, NATIVE), cell, card.description.strip().partition("\n")[0], tokens)
+        for card in deck.shown()
+        for tokens in (0 if card.name in deck.hidden else estimate_definition(describe(card)),)
+        for cell in (f"{tokens:,}" if tokens else _SEARCHED,)
+    ]
+    off = [(tool.name, tool.ref.server, "-", tool.reason, 0) for tool in session.mcp.disabled]
+    off += [(name, NATIVE, "-", f"left out: {why}", 0) for name, why in session.left_out.items()]
+    shown = [row for row in (*rows, *off) if not word or any(word in cell.casefold() for cell in row[:4])]
+    if not shown:
+        raise SlashError(f"no tool has {rest!r} in its name, owner or description" if word else "there are no tools")
+    host.print_table(("NAME", "OWNER", "TOKENS", "DESCRIPTION"), [row[:4] for row in shown])
+    usable = [row for row in shown if row[2] not in {"-", _SEARCHED}]
+    total = sum(row[4] for row in usable)
+    host.screen.show(f"{format_count(len(usable), 'tool')} shown to the model, about {total:,} tokens")
+    found = sum(row[2] == _SEARCHED for row in shown)
+    if found:
+        host.screen.show(f"{format_count(found, 'tool')} found by the model, with find_tools")
+    for tool in session.mcp.disabled:
+        if not word or any(row[0] == tool.name for row in shown):
+            host.screen.show(f"{tool.name}: {name_slash_commands(tool.remedy)}")
+
+
+# -- /permissions -----------------------------------------------------------------------------
+
+
+async def _change_permissions(host: SlashHost, rest: str) -> None:
+    permissions = host.conversation.permissions.permissions
+    if permissions is None:
+        raise SlashError("this session has no rules of its own")
+    action, _, more = rest.partition(" ")
+    if not action:
+        _show_rules(host, permissions)
+    elif action == "add":
+        await _add_rule(host, permissions, more.strip())
+    elif action == "remove":
+        await _remove_rule(host, permissions, split_words(more))
+    else:
+        raise SlashError(f"/permissions has no action {action!r}; there are: {', '.join(_ACTIONS)}")
+
+
+def _show_rules(host: SlashHost, permissions: Permissions) -> None:
+    mode = permissions.approval.value
+    host.screen.show(f"approval: {mode}: {_MODES[mode]}")
+    rules = permissions.rules
+    if not rules:
+        host.screen.show("there are no rules: /permissions add allow|ask|deny RULE adds one")
+        return
+    rows = [
+        (str(number), rule.effect.value, rule.origin.value, _describe_scope(rule), str(rule))
+        for number, rule in enumerate(rules, start=1)
+    ]
+    host.print_table(("N", "EFFECT", "ORIGIN", "SCOPE", "RULE"), rows)
+
+
+def _describe_scope(rule: Rule) -> str:
+    """Say where a rule holds: everywhere, in a workspace, for a server, for one definition of a tool."""
+    parts = [] if rule.workspace is None else [os.path.basename(rule.workspace) or rule.workspace]
+    parts += [] if rule.server is None else [f"server {rule.server}"]
+    parts += [] if rule.pin is None else ["as defined now"]
+    return ", ".join(parts) or "everywhere"
+
+
+async def _add_rule(host: SlashHost, permissions: Permissions, text: str) -> None:
+    effect, _, text = text.partition(" ")
+    if effect not in set(Effect):
+        raise SlashError("write /permissions add allow|ask|deny RULE, as in: add allow bash(git status *)")
+    # A rule holds spaces and quotation marks of its own: it is not split into words.
+    saves = text.endswith(f" {_SAVE}")
+    text = text.removesuffix(f" {_SAVE}").strip()
+    if not text:
+        raise SlashError("which rule? Write tool or tool(specifier), as in bash(git status *)")
+    rule = parse_rule(text, Effect(effect), RuleOrigin.SESSION)
+    if not isinstance(rule, Rule):
+        raise SlashError(str(rule))
+    # The same path or script is another one in another project.
+    workspace = await to_thread.run_sync(os.path.realpath, host.conversation.invocation.cwd)
+    rule = replace(rule, workspace=workspace)
+    if saves:
+        await permissions.store_rule(rule)
+    else:
+        permissions.restore_rules([rule])
+    host.screen.show(f"{effect} {rule}: holds here {'from now on' if saves else 'for this session'}")
+
+
+async def _remove_rule(host: SlashHost, permissions: Permissions, words: Sequence[str]) -> None:
+    rules = permissions.rules
+    if len(words) != 1 or not words[0].isdecimal() or not 1 <= int(words[0]) <= len(rules):
+        count = f"a number from 1 to {len(rules)}" if rules else "no number: there are no rules"
+        raise SlashError(f"/permissions remove takes {count}")
+    rule = rules[int(words[0]) - 1]
+    if rule.origin is RuleOrigin.PROJECT:
+        raise SlashError(f"rule {words[0]} is the project's: it is changed in {rule.file}")
+    if rule.origin is RuleOrigin.FLAG:
+        raise SlashError(f"rule {words[0]} is from the command line: start without it")
+    if not await permissions.remove_rule(rule):
+        raise SlashError(f"rule {words[0]} stands for rows that cannot be read: correct {rule.file}")
+    host.screen.show(f"{rule.effect.value} {rule}: removed")
+
+
+TOOLS = SlashCommand(
+    name="tools", usage="[WORD]", describe="tools that the model is shown, and disabled ones", run=_show_tools
+)
+PERMISSIONS = SlashCommand(
+    name="permissions",
+    usage="[add EFFECT RULE | remove N]",
+    describe="rules about calls, and the approval mode",
+    actions=_ACTIONS,
+    run=_change_permissions,
+)

@@ -1,0 +1,120 @@
+"""Sub-agents of a gateway: the `task` card of `indus serve --profile all` where a model is named.
+
+A client's user has agreed to one call of `task`, and not to each call of the agent: every call is checked as that of a
+run without a person, also a call of a server's tool, and passes the interceptors of addons. Where the client has a
+view, the agent has what the view shows. Logs of tasks last as long as the gateway.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.runtime.calls import current_entry
+from induscode.cli.terminal import print_status
+from induscode.conversations.agents.delegate import MOST_KEPT, SubSessions
+from induscode.conversations.agents.files import load_agents
+from induscode.conversations.agents.sub_session import ParentSession
+from induscode.conversations.contract import RequestBudget
+from induscode.conversations.models import choose_agent_model, choose_model
+from induscode.conversations.prompt import SystemPrompt, read_project_instructions
+from induscode.gateway.view_box import ViewBox
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Sequence
+    from contextlib import AsyncExitStack
+
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.conversations.agents.files import AgentDefinition
+    from induscode.conversations.contract import RunPlan, RunResult
+    from induscode.conversations.models import ModelChoice
+    from induscode.deck.provision import ToolDeck
+    from induscode.gateway.gateway import Gateway
+    from induscode.launch.invocation import Invocation
+
+
+async def open_tasks(stack: AsyncExitStack, invocation: Invocation) -> SubSessions:
+    """Make the sub-sessions of a gateway; `stack` removes their logs."""
+    directory = await to_thread.run_sync(partial(mkdtemp, prefix="indus-tasks-"))
+    stack.push_async_callback(to_thread.run_sync, partial(rmtree, directory, ignore_errors=True))
+    files = await to_thread.run_sync(load_agents, invocation.cwd)
+    for note in files.notes:
+        print_status(note)
+    return SubSessions(directory, invocation.cwd, files, has_background=False, most_kept=MOST_KEPT)
+
+
+def attach_gateway(tasks: SubSessions, gateway: Gateway, posture: str) -> None:
+    """Have tasks use the deck, the servers and the flags of a gateway; each has a budget of its own."""
+    session = gateway.session
+    invocation, mcp = session.invocation, session.mcp
+
+    async def record_turn(descriptors: Sequence[ToolDescriptor]) -> None:
+        mcp.journal.record_turn(descriptors)
+
+    async def make_parent() -> ParentSession:
+        choice = await choose_model(invocation, os.environ)
+        entry = current_entry.get()
+        shown = entry.box.list_originals() if entry is not None and isinstance(entry.box, ViewBox) else None
+
+        @asynccontextmanager
+        async def open_runner(agent: AgentDefinition) -> AsyncGenerator[_GatewayModel]:
+            from_project = agent.origin == "project"
+            yield _GatewayModel(await choose_agent_model(agent.model, invocation, choice, from_project=from_project))
+
+        instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
+        return ParentSession(
+            runner=_GatewayModel(choice),
+            deck=partial(_build_deck, gateway, shown),
+            servers=lambda: {card.name: card.ref.server for card in mcp.capabilities},
+            system_prompt=SystemPrompt(invocation.cwd, posture, instructions),
+            budget=RequestBudget(invocation.max_requests),
+            sink=_ignore,
+            on_turn=record_turn,
+            leases=mcp.fleet.leases,
+            open_runner=open_runner,
+        )
+
+    tasks.attach_factory(make_parent)
+
+
+def _build_deck(gateway: Gateway, shown: Collection[str] | None) -> ToolDeck:
+    """Build the deck of an agent: its calls of servers are checked as strictly as those of native cards.
+
+    Args:
+        gateway: The gateway.
+        shown: The tools that the view of the client shows, by their names in the gateway's box; None without a view.
+    """
+    deck, addons = gateway.build_unchecked_deck(), gateway.session.addons
+    if shown is not None:
+        qualified = gateway.box().qualified
+        names = {qualified.get(name, name) for name in shown}
+        deck = deck.retain(lambda card: card.name in names)
+    deck = deck.map_capabilities(gateway.checks.native)
+    return deck.map_capabilities(addons.wrap) if addons.intercepts else deck
+
+
+async def _ignore(_: object) -> None:
+    pass
+
+
+class _GatewayModel:
+    """A model that is opened for each task."""
+
+    def __init__(self, choice: ModelChoice) -> None:
+        self._choice = choice
+
+    async def run(self, prompt: str, plan: RunPlan) -> RunResult:
+        """Run a prompt to its result."""
+        # In a thread: the first task pays a second of imports.
+        await to_thread.run_sync(import_module, "induscode.conversations.model_loop")
+        from induscode.conversations.model_loop import open_loop  # noqa: PLC0415 — imported above
+
+        async with open_loop(self._choice) as loop:
+            return await loop.run(prompt, plan)

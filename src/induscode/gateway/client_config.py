@@ -1,0 +1,205 @@
+"""`indus serve --print-config`, `--install` and `--uninstall`: the entry of this gateway in a client's file."""
+
+from __future__ import annotations
+
+import os
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.boot.catalog import list_native_tools
+from induscode.boot.runner import load_plan
+from induscode.cli.terminal import print_line, print_status
+from induscode.conversations.contract import ExitCode
+from induscode.gateway.auth import AUTH_FLAGS
+from induscode.gateway.options import LIMIT_FLAGS, is_given, is_given_at_any_level
+from induscode.gateway.recursion import EVERYWHERE
+from induscode.launch.options import read_invocation
+from induscode.servers.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
+from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
+from induscode.servers.listing import find_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
+    from induscode.gateway.options import ServeOptions
+    from induscode.servers.clients.install import Change
+
+
+def change_entry(context: click.Context, options: ServeOptions) -> int:
+    """Print the entry for a client, or put it into its file or remove it there, as the flags say."""
+    print_config, install, uninstall, dry_run = (
+        context.params[key] for key in ("print_config", "install", "uninstall", "dry_run")
+    )
+    if print_config is not None:
+        return print_entry(context, options, print_config)
+    if install is not None:
+        return install_entry(context, options, install, dry_run=dry_run)
+    return uninstall_entry(context, options, uninstall, dry_run=dry_run)
+
+
+def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
+    """Print the entry alone on standard output, and its place on standard error.
+
+    Raises:
+        click.UsageError: The client's format cannot express these flags.
+    """
+    entry = _build_entry(context, options, client, "--print-config")
+    print(CLIENTS[client].format(entry))  # noqa: T201 — the result of the command, unescaped
+    print_status(f"paste this into {CLIENTS[client].place}")
+    print_status(f"or: indus serve {' '.join(map(quote, [*_format_flags(context), '--install', client]))}")
+    add = CLIENTS[client].add_command
+    if add is not None:
+        print_status(f"or: {' '.join(map(quote, add(entry)))}")
+    _explain_http(entry, client)
+    return 0
+
+
+def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
+    """Add the entry to the client's file, or show the change with `dry_run`.
+
+    Raises:
+        click.UsageError: The client's format cannot express these flags.
+    """
+    entry = _build_entry(context, options, client, "--install")
+    path = find_client_file(CLIENTS[client], os.environ)
+    code = _apply_change(
+        lambda: plan_install(CLIENTS[client], entry, path),
+        f"Added server {entry.name!r} to {path}",
+        f"{path} has server {entry.name!r} already",
+        dry_run=dry_run,
+    )
+    if code == 0 and not dry_run:
+        print_status(f"{CLIENTS[client].title} uses it after its next start")
+        _explain_http(entry, client)
+    return code
+
+
+def uninstall_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
+    """Remove the entry from the client's file, or show the change with `dry_run`."""
+    settings = options.settings
+    url = None if settings is None else _build_address(context, settings, "--uninstall").url
+    path = find_client_file(CLIENTS[client], os.environ)
+    return _apply_change(
+        lambda: plan_uninstall(CLIENTS[client], options.name, path, url),
+        f"Removed server {options.name!r} from {path}",
+        f"{path} has no server {options.name!r}",
+        dry_run=dry_run,
+    )
+
+
+def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run: bool) -> int:
+    try:
+        change = plan()
+        if change.is_empty:
+            print_line(unchanged)
+        elif dry_run:
+            print_line(change.diff())
+        else:
+            backup = change.apply()
+            print_line(done if backup is None else f"{done} (before: {backup})")
+    except InstallError as exc:
+        print_status(str(exc))
+        return int(ExitCode.FAILED)
+    return 0
+
+
+def _build_entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
+    """Build the entry from the flags.
+
+    Raises:
+        click.UsageError: The client's format cannot express them, or a gateway with them would not start.
+    """
+    _check_flags(context, options)
+    address = None if options.settings is None else _build_address(context, options.settings, flag)
+    command = (*build_own_command(), "serve", *_format_flags(context))
+    entry = Entry(name=options.name, command=command, address=address)
+    obstacle = CLIENTS[client].find_obstacle(entry)
+    if obstacle is not None:
+        raise click.UsageError(f"{flag} {client}: {obstacle}", context)
+    return entry
+
+
+def _check_flags(context: click.Context, options: ServeOptions) -> None:
+    """Check what a gateway would look up at its start: an entry that never starts helps nobody.
+
+    Raises:
+        click.UsageError: A file of `--mcp`, a tool of `--tools` or the server of `--transparent` doesn't exist.
+    """
+    invocation = read_invocation(context)
+    plan = load_plan(invocation)
+    if options.transparent is not None:
+        find_row(plan, options.transparent)
+    if invocation.tools:
+        list_native_tools(invocation)
+
+
+def _explain_http(entry: Entry, client: str) -> None:
+    """Print what a client of a gateway over HTTP needs: the running gateway, and the token."""
+    if entry.address is None:
+        return
+    print_status(f"the gateway must run: {' '.join(map(quote, entry.command))}")
+    if entry.address.with_token and client != "vscode":
+        print_status(f"set {TOKEN_VARIABLE} to the token that the gateway prints when it creates one")
+
+
+def _build_address(context: click.Context, settings: HttpSettings, flag: str) -> Address:
+    if settings.port == 0:
+        raise click.UsageError(f"{flag} needs a fixed port", context)
+    host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{settings.port}{settings.path}"
+    auth = settings.auth
+    if auth is not None and auth.public_url is not None:
+        url = auth.public_url
+    # With access tokens the client signs in by itself.
+    return Address(url=url, with_token=auth is None and not settings.without_token)
+
+
+def _format_flags(context: click.Context) -> list[str]:
+    """Format the given flags as words, with absolute paths: the client may start them in any directory."""
+    invocation = read_invocation(context)
+    words: list[str] = []
+    if is_given_at_any_level(context, "cwd"):
+        words += ["--cwd", invocation.cwd]
+    for path in invocation.mcp or ():
+        absolute = os.path.join(invocation.cwd, os.path.expanduser(path))
+        words += ["--mcp", os.path.normpath(absolute)]
+    for tool in invocation.tools or ():
+        words += ["--tools", tool]
+    for rule in invocation.allow:
+        words += ["--allow", rule]
+    if is_given_at_any_level(context, "web_allow"):
+        for host in context.params["web_allow"] or context.find_root().params["web_allow"]:
+            words += ["--web-allow", host]
+    words += ["--no-mcp"] * invocation.no_mcp
+    words += ["--no-addons"] * invocation.no_addons
+    for key in ("approval", "sandbox", "model", "base_url"):
+        if is_given_at_any_level(context, key):
+            words += [f"--{key.replace('_', '-')}", str(getattr(invocation, key))]
+    return [*words, *_format_serve_flags(context)]
+
+
+def _format_serve_flags(context: click.Context) -> list[str]:
+    params = context.params
+    words: list[str] = []
+    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "names", "tasks", "search", "name", "transparent")
+    for key in keys:
+        if is_given(context, key):
+            words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]
+    for key in ("auth", "public_url", "introspect", "requests_per_principal", "rate_per_principal"):
+        if is_given(context, key):
+            words += [AUTH_FLAGS.get(key, f"--{key}"), str(params[key])]
+    for key in ("no_token", "any_token_type", "require_dpop", "dpop_nonce"):
+        words += [f"--{key.replace('_', '-')}"] * bool(params[key])
+    for flag, key in (
+        ("--allowed-host", "hosts"),
+        ("--allowed-origin", "origins"),
+        ("--audience", "audiences"),
+        ("--always-list", "always_list"),
+    ):
+        for value in params[key]:
+            words += [flag, value]
+    return words

@@ -1,0 +1,175 @@
+"""`indus serve --dry-run`: what clients would be shown, view by view, from the ledger. No server is started."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import is_json_object
+from indusagi.core.text import format_count
+from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
+from induscode.boot.catalog import NATIVE, ListedTool, list_tools
+from induscode.boot.content import open_content
+from induscode.boot.runner import usage_errors
+from induscode.cli.output import print_notes, print_table
+from induscode.cli.signals import run_until_signal
+from induscode.cli.terminal import print_line, print_status
+from induscode.deck.contract import Profile
+from induscode.gateway.content import GatewayContent, choose_plain_names
+from induscode.gateway.search_box import select_listed
+from induscode.gateway.searched_boxes import report_idle_patterns
+from induscode.gateway.view_box import report_unknown_servers, select_tools
+from induscode.gateway.view_content import select_rows
+from induscode.launch.options import PROFILES
+from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS
+from induscode.launch.views import View
+from induscode.search.cards import list_search_cards
+from induscode.search.names import SEARCH_CARDS
+from induscode.search.options import estimate_definition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolOutcome
+    from induscode.gateway.options import ServeOptions
+    from induscode.launch.invocation import Invocation
+    from induscode.search.options import SearchOptions
+
+
+def show_views(invocation: Invocation, options: ServeOptions) -> int:
+    """Print what every view shows, or the one that all clients get; return the exit code."""
+
+    async def show(_: CancelToken) -> int:
+        listing = await list_tools(invocation, check=False)
+        print_notes(listing.notes)
+        is_plain = options.names == "plain"
+        tools = [tool for tool in listing.tools if _is_in_profile(tool, options.profile)]
+        views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
+        if options.view is None:
+            views.append(View(name=""))
+        content = GatewayContent(plain_names=is_plain)
+        async with AsyncExitStack() as stack:
+            if invocation.settings.get(CODE_ENABLED) and not invocation.no_tools:
+                from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — for a run with code mode
+
+                with usage_errors():
+                    card = await open_code_card(stack, invocation.settings)
+                tools.append(ListedTool(card.descriptor, NATIVE))
+            box = ListedBox(tools, is_plain=is_plain)
+            if listing.plan.rows:
+                opening = open_content(listing.plan, starts_unseen=False)
+                bridge, known = await stack.enter_async_context(opening)
+                content.open(bridge, known, lambda _: False)
+            report_unknown_servers(views, [row.id for row in listing.plan.rows])
+            shown = {name for view in views for name in _print_view(box, content, view, options.search)}
+        report_idle_patterns(options.search, invocation.settings, shown)
+        return 0
+
+    return run_until_signal(show)
+
+
+def _is_in_profile(tool: ListedTool, profile: str) -> bool:
+    value = PROFILES[profile]
+    return tool.source != NATIVE or (value is not None and str(Profile(value)) in tool.profiles and not tool.missing)
+
+
+def _print_view(box: ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
+    """Print what a view shows; return the names of its tools."""
+    whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
+    whose += [f"the token in {view.token_env}"] if view.token_env else []
+    print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
+    selected = select_tools(box, view)
+    names = {name: shown.name for name, shown in selected}
+    rows = [
+        (
+            shown.name,
+            box.find_server(name) or NATIVE,
+            name if name != shown.name else "",
+            "reads" if shown.reads_only else "",
+            _cut_line(shown.description),
+        )
+        for name, shown in selected
+    ]
+    print_table(("NAME", "SERVER", "RENAMED FROM", "ONLY", "DESCRIPTION"), rows)
+    counts = [format_count(len(rows), "tool")]
+    for kind in LISTED_KINDS:
+        items, identity = content.known_items(kind), ITEM_LISTS[kind].identity
+        shown_rows = [(name, {**row, **_read_front_matter(row)}) for name, row in select_rows(kind, items, view)]
+        # A renamed resource keeps its URI.
+        names |= {name: str(row["name" if name in view.rename else identity]) for name, row in shown_rows}
+        counts += [format_count(len(shown_rows), kind)] if items.rows else []
+        if shown_rows:
+            print_line("")
+            print_table(
+                (kind.upper(), "SERVER", "NAME" if identity != "name" else "RENAMED FROM", "DESCRIPTION"),
+                [
+                    (
+                        str(row[identity]),
+                        items.refs[name].server,
+                        str(row.get("name", "")) if identity != "name" else name if name != row["name"] else "",
+                        _cut_line(str(row.get("description", ""))),
+                    )
+                    for name, row in shown_rows
+                ],
+            )
+    print_line(", ".join(counts))
+    shown = [descriptor for _, descriptor in selected]
+    if search.applies_to(shown):
+        listed = [*list_search_cards(), *select_listed(shown, search)]
+        tokens, whole = (sum(map(estimate_definition, some)) for some in (listed, shown))
+        listed_names = ", ".join(descriptor.name for descriptor in listed)
+        print_line(f"searched: clients list {listed_names} ({tokens:,} tokens instead of {whole:,})")
+    print_line("")
+    for name in {**view.rename, **view.describe}:
+        wanted = view.rename.get(name, name)
+        if name not in names:
+            print_status(f"view {view.name!r}: it changes {name!r}, which it does not show")
+        elif names[name] != wanted:
+            reason = f"another one is called {wanted!r}"
+            if not is_accepted_name(wanted):
+                reason = f"{wanted!r} is none for a tool: use letters, digits, _ and -, 64 at most"
+            print_status(f"view {view.name!r}: {name!r} keeps its name: {reason}")
+    return [descriptor.name for descriptor in shown]
+
+
+def _read_front_matter(row: JsonObject) -> JsonObject:
+    front = row.get("frontmatter")  # of a skill
+    return front if is_json_object(front) else {}
+
+
+def _cut_line(text: str) -> str:
+    return text.partition("\n")[0][:80]
+
+
+class ListedBox:
+    """The tools of a list, which cannot be called."""
+
+    def __init__(self, tools: Sequence[ListedTool], *, is_plain: bool = False) -> None:
+        native = {tool.name: tool for tool in tools if tool.source == NATIVE}
+        remote = [tool for tool in tools if tool.source != NATIVE]
+        pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if is_plain else []
+        own = {qualified: name for name, qualified in choose_plain_names(pairs, {*SEARCH_CARDS, *native}).items()}
+        self._named = native | {own.get(tool.name, tool.name): tool for tool in remote}
+        """The tools by the names that clients call."""
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List them."""
+        return [replace(tool.descriptor, name=name) for name, tool in self._named.items()]
+
+    async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
+        """Refuse a call."""
+        raise NotImplementedError(call.name)
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Tell whether a tool is disabled: such tools are not in the list."""
+        return False
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool; None for a native one."""
+        tool = self._named.get(name)
+        return None if tool is None or tool.source == NATIVE else tool.source

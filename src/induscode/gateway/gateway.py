@@ -1,0 +1,599 @@
+"""The gateway: native cards and the servers' tools in one toolbox, which changes while it is served."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.budget import UNLIMITED
+from indusagi.core.faults import Note
+from indusagi.core.records import record
+from indusagi.core.text import clean_text
+from indusagi.core.time import now_ms
+from indusagi.interop.protocol_bridge.client.tools import ViewNote
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
+from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
+from indusagi.runtime.calls import CallEntry, current_entry
+from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
+from induscode.boot.config_watch import find_broken_files, find_broken_rows
+from induscode.boot.plans import ConfigPathError, plan_servers
+from induscode.boot.runner import build_fault_note
+from induscode.boot.session import graft_addon_cards
+from induscode.calls.record import find_tool_ref
+from induscode.cli.terminal import print_status
+from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.mcp.enrolment import refuse_disabled
+from induscode.deck.provision import ToolDeck
+from induscode.gateway.cluster import NodeHooks
+from induscode.gateway.content import GatewayContent, choose_plain_names
+from induscode.gateway.recursion import drop_own_address
+from induscode.search.names import SEARCH_CARDS
+from induscode.servers.remedies import format_server_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteToolRef, ServerConfig
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
+    from indusagi.interop.protocol_bridge.host import ProviderHost
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.interop.protocol_bridge.uris import Convert
+    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
+    from induscode.boot.config_watch import ConsentedRows
+    from induscode.boot.session import Session
+    from induscode.cli.process import SignalState
+    from induscode.cluster.node import ClusterNode
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge, BootOptions
+    from induscode.deck.mcp.enrolment import DisabledTool
+    from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.provision import DeckToolBox
+    from induscode.gateway.options import Schemas
+    from induscode.gateway.recursion import GatewayInfo, ListenAddress
+    from induscode.gateway.reload import FileWatch
+    from induscode.gateway.sign_in import GatewaySignIns
+    from induscode.permissions.gate import CardChecks
+    from induscode.servers.plan import ServerPlan
+
+FIRST_S = 5.0
+"""How long the first client waits for servers whose tools are unknown."""
+_MOST_PRINTED = 1_000
+_REMARKS = 20
+"""Printed remarks on what one server lists; a hostile one has thousands."""
+_COUNT = re.compile(r"\d[\d,]*")
+_LISTED_S = 1.0
+"""How long known servers wait for the first `tools/list` before they start."""
+_APPROVALS_S = 2.0
+"""How often approvals and sign-ins by other processes are looked for, while a tool or a server waits for one."""
+_TOGETHER_S = 0.05
+"""Changes within this time are announced as one."""
+
+
+@record(kw_only=True)
+class GatewayContext:
+    """What stays the same about a gateway when its servers change."""
+
+    info: GatewayInfo
+    options: BootOptions
+    address: ListenAddress | None
+    consented: ConsentedRows
+    watch: FileWatch | None
+    """None without configuration files (`--no-mcp`)."""
+    files: Sequence[str]
+    schemas: Schemas = "raw"
+    node: ClusterNode | None = None
+    """This gateway as a node of a cluster."""
+    hooks: NodeHooks = field(default_factory=NodeHooks)
+    """What it shares with the other nodes."""
+    has_principals: bool = False
+    """Whether clients have access tokens of their own: it serves several users."""
+
+
+@record
+class GatewayBox:
+    """The toolbox of a gateway. Results of servers are passed on complete, native cards keep to their budget."""
+
+    native: DeckToolBox
+    remote: DeckToolBox
+    gateway: Gateway
+    servers: Mapping[str, str]
+    """The servers of the tools by qualified name."""
+    schemas: Schemas = "raw"
+    qualified: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Without prefixes: the qualified name of each tool that keeps its own, disabled ones too."""
+
+    @property
+    def runner(self) -> GatewayBox:
+        """The runner of the calls: this object."""
+        return self
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the native cards, then the servers' tools."""
+        self.gateway.listed.set()
+        plain = {qualified: own for own, qualified in self.qualified.items()}
+        remote = [
+            self._describe(descriptor, plain.get(descriptor.name, descriptor.name))
+            for descriptor in self.remote.descriptors()
+        ]
+        sign_ins = self.gateway.sign_ins.list_tools() if self.gateway.waits_for_sign_in() else ()
+        return (*self.native.descriptors(), *remote, *sign_ins)
+
+    def _describe(self, descriptor: ToolDescriptor, name: str) -> ToolDescriptor:
+        """Return a descriptor of a server's tool as clients get it: under its name here, with our URIs."""
+        if self.schemas == "model" or descriptor.definition is None:
+            return replace(descriptor, name=name, definition=None)
+        definition = dict(descriptor.definition)
+        if "_meta" in definition:
+            server = self.servers[descriptor.name]
+            definition["_meta"] = convert_meta(definition["_meta"], self.gateway.content.map_uris(server))
+        return replace(descriptor, name=name, definition=definition)
+
+    def forwards_input(self, name: str) -> bool:
+        """Return whether a tool belongs to a server, which may request input by itself."""
+        return self.qualified.get(name, name) in self.remote.runner.cards
+
+    async def run(
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
+    ) -> ToolOutcome:
+        """Run one call; an unknown tool and a disabled one are error outcomes."""
+        call = replace(call, name=self.qualified.get(call.name, call.name))
+        if call.name in self.remote.runner.cards:
+            outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            server = self.servers[call.name]
+            is_refused = outcome.result.details.get("reason") == "sign_in"
+            if is_refused and await self.gateway.sign_ins.sign_in(server) is None:
+                # The server has refused the request: nothing has run yet.
+                outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
+            result = outcome.result
+            if "_meta" in result.details or not all(isinstance(block, TextContentBlock) for block in result.content):
+                outcome = convert_outcome(outcome, self.gateway.content.map_uris(server))
+            return outcome
+        if self.gateway.waits_for_sign_in():
+            server = self.gateway.sign_ins.find_server(call.name)
+            if server is not None:
+                return ToolOutcome(call.id, await self.gateway.sign_ins.run_tool(server))
+        if self.answers_unlisted(call.name):
+            refusal = await self.gateway.refuse(call.name)
+            if refusal is not None:
+                outcome = ToolOutcome(call.id, refusal)
+                observer = self.native.context.framework.observer
+                if observer is not None:
+                    observer.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
+                return outcome
+            # Approved or listed by now: the present box has it.
+            return await self.gateway.box().run(call, cancel, on_progress=on_progress)
+        if call.name == RUN_CODE and current_entry.get() is None:  # no view has set its own
+            current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
+        return await self.native.runner.run(call, cancel, on_progress=on_progress)
+
+    @property
+    def context(self) -> ToolContext:
+        """The context of the native cards."""
+        return self.native.context
+
+    def find_ref(self, name: str) -> RemoteToolRef | None:
+        """Find the server of a tool and its own name there; None for a native card."""
+        return find_tool_ref(self._find_card(name))
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Tell which tools a rule denies to the caller of this task, whatever the arguments."""
+        cards = {name: self._find_card(name) for name in names}
+        return {name for name, card in cards.items() if card is not None and self.gateway.checks.is_denied(card)}
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the tools that cannot be called until their definitions are approved."""
+        return [tool for tool in self.gateway.list_disabled() if tool.ref.kind == "tool"]
+
+    def _find_card(self, name: str) -> Capability | None:
+        name = self.qualified.get(name, name)
+        return self.remote.runner.cards.get(name) or self.native.runner.cards.get(name)
+
+    def find_server(self, name: str) -> str | None:
+        """Find the server of a tool, a disabled one too; None for a native card, and for an unknown tool."""
+        server = self.servers.get(self.qualified.get(name, name))
+        is_unlisted = server is None and self.answers_unlisted(name)
+        return self.gateway.find_unlisted(self.qualified.get(name, name)) if is_unlisted else server
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Return whether a call is answered with a reason or waits: the tool is disabled, or its server is starting."""
+        listed = self.forwards_input(name) or name in self.native.runner.cards
+        return not listed and self.gateway.find_unlisted(self.qualified.get(name, name)) is not None
+
+
+class ClientRecorder:
+    """Records the principals of clients in the ledger; a client may come before the ledger is open."""
+
+    def __init__(self) -> None:
+        self._bridge: BootedBridge | None = None
+        self._early: list[ClientIdentity] = []
+
+    def open(self, bridge: BootedBridge) -> None:
+        """Record those that came before, and from now on each at once."""
+        self._bridge = bridge
+        early, self._early = self._early, []
+        for identity in early:
+            self.record(identity)
+
+    def record(self, identity: ClientIdentity) -> None:
+        """Record the first request of a principal and client."""
+        if self._bridge is None:
+            self._early.append(identity)
+            return
+        scopes = sorted(identity.scopes or ())
+        self._bridge.journal.record_client(identity.principal, identity.client_id, scopes)
+
+
+def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
+    """Convert the addresses in the content and the `_meta` of a server's result."""
+    result = outcome.result
+    content = [
+        JsonContentBlock(convert_block(block.value, convert)) if isinstance(block, JsonContentBlock) else block
+        for block in result.content
+    ]
+    details = result.details
+    if "_meta" in details:
+        details = {**details, "_meta": convert_meta(details["_meta"], convert)}
+    return replace(outcome, result=replace(result, content=content, details=details))
+
+
+class Gateway:
+    """The deck that is served, with the servers behind it."""
+
+    def __init__(
+        self,
+        session: Session,
+        plan: ServerPlan,
+        context: GatewayContext,
+        checks: CardChecks,
+        content: GatewayContent | None = None,
+    ) -> None:
+        self.session = session
+        self.plan = plan
+        self.content = content or GatewayContent()
+        self.listed = anyio.Event()
+        """Set by the first `tools/list`."""
+        self._context = context
+        self._started_ms = now_ms()
+        self.checks = checks
+        session.addons.on_note = lambda note: self._print_notes([note])
+        session.calls.report_to(session.addons.on_note)
+        self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
+        self._ourselves: dict[str, ServerConfig] = {}
+        """Servers that turned out to be this gateway."""
+        self._changed = anyio.Event()
+        self._changing = anyio.Lock()
+        self._printed: set[str] = set()
+        self._box: GatewayBox | None = None
+        self._boxed: BridgeLedger | None = None
+
+    @cached_property
+    def sign_ins(self) -> GatewaySignIns:
+        """The sign-ins to its servers; clients may start one unless it serves other machines or several users."""
+        from induscode.gateway.sign_in import GatewaySignIns  # noqa: PLC0415 — for servers with a sign-in
+
+        address = self._context.address
+        is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
+        is_personal = is_local and not self._context.has_principals
+        return GatewaySignIns(self._bridge, self._started_ms, is_personal=is_personal)
+
+    def waits_for_sign_in(self) -> bool:
+        """Return whether a server needs a sign-in."""
+        return any(needs_sign_in(status.fault) for status in self._fleet.status().values())
+
+    # -- the toolbox ------------------------------------------------------------------------
+
+    def box(self) -> GatewayBox:
+        """Return the present toolbox; a changed ledger makes a new one."""
+        ledger = self._enrolment.ledger
+        if self._box is not None and self._boxed is ledger:
+            return self._box
+        # In the order of the configuration, whichever server came up first.
+        rank = {row.id: index for index, row in enumerate(self.plan.rows)}
+        live = [tool for tool in ledger.live_capabilities() if tool.ref.server not in self._ourselves]
+        live.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
+        native, addons = self.session.native_deck().map_capabilities(self.checks.native), self.session.addons
+        deck = native.graft(live)
+        grafted = deck.tools()[len(native.tools()) :]
+        if addons.has_cards:
+            added = graft_addon_cards(deck, addons)
+            cards = map(self.checks.native, added.tools()[len(deck.tools()) :])
+            native, deck = native.graft(cards), added
+        if self.session.code is not None:
+            native = native.graft([self.checks.native(self.session.code)])
+        self._print_notes(deck.notes)
+        # Invisible characters are removed from texts and from structured content, which has to fit its schema.
+        unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
+        remote = ToolDeck(map(self.checks.remote, grafted), unlimited)
+        if addons.intercepts:
+            native, remote = native.map_capabilities(addons.wrap), remote.map_capabilities(addons.wrap)
+        servers = {tool.name: tool.ref.server for tool in reversed(live)}
+        qualified: dict[str, str] = {}
+        if self.content.plain_names:
+            taken = {*SEARCH_CARDS, *(card.name for card in native.tools())}
+            # A disabled tool keeps its name: calls of it must not reach the tool of another server.
+            named = [*live, *(tool for tool in self._enrolment.disabled if tool.ref.kind == "tool")]
+            named.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
+            qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in named], taken)
+        self._box = GatewayBox(
+            native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
+        )
+        self._boxed = ledger
+        return self._box
+
+    def is_ourselves(self, server: str) -> bool:
+        """Return whether a server has turned out to be this gateway."""
+        return server in self._ourselves
+
+    def wrap_content(self, card: Capability) -> Capability:
+        """Put the checks of a server's tool, and the interceptors of addons, in front of another request to it."""
+        card = self.checks.remote(card)
+        return self.session.addons.wrap(card) if self.session.addons.intercepts else card
+
+    def build_unchecked_deck(self) -> ToolDeck:
+        """Build the deck of native cards, servers' tools and cards of addons, without checks and interceptors."""
+        live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
+        return graft_addon_cards(self.session.native_deck().graft(live), self.session.addons)
+
+    def list_disabled(self) -> Sequence[DisabledTool]:
+        """List the disabled tools, and items of other kinds."""
+        return self._enrolment.disabled
+
+    @property
+    def node(self) -> ClusterNode | None:
+        """This gateway as a node of a cluster."""
+        return self._context.node
+
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
+        """Approve the definition with this digest, and tell the clients; False if the item has another one by now."""
+        if not self._enrolment.approve(ref, digest):
+            return False
+        self._changed.set()
+        return True
+
+    def change_checks(self, checks: CardChecks) -> None:
+        """Use other permission checks from now on."""
+        self.checks, self._box = checks, None
+        self._changed.set()
+
+    def find_disabled(self, name: str) -> DisabledTool | None:
+        """Find a disabled tool by the name that clients call."""
+        return self._enrolment.find_disabled(name)
+
+    def find_unlisted(self, name: str) -> str | None:
+        """Find the server of a tool that isn't listed: it's disabled, or its server has yet to list its tools."""
+        disabled = self._enrolment.find_disabled(name)
+        return self._bridge.find_starting(name) if disabled is None else disabled.ref.server
+
+    async def refuse(self, name: str) -> ToolResult | None:
+        """Wait for a starting server and look for an approval; return the reason if the tool can't be called."""
+        starting = self._bridge.find_starting(name)
+        if starting is not None:
+            await self._bridge.wait_listed(starting)
+        disabled = self._enrolment.find_disabled(name)
+        endpoint = None if disabled is None else self._fleet.endpoint(disabled.ref.server)
+        if endpoint is not None and endpoint.known_tools is None:
+            # The definition remembered from an earlier run may be right again.
+            await self._bridge.wake([endpoint.config.id])
+        await self.read_approvals()
+        disabled = self._enrolment.find_disabled(name)
+        return None if disabled is None else refuse_disabled(disabled)
+
+    async def read_approvals(self) -> None:
+        """Apply what was approved elsewhere."""
+        before = self._enrolment.ledger
+        await self._bridge.reread_approvals()
+        if self._enrolment.ledger is not before:
+            self._changed.set()
+
+    def summarize(self, *, has_clients: bool = True) -> str:
+        """Say in one line what is served; native tools are for clients alone."""
+        box = self.box()
+        native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
+        ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
+        servers = f"servers: {len(self.plan.configs)}, of which {ready} ready"
+        natives = f"native tools: {native}, " if has_clients else ""
+        return f"{natives}tools of servers: {remote}, {servers}"
+
+    # -- servers ----------------------------------------------------------------------------
+
+    async def wait_for_first(self) -> None:
+        """Wait a short time for servers whose tools are unknown, and for the required ones."""
+        with anyio.move_on_after(FIRST_S):
+            awaited = self._bridge.awaited_servers()
+            await self._bridge.wake(awaited)
+            for server in awaited:
+                await self._bridge.wait_listed(server)
+        await self.wait_for_required()
+        self.content.refresh()
+
+    async def wait_for_required(self, limit_s: float | None = None) -> None:
+        """Wait until the required servers have come up or failed."""
+        with anyio.move_on_after(limit_s):
+            await self._bridge.wait_for_required()
+
+    async def follow(self, host: ProviderHost, signals: SignalState) -> None:
+        """Announce changes of the servers' tools to the clients, and apply changes of the files to the servers."""
+        async with anyio.create_task_group() as tasks:
+            unsubscribe = self._fleet.subscribe(lambda event: self._handle_event(event, tasks))
+            self.content.follow(tasks)
+            tasks.start_soon(self._list_content)
+            try:
+                for endpoint in self._fleet.endpoints():
+                    self._close_if_ourselves(endpoint.config.id, tasks)
+                tasks.start_soon(self._announce_changes, host)
+                tasks.start_soon(self._start_known)
+                tasks.start_soon(self._poll_approvals)
+                self._context.hooks.on_follow(self, tasks)
+                watch = self._context.watch
+                while watch is not None:
+                    await watch.wait_for_change(signals)
+                    plan = await self._read_plan()
+                    if plan is not None:
+                        await self._apply_plan(plan, tasks)
+                await anyio.sleep_forever()
+            finally:
+                unsubscribe()
+                self.content.follow(None)
+
+    async def _start_known(self) -> None:
+        """Start the known servers after the first `tools/list`, which is answered without them."""
+        if self.node is not None and self.node.broker.settings.idle_s:
+            return  # the cluster stops servers that are not called: they start at their first call
+        with anyio.move_on_after(_LISTED_S):
+            await self.listed.wait()
+        await self._bridge.wake(self._bridge.eager_servers())
+
+    async def _list_content(self) -> None:
+        """Ask servers whose tools are known for what else they list, if no earlier run has seen that."""
+        with anyio.move_on_after(FIRST_S):
+            await self._bridge.list_content()
+        self.content.refresh()
+        self.content.listed.set()
+        self._changed.set()
+
+    async def _poll_approvals(self) -> None:
+        """Look for approvals of tools, and for changed connectors, that were given in another process."""
+        while True:
+            await anyio.sleep(_APPROVALS_S)
+            if self._enrolment.disabled:
+                await self.read_approvals()
+            changes = await self.session.refresh_connectors()
+            for change in changes:
+                print_status(change)
+            if changes:
+                self._box = None
+                self._changed.set()
+            if self.waits_for_sign_in():
+                await self.sign_ins.wake_signed_in()
+
+    def _handle_event(self, event: FleetEvent, tasks: TaskGroup) -> None:
+        if event.event == "phase":
+            self._print_fault(event.server, event.status)
+            if needs_sign_in(event.status.fault):
+                self._box = None  # it has a tool to sign in now
+                self._changed.set()
+            self._close_if_ourselves(event.server, tasks)
+        elif event.event in {"tools", "items"}:
+            self._changed.set()
+        self.content.handle_event(event)
+
+    def _close_if_ourselves(self, server: str, tasks: TaskGroup) -> None:
+        endpoint, config = self._fleet.endpoint(server), self.plan.configs.get(server)
+        if endpoint is None or config is None or server in self._ourselves:
+            return
+        if self._context.info.is_reported_by(endpoint.facts):
+            self._ourselves[server] = config
+            self._box = None
+            self._changed.set()
+            print_status(f"server {server!r} is this gateway itself, and was closed")
+            tasks.start_soon(self._fleet.stop, server)
+
+    async def _announce_changes(self, host: ProviderHost) -> None:
+        while True:
+            await self._changed.wait()
+            await anyio.sleep(_TOGETHER_S)
+            self._changed = anyio.Event()
+            host.refresh_tools()
+            host.refresh_content()
+            self._print_notes(self._enrolment.notes)
+            self._print_remarks()
+
+    # -- reload -----------------------------------------------------------------------------
+
+    async def _read_plan(self) -> ServerPlan | None:
+        """Read the files; None if one of them is broken, which changes nothing."""
+        if self._report_broken(await to_thread.run_sync(find_broken_files, self._context.files)):
+            return None
+        try:
+            plan = await to_thread.run_sync(plan_servers, self.session.invocation, self._context.hooks.trust)
+        except ConfigPathError as exc:
+            print_status(f"{exc}; the servers stay as they were")
+            return None
+        if self._report_broken(find_broken_rows(self.plan, plan)):
+            return None
+        plan = await to_thread.run_sync(self._context.consented.hold_back, plan)
+        return drop_own_address(plan, self._context.address)
+
+    def _report_broken(self, notes: Sequence[Note]) -> bool:
+        """Print the notes, also those printed before; return whether there are any."""
+        self._printed -= set(map(str, notes))
+        self._print_notes(notes)
+        return bool(notes)
+
+    async def _apply_plan(self, plan: ServerPlan, tasks: TaskGroup) -> None:
+        ours = [server for server, config in self._ourselves.items() if plan.configs.get(server) == config]
+        self._ourselves = {server: self._ourselves[server] for server in ours}
+        if ours:
+            plan = plan.narrow([row.id for row in plan.rows if row.id not in ours])
+        order = [row.id for row in self.plan.rows]
+        self.plan = plan
+        async with self._changing:
+            changes = await self._bridge.change(plan)
+        if changes.leased:
+            names = ", ".join(changes.leased)
+            print_status(f"the change of {names} waits for the end of the tasks that use it")
+            tasks.start_soon(self._apply_when_free, changes.leased, tasks)
+        self._print_notes(plan.notes)
+        if changes or order != [row.id for row in plan.rows]:
+            self._box = None
+            self._changed.set()
+        if changes:
+            held_back = [server for server in (*changes.replaced, *changes.added) if server not in plan.configs]
+            parts = {
+                "removed": changes.removed,
+                "replaced": [server for server in changes.replaced if server not in held_back],
+                "added": [server for server in changes.added if server not in held_back],
+                "held back": held_back,
+            }
+            texts = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
+            print_status(f"the configuration has changed: {'; '.join(texts)}")
+        tasks.start_soon(self._bridge.wake, changes.to_start)
+
+    async def _apply_when_free(self, leased: Sequence[str], tasks: TaskGroup) -> None:
+        await self._fleet.leases.wait_until_free(leased)
+        await self._apply_plan(self.plan, tasks)
+
+    # -- status lines -----------------------------------------------------------------------
+
+    def print_all_notes(self) -> None:
+        """Print everything that was left out, and why servers are missing."""
+        self._print_notes((*self.checks.notes, *self.session.notes))
+        self._print_notes(self._enrolment.notes)
+        for server, status in self._bridge.status().items():
+            self._print_fault(server, status)
+        self._print_remarks()
+
+    def _print_remarks(self) -> None:
+        """Print remarks on what servers list, of each server the first few."""
+        for server in (endpoint.config.id for endpoint in self._fleet.endpoints()):
+            # Clients get raw definitions as they are: notes about the model view do not concern them.
+            hidden = ViewNote if self._context.schemas == "raw" else ()
+            notes = [note for note in self._bridge.list_remarks(server) if not isinstance(note, hidden)]
+            more = len(notes) - _REMARKS
+            if more > 0:
+                remedy = f"all of them: {format_server_command('doctor', server)}"
+                notes[_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
+            # Numbers in a remark change all the time; without them it is the same remark.
+            self._print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")
+
+    def _print_fault(self, server: str, status: EndpointStatus) -> None:
+        if status.fault is not None and status.fault.detail.reason != "moved":
+            self._print_notes([build_fault_note(server, status.fault)])
+
+    def _print_notes(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:
+        """Print each note once."""
+        if len(self._printed) > _MOST_PRINTED:
+            self._printed.clear()
+        for note in notes:
+            if key(note) not in self._printed:
+                self._printed.add(key(note))
+                print_status(str(note))

@@ -1,0 +1,146 @@
+"""Parts that several views share: links, forms, times, states, live sections."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from indusagi.core.time import iso_utc, now_ms
+from induscode.cli.console import format_age
+from induscode.gateway.page.html import Html, tag
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonValue
+    from induscode.gateway.page.access import PageUser
+    from induscode.gateway.page.contract import Topic
+    from induscode.gateway.page.html import Node
+
+PREFIX = "/ui"
+_ABOUT = 180
+
+
+def link(text: Node, path: str, /, **query: str | int) -> Html:
+    """Build a link to a view."""
+    return tag("a", text, href=address(path, **query))
+
+
+def address(path: str, /, **query: str | int) -> str:
+    """Build the address of a view; empty values are left out."""
+    given = {key: value for key, value in query.items() if value != ""}
+    return f"{PREFIX}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+def build_form(user: PageUser, target: str, /, *children: Node, button: str, look: str = "", **hidden: str) -> Html:
+    """Build a form that changes something: it carries the form key of its user, without which it is refused.
+
+    `target` is the address of the view that answers; the same address without the form shows the same view.
+    """
+    fields = [tag("input", type_="hidden", name=name, value=value) for name, value in hidden.items()]
+    key = tag("input", type_="hidden", name="form_key", value=user.form_key)
+    submit = tag("button", button, type_="submit", cls=look or None)
+    return tag("form", key, fields, children, submit, method="post", action=target)
+
+
+def build_filter(path: str, button: str, fields: Sequence[Html], /, **hidden: str) -> Html:
+    """Build a form that chooses what a view shows; `fields` come from `build_field` and `build_choice`."""
+    kept = [tag("input", type_="hidden", name=key, value=text) for key, text in hidden.items() if text]
+    submit = tag("button", button, type_="submit")
+    return tag("form", fields, kept, submit, method="get", action=address(path), cls="filter")
+
+
+def build_field(name: str, label: str, value: str, hint: str = "", kind: str = "text") -> Html:
+    """Build a text field with its label above it."""
+    control = tag("input", id=f"by-{name}", name=name, value=value, type_=kind, placeholder=hint or None)
+    return tag("span", tag("label", label, for_=f"by-{name}"), control)
+
+
+def build_choice(name: str, label: str, choices: Mapping[str, str], chosen: str) -> Html:
+    """Build a list of choices, shown by their texts, with its label above it."""
+    options = [tag("option", text, value=value, selected=value == chosen) for value, text in choices.items()]
+    return tag("span", tag("label", label, for_=f"by-{name}"), tag("select", options, id=f"by-{name}", name=name))
+
+
+def show_facts(facts: Mapping[str, Node]) -> Html:
+    """Show names and values; a value of None or an empty text is left out."""
+    return tag(
+        "dl",
+        [(tag("dt", name), tag("dd", value)) for name, value in facts.items() if value is not None and value != ""],
+    )
+
+
+def build_search(path: str, label: str, value: str, /, **fields: str) -> Html:
+    """Build a form that looks for something: a text field, and hidden fields."""
+    hidden = [tag("input", type_="hidden", name=key, value=text) for key, text in fields.items() if text]
+    field = tag("input", type_="search", name="q", id="q", value=value, autocomplete="off")
+    button = tag("button", "Search", type_="submit")
+    return tag(
+        "form", tag("label", label, for_="q"), field, hidden, button, method="get", action=address(path), role="search"
+    )
+
+
+def live(topic: Topic, name: str, *children: Node) -> Html:
+    """Build a section that is fetched again when its topic changes."""
+    return tag("section", children, id=f"live-{name}", data_topic=topic)
+
+
+def shorten(text: str) -> str:
+    """Make one line of a description, of a length that fits a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
+
+
+def shorten_path(path: str) -> str:
+    """Write a path below the home directory with `~`."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if home != "/" and f"{path}/".startswith(f"{home}/") else path
+
+
+def show_state(state: str) -> Html:
+    """Show a state in its colour, with its name."""
+    return tag("span", state, cls=f"state state-{state.partition(' ')[0]}")
+
+
+def show_time(at_ms: int) -> Html:
+    """Show how long ago a time is, with the time itself; the script keeps it true."""
+    moment = iso_utc(at_ms)
+    return tag("time", format_age(at_ms, now_ms()), datetime=moment, title=moment, cls="age")
+
+
+def show_digest(digest: str) -> Html:
+    """Show the first letters of a digest, with all of it for the pointer."""
+    return tag("code", digest[:12], title=digest)
+
+
+def show_json(value: JsonValue) -> Html:
+    """Show a JSON value, indented."""
+    return tag("pre", json.dumps(value, indent=2, ensure_ascii=False), tabindex=0)
+
+
+def show_text(text: str) -> Html:
+    """Show a text of a program, as it is."""
+    return tag("pre", text, cls="text", tabindex=0)
+
+
+def show_prose(text: str) -> Html:
+    """Show a text that was written to be read, with its line breaks."""
+    return tag("div", text, cls="prose")
+
+
+def show_diff(text: str) -> Html:
+    """Show a unified diff with a class for each kind of line."""
+    kinds = {"+": "added", "-": "removed", "@": "place"}
+    lines = [
+        # The first two lines name the sides.
+        tag("span", f"{line}\n", cls="place" if number < 2 else kinds.get(line[:1]))
+        for number, line in enumerate(text.splitlines())
+    ]
+    return tag("pre", lines, cls="diff", tabindex=0)
+
+
+def show_nothing(text: str) -> Html:
+    """Say that a list is empty, and what would fill it."""
+    return tag("p", text, cls="faint")

@@ -1,0 +1,262 @@
+"""The site of the page: access, routes, forms, headers, and the stream of changes.
+
+Responses forbid scripts, styles, pictures and requests of other sites (Content-Security-Policy). Everything works
+without a script; the script of the page fetches sections again when they have changed.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from urllib.parse import parse_qsl
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.faults import CoreError
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
+from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
+from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
+from indusagi.runtime.calls import CallingClient, current_client
+from induscode.gateway.page.access import PageAccess, PageUser
+from induscode.gateway.page.changes import watch_changes
+from induscode.gateway.page.contract import PageError, PageRequest, PageView
+from induscode.gateway.page.html import render, tag
+from induscode.gateway.page.layout import build_page, build_refusal, build_sign_in
+from induscode.gateway.page.parts import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
+    from indusagi.interop.protocol_bridge.host.identity import PageMode
+    from induscode.gateway.page.contract import PageSource
+
+    ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
+
+_VIEWS: Mapping[str, tuple[str, str]] = {
+    "": ("servers", "show_servers"),
+    "/server": ("servers", "show_server"),
+    "/tools": ("items", "show_tools"),
+    "/tool": ("items", "show_tool"),
+    "/resources": ("items", "show_resources"),
+    "/prompts": ("items", "show_prompts"),
+    "/prompt": ("items", "show_prompt"),
+    "/drift": ("drift", "show_drifts"),
+    "/calls": ("calls", "show_calls"),
+    "/call": ("calls", "show_call"),
+    "/timeline": ("timeline", "show_timeline"),
+    "/deck": ("timeline", "show_deck"),
+    "/cluster": ("cluster", "show_cluster"),
+    "/sessions": ("sessions", "show_sessions"),
+    "/session": ("sessions", "show_session"),
+}
+"""The module and the function of each view; a module is loaded by the first request that needs it."""
+_ACTING: Final = frozenset({"/server", "/drift"})
+"""Views whose forms change something."""
+_CALLING: Final = frozenset({"/tool", "/resources", "/prompt"})
+"""Views whose forms send a request to a tool or a server."""
+_STATIC: Final = {
+    "/style.css": b"text/css; charset=utf-8",
+    "/page.js": b"text/javascript; charset=utf-8",
+    "/icon.svg": b"image/svg+xml",
+}
+_POLICY: Final = (
+    b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""https://www.w3.org/TR/CSP3/"""
+_SECURITY: Headers = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    # Not `no-referrer`: a browser would then send its own forms with `Origin: null`.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), *_SECURITY)
+_CLIENT: Final = "page"
+"""The client of what a person does here, in permission rules and records of calls."""
+_READ_ONLY: Final = "this page is read-only"
+_SIGN_IN_BYTES: Final = 16 * 1024
+_SMALLEST_GZIP: Final = 4_096
+_VIEW_S: Final = 120.0
+"""How long a view may take: a tool that is tried has its own deadline, which is shorter."""
+
+
+class PageSite:
+    """Answers the requests of browsers below `/ui`; a `Site` of the HTTP host.
+
+    Args:
+        access: The sign-ins.
+        mode: What the page is for.
+    """
+
+    prefix = PREFIX
+
+    def __init__(self, access: PageAccess, mode: PageMode = "full") -> None:
+        self.access = access
+        self.mode: PageMode = mode
+        self.open_source: Callable[[], Awaitable[PageSource]] | None = None
+        """Gives the gateway, always the same one; None until it is open."""
+
+    def accept(self, request: HttpRequest) -> bool:
+        """Accept signed-in browsers, static files and sign-ins; answer everything else with the sign-in page."""
+        path = request.path.removeprefix(PREFIX)
+        if path in _STATIC or self.access.find(request) is not None:
+            return True
+        if request.method == "POST" and path == "/sign-in":
+            length = request.headers.get("content-length", "")
+            if not length.isdecimal() or int(length) > _SIGN_IN_BYTES:
+                raise HttpRefusal(413, "a sign-in is a key, and shorter")
+            return True
+        key = dict(parse_qsl(request.query)).get("key", "")
+        if request.method == "GET" and key and self.access.is_key(key):
+            self._sign_in(request, path)
+            return False
+        message = "This key is not valid any more: the command prints the present address." if key else ""
+        request.respond(401, build_sign_in(message).encode(), _HTML)
+        return False
+
+    def _sign_in(self, request: HttpRequest, path: str) -> None:
+        """Answer with a cookie and a page that leads on: it takes the key out of the address bar.
+
+        A redirect would do the same, but after a link from another site the browser would not send the cookie with it.
+        """
+        cookie = self.access.open()
+        target = f"{PREFIX}{path if path in _VIEWS else ''}"
+        body = render(
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="refresh", content=f"0;url={target}"),
+            tag("title", "indus"),
+            tag("a", "Continue", href=target),
+        )
+        request.respond(200, f"<!doctype html>{body}".encode(), [*_HTML, (b"set-cookie", cookie.encode())])
+
+    async def respond(self, request: HttpRequest) -> SiteResponse:
+        """Answer an accepted request; a person reads why it is refused as a page."""
+        try:
+            return await self._answer(request)
+        except HttpRefusal as exc:
+            body = build_refusal(str(exc)).encode("utf-8", "replace")
+            return SiteResponse(body, exc.status, [*_HTML, *exc.headers])
+
+    async def _answer(self, request: HttpRequest) -> SiteResponse:
+        path = request.path.removeprefix(PREFIX).removesuffix("/")
+        if path in _STATIC:
+            return _respond_static(request, path)
+        form = dict(parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True))
+        if path == "/sign-in":
+            return self._respond_sign_in(request, form)
+        user = self._find_user(request)
+        if self.open_source is None:
+            return SiteResponse(b"The servers are being opened: try again in a moment.", 503, _HTML)
+        if path == "/events":
+            return SiteResponse(events=watch_changes(await self.open_source()), headers=_SECURITY)
+        if path == "/sign-out" and request.method == "POST":
+            _check_form(user, form)
+            self.access.close(request)
+            return SiteResponse(build_sign_in("Signed out.").encode(), 200, _HTML)
+        if request.method == "POST" and path in _ACTING | _CALLING:
+            _check_form(user, form)
+            if not (user.rights.can_act if path in _ACTING else user.rights.can_try):
+                raise HttpRefusal(403, "your token doesn't allow that" if self.mode == "full" else _READ_ONLY)
+        elif request.method not in {"GET", "HEAD"}:
+            raise refuse_method("GET, POST" if path in _ACTING | _CALLING else "GET")
+        show = await to_thread.run_sync(_load_view, path)
+        source = await self.open_source()
+        return await self._show(source, user, request, show, form if request.method == "POST" else {})
+
+    def _find_user(self, request: HttpRequest) -> PageUser:
+        """Find who sends a request: a signed-in browser, or a client with a token.
+
+        Raises:
+            HttpRefusal: The token does not open the page.
+        """
+        identity = request.identity
+        # A bearer token isn't sent by a browser on its own: no other site can make it send a form.
+        form_key = ""
+        if identity.credential in {"nobody", "open"}:
+            found = self.access.find(request)
+            if found is None:  # it has expired since the request was accepted
+                raise HttpRefusal(401, "sign in again")
+            identity, form_key = BROWSER, found
+        rights = find_rights(identity, self.mode)
+        if not rights.can_look:
+            raise HttpRefusal(403, "this token does not open the page")
+        return PageUser(rights=rights, form_key=form_key, principal=identity.principal)
+
+    def _respond_sign_in(self, request: HttpRequest, form: Mapping[str, str]) -> SiteResponse:
+        if request.method != "POST":
+            raise refuse_method("POST")
+        if not self.access.is_secret(form.get("key", "").strip()):
+            return SiteResponse(build_sign_in("This is not the key of this gateway.").encode(), 401, _HTML)
+        cookie = (b"set-cookie", self.access.open().encode())
+        return SiteResponse(b"", 303, [(b"location", PREFIX.encode()), cookie, *_SECURITY])
+
+    async def _show(
+        self, source: PageSource, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
+    ) -> SiteResponse:
+        query = dict(parse_qsl(request.query, keep_blank_values=True))
+        page = PageRequest(source=source, user=user, query=query, form=form)
+        client = current_client.set(CallingClient(_CLIENT, principal=user.principal))
+        try:
+            with anyio.fail_after(_VIEW_S):
+                view = await show(page)
+        except PageError as exc:
+            view = PageView("Not here", tag("p", str(exc), role="alert"), "", exc.status)
+        except CoreError as exc:
+            view = PageView("It failed", tag("p", str(exc), role="alert"), "", 500)
+        except TimeoutError:
+            view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
+        finally:
+            current_client.reset(client)
+        waiting, has_cluster = len(source.session.mcp.disabled), source.node is not None
+        cwd = source.session.invocation.cwd
+        body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
+        return SiteResponse(*await _compress(request, body, view.status))
+
+
+def _load_view(path: str) -> ShowView:
+    """Load the view of a path. It blocks."""
+    if path not in _VIEWS:
+        return _refuse_path
+    module, function = _VIEWS[path]
+    return cast("ShowView", getattr(import_module(f"induscode.gateway.page.views.{module}"), function))
+
+
+async def _refuse_path(page: PageRequest) -> PageView:
+    raise PageError("There is nothing at this address")
+
+
+def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
+    if form.get("form_key", "") != user.form_key:
+        raise HttpRefusal(403, "this form is of another sign-in: load the page again")
+
+
+async def _compress(request: HttpRequest, body: bytes, status: int) -> tuple[bytes, int, Headers]:
+    if len(body) < _SMALLEST_GZIP or "gzip" not in request.headers.get("accept-encoding", ""):
+        return body, status, _HTML
+    packed = await to_thread.run_sync(_pack, body)
+    return packed, status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
+def _pack(body: bytes) -> bytes:
+    import gzip  # noqa: PLC0415 — for requests of browsers
+
+    return gzip.compress(body, 1)
+
+
+def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
+    if request.method not in {"GET", "HEAD"}:
+        raise refuse_method("GET")
+    headers = [(b"content-type", _STATIC[path]), (b"cache-control", b"max-age=3600"), *_SECURITY]
+    return SiteResponse(_read_static(path[1:]), 200, headers)
+
+
+@lru_cache(maxsize=4)
+def _read_static(name: str) -> bytes:
+    with open(os.path.join(os.path.dirname(__file__), "static", name), "rb") as file:
+        return file.read()

@@ -1,0 +1,356 @@
+"""The page of a gateway: what it shows of the gateway, and what a person at it can do."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Literal
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.tasks import BackgroundTask
+from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
+from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
+from indusagi.runtime.contract import ToolCall
+from induscode.calls.record import find_tool_ref
+from induscode.core.consent import build_consent
+from induscode.deck.contract import BridgeFault, describe
+from induscode.deck.mcp.content import ServerContent
+from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
+from induscode.permissions.check import CheckedCard, Permissions
+from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.permissions.store import RuleStore, load_startup_rules
+from induscode.search.background import BackgroundIndex
+from induscode.search.items import build_content_item, build_tool_item
+from induscode.search.options import estimate_definition
+from induscode.servers.config.trust import TrustStore
+from induscode.servers.listing import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
+from induscode.servers.remedies import advise, format_server_command
+from induscode.servers.sign_in.servers import sign_in_to_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.auth.callback import RedirectListener
+    from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
+    from induscode.boot.session import Session
+    from induscode.cluster.node import ClusterNode
+    from induscode.core.consent import Consent
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.deck.provision import ToolDeck
+    from induscode.gateway.gateway import Gateway
+    from induscode.permissions.confirm import Approver, PermissionRequest
+    from induscode.permissions.gate import Wrap
+    from induscode.search.items import SearchItem, SearchKind
+    from induscode.servers.config.rows import ServerRow
+    from induscode.servers.plan import ServerPlan
+
+_SIGN_IN_START_S: Final = 30.0
+"""How long an issuer may take until the address of its sign-in is known."""
+_MOST_FOUND: Final = 50
+_CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = frozenset(
+    ("prompt", "resource", "template")
+)
+
+
+class _PageApprover:
+    """Approves the call that the user has seen on the page and agreed to; keeps any other question for the user."""
+
+    def __init__(self, name: str, arguments: JsonObject, answer: str) -> None:
+        self._name, self._arguments, self._answer = name, arguments, answer
+        self.question: PermissionRequest | None = None
+        self.key = ""
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once if the user has agreed to exactly this, or else keep the question."""
+        facts: list[JsonValue] = [self._arguments, request.title, [*request.lines], [*request.reasons]]
+        self.key = build_consent(f"call of {self._name}", facts, request.lines).digest
+        if self.key == self._answer:
+            return PermissionAnswer(ApprovalScope.ONCE)
+        self.question = request
+        return PermissionAnswer(None, "it waits for an answer on the page")
+
+
+def _build_item(card: Capability) -> SearchItem:
+    ref = find_tool_ref(card)
+    return build_tool_item(describe(card)) if ref is None else build_tool_item(describe(card), ref.server, ref.name)
+
+
+class _PressedButton:
+    """Approves once what a rule does not ask about."""
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once, unless a rule asks."""
+        if request.asked_by_rule:
+            return PermissionAnswer(None, "a rule asks about it, which the page cannot do here")
+        return PermissionAnswer(ApprovalScope.ONCE)
+
+
+class _PageRedirect:
+    """Shows the address of the sign-in on the page, and waits for the redirect on this machine."""
+
+    def __init__(self, listener: RedirectListener, started: SignInStart) -> None:
+        self._listener = listener
+        self._started = started
+
+    @property
+    def redirect_uri(self) -> str:
+        return self._listener.redirect_uri
+
+    async def authorize(self, url: str) -> Mapping[str, str]:
+        check_authorization_url(url)
+        state = read_state(url)
+        self._listener.expect(state)
+        self._started.show(url)
+        return await self._listener.wait(state)
+
+
+class SignInStart:
+    """A sign-in that was started at the page: the address that the person opens, or the problem."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.problem = ""
+        self.known = anyio.Event()
+        """Set once there is one of the two, or the sign-in is complete."""
+
+    def show(self, url: str) -> None:
+        """Set the address."""
+        self.url = url
+        self.known.set()
+
+    @asynccontextmanager
+    async def open_redirect(
+        self, settings: AuthSettings, registered: Sequence[str]
+    ) -> AsyncGenerator[RedirectReceiver]:
+        """Listen for the redirect on this machine."""
+        async with listen_for_redirect(settings, registered) as listener:
+            yield _PageRedirect(listener, self)
+
+    async def show_device_code(self, code: DeviceCode) -> None:
+        """Show where the code is entered."""
+        url = code.verification_uri_complete or code.verification_uri
+        check_authorization_url(url)
+        self.show(url)
+
+
+class GatewayPage:
+    """A `PageSource` over a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._sign_ins: dict[str, BackgroundTask] = {}
+        self._searching = Lock()
+        self._index = BackgroundIndex()
+
+    async def aclose(self) -> None:
+        """End the sign-ins that wait for their person."""
+        for task in self._sign_ins.values():
+            task.cancel()
+            await task.join()
+        await self._index.aclose()
+
+    @property
+    def session(self) -> Session:
+        """The deck, the servers and the ledger."""
+        return self._gateway.session
+
+    @property
+    def plan(self) -> ServerPlan:
+        """The configured servers as they are now."""
+        return self._gateway.plan
+
+    @property
+    def node(self) -> ClusterNode | None:
+        """The gateway as a node of a cluster; None outside of one."""
+        return self._gateway.node
+
+    def find_tools(self, query: str, server: str) -> Sequence[Capability]:
+        """Find tools by what they do, the best first. It blocks."""
+        cards = {card.name: card for card in self.deck().shown()}
+        found = self._search(query, ["tool"], cards, server or None)
+        return [cards[item.qualified_name] for item in found]
+
+    def find_items(self, query: str, kinds: Sequence[ItemKind]) -> Sequence[BridgeCapability]:
+        """Find resources, templates or prompts by what they are about, the best first. It blocks."""
+        found = self._search(query, [*_CONTENT_KINDS & {*kinds}], {card.name: card for card in self.deck().shown()})
+        cards = {(card.ref.server, card.ref.name): card for kind in kinds for card in self._list_items(kind)}
+        return [cards[item.server, item.name] for item in found if (item.server, item.name) in cards]
+
+    def _list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
+        return self.session.mcp.ledger.live_items(kind)
+
+    def _search(
+        self, query: str, kinds: Collection[SearchKind], tools: Mapping[str, Capability], server: str | None = None
+    ) -> Sequence[SearchItem]:
+        """Search the one index of tools and content, which is brought up to date first."""
+        content = [
+            build_content_item(kind, card.ref.server, f"{card.ref.server}/{card.ref.name}", card.raw)
+            for kind in sorted(_CONTENT_KINDS)
+            for card in self._list_items(kind)
+        ]
+        with self._searching:
+            index = self._index.open()
+            index.update([*map(_build_item, tools.values()), *content])
+            return [hit.item for hit in index.search([query], server=server, kinds=kinds, limit=_MOST_FOUND).hits]
+
+    def deck(self) -> ToolDeck:
+        """Build the deck that clients are served, without permission checks."""
+        return self._gateway.build_unchecked_deck()
+
+    # -- servers ----------------------------------------------------------------------------
+
+    async def list_servers(self) -> Sequence[ServerSummary]:
+        """Describe the configured servers."""
+        return [await self._describe(row) for row in self.plan.rows]
+
+    async def _describe(self, row: ServerRow) -> ServerSummary:
+        mcp = self.session.mcp
+        cards = [card for card in mcp.capabilities if card.ref.server == row.id]
+        state, status = self.plan.state_of(row), mcp.status_of(row.id)
+        facts = ServerSummary(
+            name=row.id,
+            transport=name_transport(row.config),
+            state=state if status is None or state != "startable" else str(status.phase),
+            scope=row.origin.scope,
+            file=row.origin.file,
+            tools=len(cards),
+            tokens=sum(estimate_definition(card.descriptor) for card in cards),
+            answer_s=None if status is None else status.answer_s,
+            restarts=0 if status is None else status.restarts,
+            disabled=sum(tool.ref.server == row.id for tool in mcp.disabled),
+        )
+        if state != "startable" or status is None:
+            message, _, remedy = STATE_REMEDIES.get(state, "").format(row.id).partition(": ")
+            remedy = name_trust_command(row) if remedy else ""
+            warnings = (f"WARNING: {warning}" for warning in list_secret_warnings(row))
+            actions: tuple[ServerAction, ...] = ("trust",) if state in {"untrusted", "changed"} else ()
+            return replace(facts, message=". ".join([message, *warnings]), remedy=remedy, actions=actions)
+        running = status.phase is EndpointPhase.READY
+        actions = ("stop", "restart") if running else ("start",)
+        if needs_sign_in(status.fault):
+            actions = ("sign-in",)
+        if status.fault is None:
+            return replace(facts, actions=actions)
+        message = " ".join(str(status.fault).removeprefix(f"server {row.id!r}: ").split())
+        if status.next_try_s is not None:
+            message += f" (next try in {status.next_try_s:.0f} s)"
+        # In a thread: it looks for the lock files of package managers.
+        looking = partial(advise, row.id, self.plan.configs[row.id], status.fault, os.environ, connected=running)
+        advice = await to_thread.run_sync(looking)
+        return replace(facts, message=message, remedy=advice.remedy, actions=actions)
+
+    def ask_consent(self, server: str) -> Consent:
+        """Describe a server's row completely, without values of secrets. It blocks."""
+        return TrustStore().question(self._find_row(server))
+
+    def _find_row(self, server: str) -> ServerRow:
+        row = next((row for row in self.plan.rows if row.id == server), None)
+        if row is None:
+            raise BridgeFault(f"there is no server {server!r}")
+        return row
+
+    async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
+        """Start, stop, restart, trust or sign in to a server.
+
+        Raises:
+            CoreError: It cannot be done.
+        """
+        row = self._find_row(server)
+        fleet, state = self.session.mcp.fleet, self.plan.state_of(row)
+        if action == "trust":
+            if state not in {"untrusted", "changed"}:
+                raise BridgeFault(f"server {server!r} needs no consent")
+            # The gateway watches the file of consents.
+            await to_thread.run_sync(TrustStore().approve, row, digest)
+            return ActionReply(f"{server}: trusted as it is. It starts in a moment.")
+        if state != "startable":
+            raise BridgeFault(f"server {server!r} cannot be started: {STATE_REMEDIES[state].format(server)}")
+        if action == "stop":
+            await fleet.stop(server)
+            return ActionReply(f"{server}: stopped. Calls of its tools fail until you start it.")
+        if action == "sign-in":
+            return await self._sign_in(server)
+        status = self.session.mcp.status_of(server)
+        is_over = status is not None and status.phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
+        await (fleet.restart(server) if action == "restart" or is_over else self.session.mcp.wake([server]))
+        status = self.session.mcp.require_status(server)
+        return ActionReply(f"{server}: {status.phase}" + ("" if status.fault is None else f": {status.fault}"))
+
+    async def _sign_in(self, server: str) -> ActionReply:
+        if not self._gateway.sign_ins.is_personal:
+            # The redirect arrives at a loopback address of this machine, and the sign-in belongs to its user.
+            raise BridgeFault(f"sign in on the machine of the gateway: {format_server_command('login', server)}")
+        if server in self._sign_ins:
+            self._sign_ins[server].cancel()
+            await self._sign_ins[server].join()
+        started, task = SignInStart(), BackgroundTask(f"sign-in to {server!r}")
+        self._sign_ins[server] = task
+        task.start(self._finish_sign_in(server, started))
+        with anyio.move_on_after(_SIGN_IN_START_S):
+            await started.known.wait()
+        if started.problem:
+            raise BridgeFault(f"not signed in to {server!r}: {started.problem}")
+        if started.url:
+            return ActionReply(f"Sign in to {server!r} at this address. The server starts afterwards.", started.url)
+        return ActionReply(
+            f"{server}: signed in" if started.known.is_set() else f"{server}: its issuer does not answer yet"
+        )
+
+    async def _finish_sign_in(self, server: str, started: SignInStart) -> None:
+        try:
+            await sign_in_to_server(self.plan.configs[server], started)
+            await self.session.mcp.wake([server])
+        except AuthFault as exc:
+            started.problem = str(exc)
+        finally:
+            started.known.set()
+
+    # -- items ------------------------------------------------------------------------------
+
+    def approve(self, ref: RemoteToolRef, digest: str) -> bool:
+        """Approve the present definition of a disabled item; clients hear of it."""
+        return self._gateway.approve(ref, digest)
+
+    async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
+        """Call a tool as the person at the page."""
+        approver = _PageApprover(name, arguments, answer)
+        deck = self.deck().map_capabilities(await self._build_wrap(approver))
+        outcome = await deck.into_tool_box().runner.run(ToolCall(f"page_{new_ulid()}", name, arguments))
+        if approver.question is not None:
+            return CallReply(question=approver.question, key=approver.key)
+        return CallReply(outcome)
+
+    async def _build_wrap(self, approver: Approver) -> Wrap:
+        """Build what stands around each card: the user's rules with the person at the page, then the addons."""
+        store = RuleStore()
+        rules, _ = await to_thread.run_sync(load_startup_rules, store, self.session.invocation.cwd)
+        permissions, addons = Permissions(rules, approver=approver, store=store), self.session.addons
+
+        def wrap(card: Capability) -> Capability:
+            checked = CheckedCard(card, permissions)
+            return addons.wrap(checked) if addons.intercepts else checked
+
+        return wrap
+
+    async def _open_content(self) -> ServerContent:
+        # Pressing the button is the approval; what a rule denies is denied.
+        wrap = await self._build_wrap(_PressedButton())
+        return ServerContent(self.session.mcp, wrap, self.session.native.context)
+
+    async def read_resource(self, server: str, uri: str) -> JsonObject:
+        """Read a resource."""
+        return await (await self._open_content()).read_resource(server, uri)
+
+    async def get_prompt(self, server: str, name: str, arguments: JsonObject) -> JsonObject:
+        """Get the messages of a prompt."""
+        return await (await self._open_content()).get_prompt(server, name, arguments)

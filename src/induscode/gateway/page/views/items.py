@@ -1,0 +1,314 @@
+"""Tools, resources and prompts: lists with a search, definitions, and a form to try each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from anyio import to_thread
+
+from indusagi.core.faults import CoreError
+from indusagi.core.json import is_json_object
+from indusagi.core.text import format_count
+from indusagi.runtime.contract import TextContentBlock
+from induscode.calls.record import find_tool_ref
+from induscode.deck.contract import describe
+from induscode.deck.mcp.content import find_text
+from induscode.gateway.page.contract import PageError, PageView
+from induscode.gateway.page.forms import build_fields, read_arguments
+from induscode.gateway.page.html import Html, table, tag
+from induscode.gateway.page.parts import (
+    address,
+    build_form,
+    build_search,
+    link,
+    live,
+    shorten,
+    show_digest,
+    show_facts,
+    show_json,
+    show_nothing,
+    show_prose,
+    show_text,
+)
+from induscode.search.options import estimate_definition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import ItemKind
+    from indusagi.runtime.contract import ToolOutcome
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.gateway.page.contract import CallReply, PageRequest
+
+_MOST = 200
+"""Rows of one list; the search finds the others."""
+_PICTURES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
+_ANSWER = "answer"
+"""Where the answer to a form is: the browser shows that place of the page."""
+
+
+def _answer_at(path: str, /, **query: str) -> str:
+    return f"{address(path, **query)}#{_ANSWER}"
+
+
+async def show_tools(page: PageRequest) -> PageView:
+    """List the tools of all servers or of one; with a query those that fit it, the best first."""
+    query, server = page.get("q").strip(), page.get("server")
+    if query:
+        cards = await to_thread.run_sync(page.source.find_tools, query, server)
+    else:
+        cards = [card for card in page.source.deck().shown() if not server or _find_source(card) == server]
+    rows = [
+        (
+            link(card.name, "/tool", name=card.name),
+            "native" if find_tool_ref(card) is None else link(_find_source(card), "/server", name=_find_source(card)),
+            f"{estimate_definition(describe(card)):,}",
+            shorten(card.description),
+        )
+        for card in (cards if page.get("all") == "1" else cards[:_MOST])
+    ]
+    heads = ("Tool", "Source", "Tokens", "Description")
+    counted = format_count(len(cards), "tool") + (f" for {query!r}, the best first" if query else "")
+    counted += f" of {server}" if server else ""
+    cut = len(rows) < len(cards)
+    content = tag(
+        "div",
+        build_search("/tools", "What should the tool do?", query, server=server),
+        live(
+            "items", "tools",
+            tag("p", counted, f": the first {_MOST}. " if cut else ". ",
+                link("Show all", "/tools", q=query, server=server, all=1) if cut else None,
+                link("Tools of all servers", "/tools", q=query) if server else None),
+            table(heads, rows, caption="Tools", numbers=(2,)) if rows
+            else show_nothing("No tool fits: try other words.")),
+    )  # fmt: skip
+    return PageView("Tools", content, "tools")
+
+
+def _find_source(card: Capability) -> str:
+    ref = find_tool_ref(card)
+    return "native" if ref is None else ref.server
+
+
+def _find_card(page: PageRequest, name: str) -> Capability:
+    card = next((card for card in page.source.deck().tools() if card.name == name), None)
+    if card is not None:
+        return card
+    disabled = page.source.session.mcp.enrolment.find_disabled(name)
+    if disabled is not None:
+        raise PageError(f"{name} is {disabled.reason}. Look at the change under “Drift”.")
+    raise PageError(f"There is no tool {name!r}")
+
+
+async def show_tool(page: PageRequest) -> PageView:
+    """Show a tool with a form; with a sent form, call it."""
+    name = page.get("name")
+    card = _find_card(page, name)
+    descriptor, ref = describe(card), find_tool_ref(card)
+    parameters = cast("JsonObject", dict(descriptor.parameters))
+    reply = await _call(page, name, parameters) if page.form else None
+    pin = getattr(card, "pin", None)
+    facts = show_facts({
+        "Source": "native" if ref is None
+        else [link(ref.server, "/server", name=ref.server), f", its own name: {ref.name}"],
+        "Cost": f"about {estimate_definition(descriptor):,} tokens",
+        "Changes something": "no" if card.read_only else "it may",
+        "Pin": tag("code", str(pin)) if pin else None,
+    })  # fmt: skip
+    form = show_nothing("You may look, and not call.")
+    if page.user.rights.can_try:
+        fields = build_fields(parameters, page.form)
+        form = build_form(page.user, _answer_at("/tool", name=name), fields, button="Run", look="main")
+    content = tag(
+        "div",
+        facts,
+        show_prose(descriptor.description),
+        tag("details", tag("summary", "Schema of the arguments, as a model gets it"), show_json(parameters)),
+        tag("h2", "Try it"),
+        form,
+        reply,
+    )
+    return PageView(name, content, "tools")
+
+
+async def _call(page: PageRequest, name: str, parameters: JsonObject) -> Html:
+    try:
+        arguments = read_arguments(parameters, page.form)
+    except ValueError as exc:
+        return _show_problem(exc)
+    reply = await page.source.call(name, arguments, page.get("answer"))
+    if reply.question is not None:
+        return _build_question(page, name, reply)
+    assert reply.outcome is not None
+    return show_outcome(reply.outcome)
+
+
+def _build_question(page: PageRequest, name: str, reply: CallReply) -> Html:
+    question = reply.question
+    assert question is not None
+    hidden = {key: value for key, value in page.form.items() if key not in {"form_key", "answer", "name"}}
+    target = _answer_at("/tool", name=name)
+    return tag(
+        "article",
+        tag("h2", question.title),
+        show_text("\n".join(question.lines)),
+        tag("ul", [tag("li", reason) for reason in question.reasons]),
+        build_form(page.user, target, button="Run it once", look="danger", answer=reply.key, **hidden),
+        id=_ANSWER,
+        cls="warning",
+        role="alert",
+    )
+
+
+def show_outcome(outcome: ToolOutcome) -> Html:
+    """Show what a tool answered: its texts, pictures and structured content."""
+    result = outcome.result
+    blocks: list[Html] = []
+    for block in result.content:
+        if isinstance(block, TextContentBlock):
+            blocks.append(show_text(block.text))
+        else:
+            blocks.append(_show_block(block.value))
+    if result.structured is not None:
+        blocks.append(tag("details", tag("summary", "Structured content"), show_json(result.structured)))
+    heading = "The tool answered with an error" if result.is_error else "Result"
+    look = "fault" if result.is_error else "result"
+    return tag("article", tag("h2", heading), blocks, id=_ANSWER, cls=look, role="status")
+
+
+def _show_block(value: JsonValue) -> Html:
+    if is_json_object(value) and value.get("type") == "image" and value.get("mimeType") in _PICTURES:
+        data = str(value.get("data", ""))
+        # Letters of base64 only: the text becomes part of an address.
+        if data.isascii() and all(letter.isalnum() or letter in "+/=" for letter in data):
+            return tag("img", src=f"data:{value['mimeType']};base64,{data}", alt="the picture that the tool returned")
+    return show_json(value)
+
+
+# -- resources and prompts ----------------------------------------------------------------------
+
+
+async def show_resources(page: PageRequest) -> PageView:
+    """List the resources and templates of the servers; with a sent form, read one."""
+    result = None
+    if page.form:
+        server, uri = page.get("server"), page.get("uri").strip()
+        try:
+            result = _show_result(uri, find_text(await page.source.read_resource(server, uri)))
+        except CoreError as exc:
+            result = _show_problem(exc)
+    found = await _find_items(page, "resource", "template")
+    rows = [
+        (
+            item.ref.name,
+            link(item.ref.server, "/server", name=item.ref.server),
+            "" if item.ref.kind == "resource" else "template",
+            shorten(item.description),
+            show_digest(item.pin),
+            _build_read_form(page, item) if page.user.rights.can_try else "",
+        )
+        for item in found[:_MOST]
+    ]
+    heads = ("Address", "Server", "Kind", "Description", "Pin", "Actions")
+    nothing = "No resource fits: try other words." if page.query.get("q") else "The servers offer no resources."
+    content = tag(
+        "div",
+        result,
+        build_search("/resources", "What should it be about?", page.query.get("q", "")),
+        live(
+            "items",
+            "resources",
+            _count_cut(found, "resource"),
+            table(heads, rows, caption="Resources") if rows else show_nothing(nothing),
+        ),
+    )
+    return PageView("Resources", content, "resources")
+
+
+def _build_read_form(page: PageRequest, item: BridgeCapability) -> Html:
+    """Build the button that reads a resource, for a template with a field for its address."""
+    target, server, uri = _answer_at("/resources", q=page.query.get("q", "")), item.ref.server, item.ref.name
+    if item.ref.kind == "resource":
+        return build_form(page.user, target, button="Read", server=server, uri=uri)
+    field = tag("input", name="uri", value=uri, aria_label=f"Address, filled in from {uri}", autocomplete="off")
+    return build_form(page.user, target, field, " ", button="Read", server=server)
+
+
+def _show_result(title: str, text: str) -> Html:
+    return tag("article", tag("h2", title), show_text(text), id=_ANSWER, cls="result", role="status")
+
+
+def _show_problem(problem: Exception) -> Html:
+    return tag("article", tag("p", str(problem)), id=_ANSWER, cls="fault", role="alert")
+
+
+def _count_cut(found: Sequence[BridgeCapability], noun: str) -> Html | None:
+    if len(found) <= _MOST:
+        return None
+    return tag("p", f"{format_count(len(found), noun)}: the first {_MOST}. Search for the others.")
+
+
+async def _find_items(page: PageRequest, *kinds: ItemKind) -> Sequence[BridgeCapability]:
+    """List the items of the servers; with a query those that fit it, the best first."""
+    query, ledger = page.query.get("q", "").strip(), page.source.session.mcp.ledger
+    if query:
+        return await to_thread.run_sync(page.source.find_items, query, kinds)
+    return [item for kind in kinds for item in ledger.live_items(kind)]
+
+
+async def show_prompts(page: PageRequest) -> PageView:
+    """List the prompts of the servers."""
+    found = await _find_items(page, "prompt")
+    rows = [
+        (
+            tag("a", item.ref.name, href=address("/prompt", server=item.ref.server, name=item.ref.name)),
+            link(item.ref.server, "/server", name=item.ref.server),
+            shorten(item.description),
+            show_digest(item.pin),
+        )
+        for item in found[:_MOST]
+    ]
+    nothing = "No prompt fits: try other words." if page.query.get("q") else "The servers offer no prompts."
+    content = tag(
+        "div",
+        build_search("/prompts", "What should it be for?", page.query.get("q", "")),
+        live(
+            "items",
+            "prompts",
+            _count_cut(found, "prompt"),
+            table(("Prompt", "Server", "Description", "Pin"), rows, caption="Prompts")
+            if rows
+            else show_nothing(nothing),
+        ),
+    )
+    return PageView("Prompts", content, "prompts")
+
+
+async def show_prompt(page: PageRequest) -> PageView:
+    """Show a prompt with a form; with a sent form, its messages."""
+    server, name = page.get("server"), page.get("name")
+    items = page.source.session.mcp.ledger.live_items("prompt")
+    item = next((one for one in items if (one.ref.server, one.ref.name) == (server, name)), None)
+    if item is None:
+        raise PageError(f"Server {server!r} offers no prompt {name!r}")
+    declared = item.raw.get("arguments")
+    rows = [one for one in declared if is_json_object(one)] if isinstance(declared, list) else []
+    schema: JsonObject = {
+        "properties": {str(one.get("name")): {"type": "string", "description": one.get("description")} for one in rows},
+        "required": [str(one.get("name")) for one in rows if one.get("required") is True],
+    }
+    result = None
+    if page.form:
+        try:
+            messages = await page.source.get_prompt(server, name, read_arguments(schema, page.form))
+            result = _show_result("Messages", find_text(messages))
+        except (CoreError, ValueError) as exc:
+            result = _show_problem(exc)
+    form = show_nothing("You may look, and not call.")
+    if page.user.rights.can_try:
+        fields, target = build_fields(schema, page.form), _answer_at("/prompt", server=server, name=name)
+        form = build_form(page.user, target, fields, button="Get it", look="main")
+    facts = show_facts({"Server": link(server, "/server", name=server), "Pin": tag("code", item.pin)})
+    return PageView(name, tag("div", facts, show_prose(item.description), form, result), "prompts")

@@ -1,0 +1,192 @@
+"""The servers: their states, costs and faults; one server with its configuration, log and tools; what can be done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast, get_args
+
+from anyio import to_thread
+
+from indusagi.core.faults import CoreError
+from indusagi.core.text import format_count
+from indusagi.core.time import now_ms
+from induscode.calls.database import open_calls
+from induscode.calls.series import CallSeries, read_series
+from induscode.calls.statistics import format_duration
+from induscode.gateway.page.contract import PageError, PageView, ServerAction
+from induscode.gateway.page.html import Html, link_outside, render, table, tag
+from induscode.gateway.page.parts import (
+    address,
+    build_form,
+    link,
+    live,
+    shorten,
+    shorten_path,
+    show_facts,
+    show_nothing,
+    show_state,
+    show_text,
+)
+from induscode.gateway.page.plots import draw_sparkline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from induscode.gateway.page.contract import PageRequest, ServerSummary
+
+_HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
+_STEPS, _STEP_MS = 30, 120_000
+"""The sparkline: an hour in steps of two minutes."""
+_MOST_TOOLS = 25
+"""Tools that the view of a server lists; the others are behind a link."""
+_LABELS: Mapping[str, str] = {
+    "start": "Start", "stop": "Stop", "restart": "Restart", "sign-in": "Sign in", "trust": "Review and trust",
+}  # fmt: skip
+
+
+async def show_servers(page: PageRequest) -> PageView:
+    """Show all servers."""
+    servers = await page.source.list_servers()
+    series = await to_thread.run_sync(_read_hour)
+    ready = sum(server.state == "ready" for server in servers)
+    tools, tokens = format_count(sum(one.tools for one in servers), "tool"), sum(one.tokens for one in servers)
+    rows = [_build_row(page, server, series) for server in servers]
+    content = live(
+        "servers",
+        "servers",
+        tag("p", f"{format_count(len(servers), 'server')}, {ready} ready. {tools}, about {tokens:,} tokens."),
+        table(_HEADS, rows, caption="Servers", numbers=(3, 4, 5, 7)) if rows
+        else show_nothing("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"),
+        [_explain(server) for server in servers if server.message],
+    )  # fmt: skip
+    return PageView("Servers", content, "servers")
+
+
+def _read_hour() -> CallSeries | None:
+    database = open_calls()
+    if database is None:
+        return None
+    try:
+        return read_series(database, now_ms(), _STEP_MS, _STEPS)
+    finally:
+        database.close()
+
+
+def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
+    answer = "" if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
+    return (
+        link(server.name, "/server", name=server.name),
+        show_state(server.state),
+        server.transport,
+        _count_tools(server),
+        f"{server.tokens:,}",
+        answer,
+        _draw_latency(server, series),
+        str(server.restarts),
+        _build_actions(page, server) or "",
+    )
+
+
+def _count_tools(server: ServerSummary) -> str:
+    return f"{server.tools}" + (f" (+{server.disabled} disabled)" if server.disabled else "")
+
+
+def _draw_latency(server: ServerSummary, series: CallSeries | None) -> Html:
+    latency = [] if series is None else [value or None for value in series.latency_us.get(server.name, ())]
+    peak = max((value for value in latency if value), default=0)
+    return draw_sparkline(latency, f"median duration of calls, at most {format_duration(peak)}")
+
+
+def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
+    if not page.user.rights.can_act or not server.actions:
+        return None
+    target = address("/server", name=server.name)
+    forms = [
+        tag("a", _LABELS[action], href=target, cls="button")
+        if action == "trust"
+        else build_form(page.user, target, button=_LABELS[action], action=action)
+        for action in server.actions
+    ]
+    return tag("div", forms, cls="actions")
+
+
+def _explain(server: ServerSummary) -> Html:
+    remedy = tag("p", "What to do: ", tag("code", server.remedy)) if server.remedy else None
+    waits = server.state in {"untrusted", "changed", "unresolved"}
+    return tag(
+        "article",
+        tag("h2", server.name, " ", show_state(server.state)),
+        tag("p", server.message),
+        remedy,
+        cls="warning" if waits else "fault",
+    )
+
+
+async def show_server(page: PageRequest) -> PageView:
+    """Show one server, after a change that the form asks for."""
+    name = page.get("name")
+    said = await _act(page, name) if page.form else None
+    server = next((one for one in await page.source.list_servers() if one.name == name), None)
+    if server is None:
+        raise PageError(f"There is no server {name!r}")
+    log = [*page.source.session.mcp.fleet.read_log(name)] if page.source.session.mcp.status_of(name) is not None else []
+    cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
+    series = await to_thread.run_sync(_read_hour)
+    answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
+    question = await to_thread.run_sync(page.source.ask_consent, name)
+    config = show_text("\n".join(question.details))
+    consent = _ask_consent(page, server, question.digest, config)
+    facts = show_facts({
+        "State": show_state(server.state),
+        "Transport": server.transport,
+        "Configured": [f"{server.scope}: ", tag("code", shorten_path(server.file), title=server.file)],
+        "Tools": f"{_count_tools(server)}, about {server.tokens:,} tokens",
+        "Last answer": answer,
+        "Last hour": _draw_latency(server, series),
+        "Restarts": str(server.restarts),
+    })  # fmt: skip
+    tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards[:_MOST_TOOLS]]
+    content = tag(
+        "div",
+        said,
+        live(
+            "servers",
+            "server",
+            consent,
+            facts,
+            [_explain(server) if server.message else None, _build_actions(page, server)] if consent is None else None,
+            None if consent else [tag("h2", "Configuration"), config],
+            tag("h2", "Tools"),
+            table(("Tool", "Description"), tools, caption="Tools") if tools
+            else show_nothing("None while it is not connected." if server.state != "ready" else "It offers none."),
+            tag("p", link(f"All {len(cards)} tools", "/tools", server=name)) if len(cards) > len(tools) else None,
+            tag("h2", "Log"),
+            show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
+        ),
+    )  # fmt: skip
+    return PageView(name, content, "servers")
+
+
+def _ask_consent(page: PageRequest, server: ServerSummary, digest: str, config: Html) -> Html | None:
+    if "trust" not in server.actions or not page.user.rights.can_act:
+        return None
+    target = address("/server", name=server.name)
+    return tag(
+        "article",
+        tag("h2", "Your consent"),
+        tag("p", "The project brings this server. It starts only if you agree to exactly what is shown here."),
+        config,
+        build_form(page.user, target, button="Trust it as it is", look="danger", action="trust", digest=digest),
+        cls="warning",
+    )
+
+
+async def _act(page: PageRequest, name: str) -> Html:
+    action = page.get("action")
+    if action not in get_args(ServerAction):
+        raise PageError(f"There is no action {action!r}", 400)
+    try:
+        reply = await page.source.act(name, cast("ServerAction", action), page.form.get("digest", ""))
+    except CoreError as exc:
+        return tag("p", str(exc), role="alert", cls="said")
+    leave = render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None
+    return tag("p", reply.message, leave, role="status", cls="said")

@@ -1,0 +1,155 @@
+"""Recursion of gateways: a gateway that serves itself, directly or through others.
+
+Four mechanisms. The environment variable `INDUS_SERVED_BY` holds the server rows below which a process was started:
+a gateway that would start one of these rows again refuses to start, and so does one with too many rows above it (the
+hop count). Where a row clears the environment (`env -i`), the processes above tell: one with the command line and
+directory of this gateway is the gateway that would start itself. Each gateway has an instance id in its server info:
+a server that reports the id of this gateway is closed. A row with the address this gateway listens on is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
+
+from indusagi.core.faults import Note
+from indusagi.core.ids import new_ulid
+from indusagi.core.process.procfs import read_descriptor, read_proc_file, read_process
+from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.host import ProviderHostInfo
+from induscode.servers.config.trust import server_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.client.session import ServerFacts
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from induscode.servers.plan import ServerPlan
+
+ANCESTRY = "INDUS_SERVED_BY"
+_MOST_HOPS = 8
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
+"""Hosts that stand for all addresses of this machine."""
+_THIS_MACHINE = EVERYWHERE | {"localhost", "127.0.0.1", "::1"}
+
+
+# -- the environment --------------------------------------------------------------------------
+
+
+def read_ancestry(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Read the identities of the rows below which this process was started, the nearest last."""
+    return tuple(identity for identity in environ.get(ANCESTRY, "").split(",") if identity)
+
+
+def add_ancestry(above: Sequence[str], config: ServerConfig) -> ServerConfig:
+    """Extend the environment of a server process by the rows `above` and its own."""
+    if not isinstance(config, StdioServerConfig):
+        return config
+    return replace(config, env={**config.env, ANCESTRY: ",".join((*above, _short_identity(config)))})
+
+
+def refuse_recursion(plan: ServerPlan, above: Sequence[str]) -> str | None:
+    """Return why a gateway below the rows `above` must not start; None if it may."""
+    if not above and (parent := find_same_gateway()):
+        return (
+            f"the process {parent} above this gateway has the same command line and directory, and started it with its "
+            f"environment cleared: take the row that starts indus serve out of the configuration"
+        )
+    if len(above) >= _MOST_HOPS:
+        return f"{len(above)} gateways stand above this one already: they would start without end"
+    for server, config in plan.configs.items():
+        if _short_identity(config) in above:
+            return (
+                f"this gateway was itself started as server {server!r}, which it would start "
+                f"again: take {server!r} out of one of the two configurations"
+            )
+    return None
+
+
+def find_same_gateway() -> int:
+    """Return the pid of a process above this one with the same command line and directory; 0 if there's none."""
+    own = _read_command(os.getpid())
+    process = read_process(os.getpid())
+    while own is not None and process is not None and process.parent > 1:
+        if _read_command(process.parent) == own:
+            return process.parent
+        process = read_process(process.parent)
+    return 0
+
+
+def _read_command(pid: int) -> tuple[bytes, str] | None:
+    """Read the command line and directory of a gateway; None for other processes, and without `/proc`."""
+    line = read_proc_file(pid, "cmdline")
+    return (line, read_descriptor(pid, "../cwd")) if line and b"serve" in line.split(b"\0") else None
+
+
+def _short_identity(config: ServerConfig) -> str:
+    return server_identity(config)[:16]
+
+
+# -- the own address --------------------------------------------------------------------------
+
+
+@record
+class ListenAddress:
+    """The address that a gateway is about to listen on."""
+
+    host: str
+    port: int
+
+    def matches(self, url: str) -> bool:
+        """Return whether `url` names this address; no name is resolved."""
+        from urllib.parse import urlsplit  # noqa: PLC0415 — for servers behind addresses
+
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            return False
+        ours = self.host.strip("[]").lower()
+        return port == self.port and (host == ours or (host in _THIS_MACHINE and ours in _THIS_MACHINE))
+
+
+def drop_own_address(plan: ServerPlan, address: ListenAddress | None) -> ServerPlan:
+    """Leave out the rows with the address of this gateway; a note names each of them."""
+    own = [
+        row
+        for row in plan.rows
+        if address is not None
+        and not isinstance(config := plan.configs.get(row.id, row.config), StdioServerConfig)
+        and address.matches(config.url)
+    ]
+    if not own:
+        return plan
+    message = "left out: it is the address this gateway listens on"
+    notes = [Note(f"server {row.id!r} of {row.origin}", message, "name its servers here instead") for row in own]
+    rest = plan.narrow([row.id for row in plan.rows if row not in own])
+    return replace(rest, notes=(*rest.notes, *notes))
+
+
+# -- the instance id --------------------------------------------------------------------------
+
+
+@record
+class GatewayInfo(ProviderHostInfo):
+    """The server info of a gateway; its description holds an id that no other gateway has."""
+
+    instance: str = field(default_factory=new_ulid, kw_only=True)
+
+    @property
+    def _description(self) -> str:
+        return f"The tools of several MCP servers and of one machine. Instance {self.instance}."
+
+    def as_json(self) -> JsonObject:
+        """Build the `Implementation` object of the protocol."""
+        info = ProviderHostInfo.as_json(self)
+        info["description"] = self._description
+        return info
+
+    def is_reported_by(self, facts: ServerFacts | None) -> bool:
+        """Return whether a connected server is this very gateway."""
+        info = None if facts is None else facts.server_info
+        return info is not None and info.get("description") == self._description

@@ -1,0 +1,87 @@
+"""The search boxes of a gateway: which of its boxes are searched, and their indexes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from induscode.cli.terminal import print_status
+from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from indusagi.core.faults import Note
+    from indusagi.runtime.contract import ToolBox
+    from induscode.deck.mcp.store.journal import Journal
+    from induscode.gateway.view_box import SearchableBox
+    from induscode.launch.settings import Settings
+    from induscode.search.background import BackgroundIndex
+    from induscode.search.finder import SearchReport
+    from induscode.search.options import SearchOptions
+
+
+def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
+    """Print which patterns of `--always-list` match none of these tools; those of the settings are for any servers."""
+    for pattern in options.find_idle_patterns(names):
+        if options.mode == "off" or pattern in settings.get(TOOL_SEARCH_ALWAYS_LIST):
+            continue
+        print_status(f"--always-list {pattern!r}: no tool is called so (indus tools lists the names)")
+
+
+class SearchedBoxes:
+    """The search boxes of a gateway: one for the clients without a view, and one for each view.
+
+    With `auto`, a box whose tools were searched once stays so: its list must not change back while servers come and go.
+    The modules of the search are loaded by the first box that is searched: a gateway of few tools does without them.
+    """
+
+    def __init__(self, options: SearchOptions, report: Callable[[Note], None] = lambda _note: None) -> None:
+        self._report = report
+        self.journal: Journal | None = None
+        """Records the searches; None before the ledger is open."""
+        self._options = options
+        self._indexes: list[BackgroundIndex] = []
+
+    def wrap(self, source: Callable[[], ToolBox]) -> Callable[[], ToolBox]:
+        """Return a function that gives the present box of `source`, with a search in front where it applies."""
+        if self._options.mode == "off":
+            return source
+        is_searched = False
+        known: tuple[ToolBox, ToolBox] | None = None
+        index: BackgroundIndex | None = None
+
+        def find_box() -> ToolBox:
+            nonlocal is_searched, known, index
+            box = source()
+            if known is not None and known[0] is box:
+                return known[1]
+            if not hasattr(box, "find_ref"):
+                return box  # the empty box before the servers are known
+            is_searched = is_searched or self._options.applies_to(box.descriptors())
+            searched = box
+            if is_searched:
+                from induscode.gateway.search_box import SearchBox  # noqa: PLC0415 — imports the index
+
+                index = index or self._open_index()
+                searched = SearchBox(cast("SearchableBox", box), self._options, index.open, self._record)
+                index.fill_soon(searched.finder.fill_index)
+            known = box, searched
+            return searched
+
+        return find_box
+
+    def _open_index(self) -> BackgroundIndex:
+        from induscode.search.background import BackgroundIndex  # noqa: PLC0415 — for a list that is searched
+
+        index = BackgroundIndex(report=self._report)
+        self._indexes.append(index)
+        return index
+
+    def _record(self, report: SearchReport) -> None:
+        if self.journal is not None:
+            self.journal.record_search(report.queries, report.server, report.found, report.left_out)
+
+    async def aclose(self) -> None:
+        """Free the indexes, and end their threads."""
+        for index in self._indexes:
+            await index.aclose()

@@ -1,0 +1,181 @@
+"""Sign-ins that a client of the gateway starts, for a gateway on the machine of its person.
+
+A call that fails for want of a sign-in asks the client to open the sign-in page (elicitation in URL mode:
+https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation) and goes on after it. A server whose tools
+are unknown until someone signs in is listed with one tool that does the same. The redirect arrives at a loopback
+address, so a gateway that is reached from other machines offers neither.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
+from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
+from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.protocol_bridge.client.handlers import current_caller
+from indusagi.interop.protocol_bridge.contract import (
+    EndpointPhase,
+    RemoteToolRef,
+    StdioServerConfig,
+    needs_sign_in,
+    qualify_tool_name,
+)
+from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.runtime.contract import ToolDescriptor, ToolResult
+from induscode.servers.remedies import format_server_command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from indusagi.interop.auth.callback import RedirectListener
+    from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
+    from indusagi.interop.protocol_bridge.client.handlers import Caller
+    from induscode.deck.mcp.boot import BootedBridge
+
+_TOOL = "sign_in"
+
+
+class GatewaySignIns:
+    """The sign-ins of a gateway's servers.
+
+    Args:
+        bridge: The servers.
+        started_ms: When the gateway started: sign-ins that were stored before have been tried.
+        is_personal: Whether its clients belong to the user of this machine, who may sign in through them.
+    """
+
+    def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:
+        self._bridge = bridge
+        self._started_ms = started_ms
+        self.is_personal = is_personal
+        self._locks: dict[str, anyio.Lock] = {}
+        self._saved: dict[str, int] = {}
+        """When the last sign-in that was tried was stored, by server."""
+
+    def list_tools(self) -> Sequence[ToolDescriptor]:
+        """List a tool for each server that needs a sign-in and whose own tools are unknown."""
+        return [
+            ToolDescriptor(
+                name,
+                f"Sign in to the server {server!r}, which lists its tools afterwards. Opens a page for the user.",
+                {"type": "object", "properties": {}, "additionalProperties": False},
+            )
+            for name, server in self._servers().items()
+        ]
+
+    def find_server(self, name: str) -> str | None:
+        """Return the server that a tool of `list_tools` signs in to."""
+        return self._servers().get(name)
+
+    def _servers(self) -> dict[str, str]:
+        known = {tool.ref.server for tool in self._bridge.capabilities}
+        return {
+            qualify_tool_name(RemoteToolRef(server, _TOOL)): server
+            for server, status in self._bridge.fleet.status().items()
+            if self.is_personal and needs_sign_in(status.fault) and server not in known
+        }
+
+    async def run_tool(self, server: str) -> ToolResult:
+        """Sign in by the client of this call, and say how it ended."""
+        problem = await self.sign_in(server)
+        if problem is not None:
+            return ToolResult.error(problem, code="not_connected", server=server, reason="sign_in")
+        return ToolResult.text(f"Signed in to {server!r}; its tools are listed now.")
+
+    async def sign_in(self, server: str) -> str | None:
+        """Sign in to a server by the client of this call; return the problem, None if the call may go on."""
+        config, caller = self._bridge.plan.configs.get(server), current_caller.get()
+        command = f"server {server!r} needs a sign-in: {format_server_command('login', server)}"
+        elicitation = None if caller is None else caller.capabilities.get("elicitation")
+        can_open_pages = isinstance(elicitation, dict) and "url" in elicitation
+        if config is None or caller is None or not can_open_pages or not self.is_personal:
+            return command
+        lock = self._locks.setdefault(server, anyio.Lock())
+        if lock.locked():
+            async with lock:
+                return None  # another call has signed in meanwhile, or the next try tells why not
+        async with lock:
+            from induscode.servers.sign_in.servers import sign_in_to_server  # noqa: PLC0415 — for a sign-in
+
+            try:
+                await sign_in_to_server(config, _CallerPrompt(caller, server))
+            except (AuthFault, RpcError) as exc:
+                return f"not signed in: {exc}; {command}"
+            status = self._bridge.fleet.status_of(server)
+            if status is not None and status.phase is not EndpointPhase.READY:
+                await self._bridge.fleet.wake(server)
+        return None
+
+    async def wake_signed_in(self) -> None:
+        """Start the waiting servers whose sign-in another process has stored meanwhile (`indus mcp login`)."""
+        from indusagi.interop.auth.locations import canonical_resource  # noqa: PLC0415 — for a server that waits
+        from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a server that waits
+
+        rows = await to_thread.run_sync(CredentialFiles().read_rows)
+        for server, status in self._bridge.fleet.status().items():
+            config = self._bridge.plan.configs.get(server)
+            if config is None or isinstance(config, StdioServerConfig) or not needs_sign_in(status.fault):
+                continue
+            resource = canonical_resource(config.url)
+            saved = max((row.saved_ms for row in rows if row.key.resource == resource), default=0)
+            if saved > self._saved.get(server, self._started_ms):
+                self._saved[server] = saved
+                await self._bridge.wake([server])
+
+
+class _CallerPrompt:
+    """The person behind a client, who is sent to the sign-in page by the client."""
+
+    def __init__(self, caller: Caller, server: str) -> None:
+        self._caller = caller
+        self._server = server
+
+    @asynccontextmanager
+    async def open_redirect(
+        self, settings: AuthSettings, registered: Sequence[str]
+    ) -> AsyncGenerator[RedirectReceiver]:
+        """Listen for the redirect on this machine."""
+        async with listen_for_redirect(settings, registered) as listener:
+            yield _CallerRedirect(self, listener)
+
+    async def show_device_code(self, code: DeviceCode) -> None:
+        """Send the person to the page of a device code."""
+        url = code.verification_uri_complete or code.verification_uri
+        await self.open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
+
+    async def open_page(self, url: str, message: str) -> None:
+        """Ask the client to open a page.
+
+        Raises:
+            AuthFault: The person declined.
+        """
+        check_authorization_url(url)
+        params = {"mode": "url", "elicitationId": new_ulid(), "url": url, "message": message}
+        result = await self._caller.ask("elicitation/create", {**params})
+        if result.get("action") != "accept":
+            raise AuthFault("the sign-in was declined")
+
+    @property
+    def server(self) -> str:
+        return self._server
+
+
+class _CallerRedirect:
+    def __init__(self, prompt: _CallerPrompt, listener: RedirectListener) -> None:
+        self._prompt = prompt
+        self._listener = listener
+
+    @property
+    def redirect_uri(self) -> str:
+        return self._listener.redirect_uri
+
+    async def authorize(self, url: str) -> Mapping[str, str]:
+        state = read_state(url)
+        self._listener.expect(state)
+        await self._prompt.open_page(url, f"Sign in to the server {self._prompt.server!r}.")
+        return await self._listener.wait(state)

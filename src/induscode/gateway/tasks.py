@@ -1,0 +1,467 @@
+"""Tasks of servers through a gateway: a client that knows tasks holds an id of the gateway's own.
+
+The id is random. It stands for a server and the server's own id, is usable by the client that created the task (its
+token or its principal) alone, and outlives the gateway (`TaskMap`). Requests about a task go to its server, and a
+notification goes to the clients that follow the task. Clients that know no tasks never see one: the endpoint waits for
+the result. The record of the call is written when the task is seen to have ended, with its own duration.
+
+In a cluster the id is sealed instead of stored, so that every node can open it (`TaskHandles`). A server that counts
+from one again may have given its own id to another task: the time of creation tells them apart, and is compared before
+anything is done to a task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import sqlite3
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.faults import Note, describe_error
+from indusagi.core.invisible import clean_json
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.time import now_ms
+from indusagi.interop.protocol_bridge.client.handlers import current_server
+from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, is_task, read_task, read_task_support
+from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_result, to_tool_result
+from indusagi.interop.protocol_bridge.fleet import send_past_move
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
+from indusagi.interop.protocol_bridge.uris import convert_blocks, convert_result
+from indusagi.runtime.contract import ToolOutcome, ToolResult
+from induscode.gateway.task_map import MOST_TASKS, TaskMap, TaskRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.host.tasks import TaskListener
+    from indusagi.runtime.calls import CallCompletion
+    from indusagi.runtime.contract import ProgressSink
+    from induscode.cluster.task_handles import SealedTask, TaskHandles
+    from induscode.gateway.content import GatewayContent
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+UNLIMITED_MS, LONGEST_MS = 7 * 86_400_000, 30 * 86_400_000
+"""How long a task without an end is remembered, and any task at most."""
+_GRACE_MS = 60_000
+"""Beyond the life of a task: the server may keep it longer, and says best itself that it is gone."""
+_ID_BYTES = 24
+_SAME_S = 0.01
+"""Times of creation that differ by less are equal: a server may round them."""
+_OWN_CHARS = 1_024
+
+
+@dataclass(slots=True, eq=False)
+class HeldTask:
+    """A task that a client holds, with what this process knows about it."""
+
+    row: TaskRow
+    completion: CallCompletion | None = None
+    listeners: list[TaskListener] = field(default_factory=list["TaskListener"])
+    spellings: dict[str, ArgumentSpelling] = field(default_factory=dict[str, ArgumentSpelling])
+    """The server's own spelling of the answers to its questions, by key."""
+    created: float = 0.0
+    """When the server created it, by its own clock; 0: unknown."""
+    sealed: SealedTask | None = None
+    """What its handle says, in a cluster."""
+    is_reported: bool = False
+    """Whether the node that made it was told of its end."""
+    told: JsonObject | None = None
+    """What the clients that follow it were told last."""
+
+
+class GatewayTasks:
+    """The task source of a gateway.
+
+    Args:
+        content: Knows the servers and converts their URIs.
+        task_map: Remembers tasks; None: for the life of this process.
+        on_note: Receives that tasks cannot be remembered.
+        handles: Seals the ids in a cluster, which needs no map then.
+    """
+
+    def __init__(
+        self,
+        content: GatewayContent,
+        task_map: TaskMap | None = None,
+        on_note: Callable[[Note], None] = lambda _: None,
+        handles: TaskHandles | None = None,
+    ) -> None:
+        self.holds_back: Callable[[], bool] = lambda: False
+        """Tells whether every result has to pass through here: interceptors of addons see no task."""
+        self._content = content
+        self._map = task_map
+        self._on_note = on_note
+        self._handles = handles
+        self._held: dict[str, HeldTask] = {}
+        self._by_own: dict[tuple[str, str], HeldTask] = {}
+        content.on_task_status = self.receive
+
+    async def open(self) -> None:
+        """Read the tasks that clients hold from earlier runs; in a cluster, look at those whose end others report."""
+        if self._handles is not None:
+            self._handles.follow(self._look_later)
+        for row in await self._use_map(lambda known: known.read_all(now_ms())) or ():
+            self._hold(HeldTask(row))
+
+    async def aclose(self) -> None:
+        """Record the calls whose tasks have not ended as unfinished, and close the map."""
+        for held in self._held.values():
+            self._finish(held, ToolResult.error("The gateway ended before the task.", code="unfinished"))
+        if self._map is not None:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._map.close)
+
+    async def _use_map(self, use: Callable[[TaskMap], T]) -> T | None:
+        """Use the map in a thread; where it cannot be used, tasks live as long as this process."""
+        if self._map is None:
+            return None
+        try:
+            return await to_thread.run_sync(use, self._map)
+        except (OSError, sqlite3.Error) as exc:
+            message = f"tasks cannot be remembered across a restart: {describe_error(exc)}"
+            self._on_note(Note(f"the tasks {self._map.path!r}", message))
+            self._map = None
+            return None
+
+    # -- handles ----------------------------------------------------------------------------
+
+    def offers_core(self) -> bool:
+        """Return whether a listed tool can be called as a task of revision 2025-11-25."""
+        return any(read_task_support(tool.raw) != "forbidden" for tool in self._content.list_tools())
+
+    def gives_handles(self) -> bool:
+        """Return whether clients get handles; otherwise the gateway waits for results."""
+        return not self.holds_back()
+
+    async def add(self, exchange: TaskExchange, owner: bytes, listener: TaskListener | None) -> JsonObject:
+        """Remember a new task before its client learns of it, and return it under the id of the gateway."""
+        task = exchange.created or {}
+        own = str(task.get("taskId"))
+        if len(own) > _OWN_CHARS:
+            raise RpcError(INVALID_PARAMS, f"server {exchange.server!r} has a task id of {len(own):,} characters")
+        row = TaskRow(secrets.token_urlsafe(_ID_BYTES), exchange.server, own, _digest(owner), _find_end(task))
+        held = HeldTask(row, created=_read_time(task.get("createdAt")) or 0.0)
+        if self._handles is not None:
+            await self._seal(held, self._handles)
+        earlier = self._by_own.get((row.server, own))
+        if earlier is not None and earlier.row.owner == row.owner and earlier.sealed is None:
+            held.row = replace(row, id=earlier.row.id)
+        if earlier is not None:  # the server has started again, and counts from one: the old task is gone
+            self._forget(earlier)
+        held.completion, held.listeners = exchange.completion, [] if listener is None else [listener]
+        row = held.row
+        self._hold(held)
+        await self._use_map(lambda known: known.write(row))
+        return self._show(held, task)
+
+    async def _seal(self, held: HeldTask, handles: TaskHandles) -> None:
+        """Give a new task a handle that every node can open."""
+        # Its life may change, of which other nodes do not learn: the server says when it is gone.
+        row, expires_ms = held.row, now_ms() + LONGEST_MS
+
+        async def seal(endpoint: ServerEndpointImpl) -> JsonObject:
+            sealed = held.sealed = handles.build(endpoint.config, row.own, row.owner, held.created, expires_ms)
+            held.row = replace(row, id=handles.seal(sealed), expires_ms=expires_ms)
+            return {}
+
+        await self._reach(held, seal)
+
+    def _unseal(self, task_id: str) -> HeldTask | None:
+        sealed = None if self._handles is None else self._handles.unseal(task_id)
+        if sealed is None:
+            return None
+        row = TaskRow(task_id, sealed.server, sealed.own, sealed.owner, sealed.expires_ms)
+        return HeldTask(row, created=sealed.created, sealed=sealed)
+
+    def _hold(self, held: HeldTask) -> None:
+        self._held[held.row.id] = held
+        key = (held.row.server, held.row.own)
+        known = self._by_own.get(key)
+        if known is None or known.created <= held.created:  # a sealed handle may be older than the present task
+            self._by_own[key] = held
+        if len(self._held) <= MOST_TASKS:
+            return
+        now = now_ms()
+        by_end = sorted(self._held.values(), key=lambda one: one.row.expires_ms)
+        # A tenth at a time: sorting for every task would cost more than the tasks.
+        for index, one in enumerate(by_end):
+            if index >= MOST_TASKS // 10 and one.row.expires_ms > now:
+                break
+            self._forget(one)
+
+    def _forget(self, held: HeldTask) -> None:
+        self._finish(held, ToolResult.error("The end of the task was not seen.", code="unfinished"))
+        self._held.pop(held.row.id, None)
+        if self._by_own.get((held.row.server, held.row.own)) is held:
+            del self._by_own[held.row.server, held.row.own]
+
+    async def _find(self, task_id: str, owner: bytes) -> HeldTask:
+        """Find a task of its owner; to anyone else it does not exist.
+
+        Raises:
+            RpcError: There is none.
+        """
+        held = self._held.get(task_id) or self._unseal(task_id)
+        if held is None and (row := await self._use_map(lambda known: known.find(task_id))) is not None:
+            held = HeldTask(row)
+        is_owner = held is not None and secrets.compare_digest(held.row.owner, _digest(owner))
+        if held is None or not is_owner or held.row.expires_ms <= now_ms():
+            raise _build_unknown()
+        if task_id not in self._held:
+            self._hold(held)
+        return held
+
+    def find_server(self, task_id: JsonValue) -> str | None:
+        """Find the server of a task that this process knows, or whose handle it can open."""
+        held = self._held.get(task_id) or self._unseal(task_id) if isinstance(task_id, str) else None
+        return None if held is None else held.row.server
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def request(
+        self, method: str, params: JsonObject, owner: bytes, on_progress: ProgressSink | None = None
+    ) -> JsonObject:
+        """Answer a request about a task of the present caller.
+
+        Raises:
+            RpcError: This owner has no such task, or the server refused.
+        """
+        held = await self._find(str(params.get("taskId")), owner)
+        if method != "tasks/get":
+            await self._verify(held)
+        sent: JsonObject = {**params, "taskId": held.row.own}
+        if method == "tasks/update":
+            sent["inputResponses"] = _restore_answers(held, params.get("inputResponses"))
+
+        async def ask(endpoint: ServerEndpointImpl) -> JsonObject:
+            return await endpoint.request(method, sent, on_progress=on_progress)
+
+        result = await self._reach(held, ask)
+        if method == "tasks/result":
+            self._finish(held, to_tool_result(parse_call_result(result, held.row.server)))
+            return self._convert(held, result)
+        if method == "tasks/update":
+            return {}
+        if method == "tasks/cancel" and not is_task(result):
+            # The client need not look again: we look once, so that the record of the call has its end.
+            shown = await self._look(held)
+            self._finish(held, ToolResult.error("The client cancelled the task.", code="cancelled"))
+            return shown
+        return await self._observe(held, read_task(result))
+
+    async def _look(self, held: HeldTask) -> JsonObject:
+        """Ask the server about a task, and return it as its client sees it."""
+        seen = await self._reach(held, lambda endpoint: endpoint.request("tasks/get", {"taskId": held.row.own}))
+        return await self._observe(held, read_task(seen))
+
+    async def _verify(self, held: HeldTask) -> None:
+        """Check that the server's own id still means the task of a sealed handle: no map says so.
+
+        Raises:
+            RpcError: It is another task, or the server has none.
+        """
+        if held.sealed is not None:
+            await self._look(held)
+
+    def _look_later(self, task_id: str) -> None:
+        """Look at a task of this node after another one has seen its end: the record of its call is here."""
+        held = self._held.get(task_id)
+        if held is not None and held.completion is not None:
+            self._content.start_soon(self._look_once, held)
+
+    async def _look_once(self, held: HeldTask) -> None:
+        try:
+            await self._look(held)
+        except RpcError as exc:
+            _log.debug("the end of a task was not seen: %s", exc)
+
+    async def _reach(self, held: HeldTask, use: Callable[[ServerEndpointImpl], Awaitable[JsonObject]]) -> JsonObject:
+        server = held.row.server
+
+        async def send() -> JsonObject:
+            endpoint = await self._content.wake(server)
+            if self._handles is not None and held.sealed is not None:
+                if self._handles.identify_server(endpoint.config) != held.sealed.server_key:
+                    raise _build_unknown()  # a server of this name that is another one
+            return await use(endpoint)
+
+        try:
+            return await send_past_move(send)
+        except ProtocolFault as fault:
+            error = self._content.convert_fault(fault, server)
+            if error.code == INVALID_PARAMS and held.completion is not None:
+                self._finish(held, ToolResult.error(f"The server has lost the task: {error}", code="unfinished"))
+            raise error from fault
+
+    async def _observe(self, held: HeldTask, task: JsonObject) -> JsonObject:
+        """Take note of the state of a task, and return it as its client sees it.
+
+        Raises:
+            RpcError: The server has given the id to another task.
+        """
+        if not _is_same(held, task):
+            self._forget(held)
+            raise _build_unknown()
+        end = _find_end(task)
+        if held.sealed is None and abs(end - held.row.expires_ms) > _GRACE_MS:  # the life of a task may change
+            row = held.row = replace(held.row, expires_ms=end)
+            await self._use_map(lambda known: known.write(row))
+        self._note_end(held, task)
+        if self._handles is not None and held.sealed is not None and task.get("status") in TERMINAL:
+            if not held.is_reported and held.sealed.instance != self._handles.instance:
+                held.is_reported = True
+                await self._handles.report_end(held.row.id, held.sealed.instance)
+        return self._show(held, task)
+
+    def _note_end(self, held: HeldTask, task: JsonObject) -> None:
+        status = task.get("status")
+        if status not in TERMINAL:
+            return
+        result, error = task.get("result"), task.get("error")
+        if is_json_object(result):
+            ended = to_tool_result(parse_call_result(result, held.row.server))
+        elif status == "completed":
+            ended = ToolResult(())
+        else:
+            text = error.get("message") if is_json_object(error) else task.get("statusMessage")
+            ended = ToolResult.error(str(text), code="cancelled" if status == "cancelled" else "tool_error")
+        self._finish(held, ended, _measure(task))
+
+    def _finish(self, held: HeldTask, result: ToolResult, seconds: float | None = None) -> None:
+        completion, held.completion = held.completion, None
+        if completion is not None:
+            completion.finish(ToolOutcome(held.row.id, result), seconds)
+
+    def _show(self, held: HeldTask, task: JsonObject) -> JsonObject:
+        """Return a task under the id of the gateway, with the addresses and without the invisible characters."""
+        result, asked = task.get("result"), task.get("inputRequests")
+        rest = {key: value for key, value in task.items() if key not in {"result", "inputRequests", "_meta"}}
+        shown = cast("JsonObject", clean_json(rest)[0])
+        if is_json_object(result):
+            shown["result"] = self._convert(held, result)
+        if is_json_object(asked):
+            held.spellings = {key: _read_spelling(value) for key, value in asked.items()}
+            shown["inputRequests"] = clean_json(asked)[0]
+        return {**shown, "taskId": held.row.id}
+
+    def _convert(self, held: HeldTask, result: JsonObject) -> JsonObject:
+        convert = self._content.map_uris(held.row.server)
+        cleaned = convert_result(cast("JsonObject", clean_json(result)[0]), convert)
+        content = cleaned.get("content")
+        return {**cleaned, "content": convert_blocks(content, convert)} if isinstance(content, list) else cleaned
+
+    # -- changes ----------------------------------------------------------------------------
+
+    async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
+        """Call `listener` with every change of a task, until the returned function is called.
+
+        Raises:
+            RpcError: This owner has no such task, or its server cannot be reached.
+        """
+        held = await self._find(task_id, owner)
+        await self._verify(held)
+        held.listeners.append(listener)
+        endpoints: list[ServerEndpointImpl] = []
+
+        def stop() -> None:
+            if listener in held.listeners:
+                held.listeners.remove(listener)
+            if not held.listeners:
+                for endpoint in endpoints:
+                    endpoint.unwatch_task(held.row.own)
+
+        async def ask(endpoint: ServerEndpointImpl) -> JsonObject:
+            endpoints.append(endpoint)
+            await endpoint.watch_task(held.row.own)
+            return {}
+
+        try:
+            await self._reach(held, ask)
+        except BaseException:
+            stop()
+            raise
+        return stop
+
+    def receive(self, params: JsonObject) -> None:
+        """Pass a notification of a server about a task to the clients that follow it."""
+        held = self._by_own.get((current_server.get() or "", str(params.get("taskId"))))
+        if held is None or not is_task(params):
+            return
+        task = read_task(params)
+        if not _is_same(held, task):
+            return
+        shown = self._show(held, task) if held.listeners else None
+        # A server reports a change once for each node that follows the task, and every node learns of each.
+        if shown is not None and shown != held.told:
+            held.told = shown
+            for listener in [*held.listeners]:
+                listener(shown)
+        self._note_end(held, task)
+
+
+def _build_unknown() -> RpcError:
+    return RpcError(INVALID_PARAMS, "there is no such task: it has expired, or belongs to another client")
+
+
+def _is_same(held: HeldTask, task: JsonObject) -> bool:
+    """Return whether a task of the server is the one that is held, by the time of its creation."""
+    created = _read_time(task.get("createdAt"))
+    if not held.created or created is None:
+        return True
+    # Servers may write fractions of a second in one place and leave them out in another.
+    is_exact = held.created % 1 and created % 1
+    return abs(created - held.created) < (_SAME_S if is_exact else 1)
+
+
+def _digest(owner: bytes) -> str:
+    return hashlib.sha256(owner).hexdigest()
+
+
+def _find_end(task: JsonObject) -> int:
+    """Return until when a task is remembered."""
+    ttl = task.get("ttlMs")
+    life = int(min(ttl, LONGEST_MS)) if isinstance(ttl, (int, float)) and ttl >= 0 else UNLIMITED_MS
+    created = _read_time(task.get("createdAt"))
+    # The clock of another machine may be wrong.
+    begin = now_ms() if created is None or abs(created * 1_000 - now_ms()) > LONGEST_MS else int(created * 1_000)
+    return begin + life + _GRACE_MS
+
+
+def _measure(task: JsonObject) -> float | None:
+    """Return how many seconds a task took, by the clock of its server."""
+    began, ended = _read_time(task.get("createdAt")), _read_time(task.get("lastUpdatedAt"))
+    return None if began is None or ended is None or ended < began else ended - began
+
+
+def _read_time(value: JsonValue) -> float | None:
+    try:
+        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _read_spelling(request: JsonValue) -> ArgumentSpelling:
+    params = request.get("params") if is_json_object(request) else None
+    return ArgumentSpelling(params.get("requestedSchema") if is_json_object(params) else None)
+
+
+def _restore_answers(held: HeldTask, answers: JsonValue) -> JsonObject:
+    """Spell the names in a client's answers as the server does."""
+    restored: JsonObject = {}
+    for key, answer in answers.items() if is_json_object(answers) else ():
+        restored[key] = answer
+        spelling, content = held.spellings.get(key), answer.get("content") if is_json_object(answer) else None
+        if spelling is not None and is_json_object(answer) and is_json_object(content):
+            restored[key] = {**answer, "content": spelling.restore(content)}
+    return restored

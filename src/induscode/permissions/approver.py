@@ -1,0 +1,91 @@
+"""Approver: puts permission requests and plans to a person by a dialog.
+
+A question says in one sentence what will happen, lists every fact, gives the reason for asking, and names the exact
+rule that an answer for longer than once creates. Enter, Ctrl-C and Ctrl-D mean no.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.runtime.calls import current_agent
+from induscode.cli.dialog import Choice, Question
+from induscode.cli.terminal import escape_unprintable
+from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.permissions.plan_mode import PlanAnswer, PlanDecision
+
+if TYPE_CHECKING:
+    from induscode.cli.dialog import Dialog
+    from induscode.permissions.confirm import PermissionRequest
+
+_SCOPE_KEYS = {
+    "y": ApprovalScope.ONCE,
+    "s": ApprovalScope.SESSION,
+    "a": ApprovalScope.ALWAYS_TOOL,
+    "v": ApprovalScope.ALWAYS_SERVER,
+}
+_NO = Choice(key="n", label="no, and tell the model why", takes_text=True, refuses=True)
+_ACCEPT_EDITS = "approve, and write files of the workspace without asking"
+_REVISE = "revise the plan: tell the model what to change"
+_PLAN_CHOICES = {
+    "y": (PlanAnswer.APPROVE, Choice(key="y", label="yes, approve the plan")),
+    "e": (PlanAnswer.ACCEPT_EDITS, Choice(key="e", label=_ACCEPT_EDITS, lasts=True)),
+    "r": (PlanAnswer.REVISE, Choice(key="r", label=_REVISE, takes_text=True, refuses=True)),
+    "n": (PlanAnswer.REFUSE, Choice(key="n", label="no, refuse the plan", takes_text=True, refuses=True)),
+}
+
+
+class PersonApprover:
+    """A person at a dialog, who decides about calls and plans."""
+
+    def __init__(self, dialog: Dialog) -> None:
+        self._dialog = dialog
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Ask about a call; only the scopes of the request are offered."""
+        reply = await self._dialog.ask(build_permission_question(request))
+        if reply.cancelled:
+            return PermissionAnswer()
+        scope = _SCOPE_KEYS.get(reply.key)
+        if scope in request.scopes:
+            return PermissionAnswer(scope)
+        return PermissionAnswer(None, reply.text.strip())
+
+    async def approve_plan(self, plan: str, stored: str, /) -> PlanDecision:
+        """Ask about a plan, which is shown completely."""
+        lines = [escape_unprintable(line.expandtabs(4)) for line in plan.splitlines()]
+        if stored:
+            lines += ["", escape_unprintable(stored)]
+        choices = tuple(choice for _, choice in _PLAN_CHOICES.values())
+        title = "The model presents a plan, and wants to leave plan mode:"
+        reply = await self._dialog.ask(Question(title=title, lines=tuple(lines), choices=choices, default="n"))
+        if reply.cancelled or reply.key not in _PLAN_CHOICES:
+            return PlanDecision(PlanAnswer.REFUSE)
+        return PlanDecision(_PLAN_CHOICES[reply.key][0], reply.text.strip())
+
+
+def build_permission_question(request: PermissionRequest) -> Question:
+    """Build the question for a permission request of this task."""
+    rules = " and ".join(request.saves)
+    labels = {
+        ApprovalScope.ONCE: "yes, once",
+        ApprovalScope.SESSION: "yes, and whatever the rule allows in this session",
+        ApprovalScope.ALWAYS_TOOL: "always in this workspace: what the rule allows",
+        ApprovalScope.ALWAYS_SERVER: f"always in this workspace: every tool of {request.server}",
+    }
+    agent = current_agent.get()  # a task in the background asks while its person does something else
+    lines = [f"for the agent: {agent}"] if agent else []
+    lines += [*request.lines, f"why it is asked: {'; '.join(request.reasons)}"]
+    if rules:
+        lines.append(f"a yes for longer than once stores the rule: allow {rules}")
+    choices = [
+        Choice(key=key, label=escape_unprintable(labels[scope]), lasts=scope is not ApprovalScope.ONCE)
+        for key, scope in _SCOPE_KEYS.items()
+        if scope in request.scopes
+    ]
+    return Question(
+        title=escape_unprintable(request.title),
+        lines=tuple(map(escape_unprintable, lines)),
+        choices=(*choices, _NO),
+        default=_NO.key,
+    )

@@ -1,0 +1,293 @@
+"""Facts about a call before it runs: its kind, its paths, its commands, its server, its request.
+
+Arguments are read in the form in which the card reads them, and paths are resolved by the file system that the card
+uses, so that the facts describe what the call will do.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+from anyio import to_thread
+
+from indusagi.capabilities.arguments import ArgumentChecker
+from indusagi.capabilities.files.paths.policy import default_protected_paths
+from indusagi.capabilities.ports import PathRefused, SandboxState
+from indusagi.capabilities.registry import PreparingTool
+from indusagi.capabilities.tool import prepare_call
+from indusagi.capabilities.tools.paths import path_given
+from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.calls import current_client
+from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
+from induscode.permissions.rules import ACTION_TOOL
+from induscode.permissions.shell.parse import parse_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.ports import Refusal
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolResult
+    from induscode.deck.contract import Capability
+    from induscode.permissions.shell.parse import Script
+
+_PATH_TOOLS = {"read": False, "ls": False, "grep": False, "find": False, "write": True, "edit": True}
+"""Tools with one path, and whether they write to it."""
+_TREE_TOOLS = frozenset({"ls", "grep", "find"})
+_STREAMS = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr"})
+_TODO_TOOLS = frozenset({"todo_set", "todo"})
+_READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_JOB_TOOLS = frozenset({"process", "bg-process"})
+
+
+class CallKind(StrEnum):
+    """Kind of a call; the value completes a sentence about the tool."""
+
+    LOOK = "looks at something of the session"
+    OWN = "changes nothing but the session's own lists and jobs"
+    DELEGATE = "runs a sub-session, whose calls are checked in turn"
+    SCRIPT = "runs a script, whose calls are checked in turn"
+    FILE = "reads or writes a path"
+    COMMAND = "runs a command"
+    EGRESS = "sends something to the network"
+    REMOTE = "calls a tool of a server"
+    CHANGE = "changes something"
+
+
+@record(kw_only=True)
+class PathFact:
+    """A path of a call."""
+
+    given: str
+    spelled: str
+    """Absolute, with symbolic links."""
+    resolved: str
+    """Absolute, without symbolic links."""
+    writing: bool
+    refusal: Refusal | None = None
+    """Why the path policy refuses the path: outside, protected or special."""
+    problem: str | None = None
+    """Why the path cannot be resolved."""
+    tree: bool = False
+    """Whether the call is about everything below the path."""
+
+
+@record(kw_only=True)
+class CallFacts:
+    """Facts about a call."""
+
+    tool: str
+    kind: CallKind
+    arguments: JsonObject
+    workspace: str
+    cwd: str
+    paths: tuple[PathFact, ...] = ()
+    script: Script | None = None
+    url: str | None = None
+    method: str | None = None
+    """The HTTP method of an action of a connector."""
+    slug: str | None = None
+    """The name of the action."""
+    remote: RemoteToolRef | None = None
+    """The called tool of a server; None for a tool of this machine."""
+    shares_name: bool = False
+    """Whether the name of the remote tool can also be read as a tool of a server with a longer id."""
+    pin: str | None = None
+    sandbox: SandboxState | None = None
+    """The sandbox of a command; None without a command, or if the shell has no sandbox state."""
+    principal: str = ""
+    """Who calls, as a gateway with access tokens knows it; empty elsewhere."""
+
+    @property
+    def is_discovery(self) -> bool:
+        """Whether it looks for actions: it has no method, host and slug that rules could name."""
+        return self.tool == ACTION_TOOL and self.arguments.get("action") == "discover"
+
+    @property
+    def server(self) -> str | None:
+        """The server of the called tool; None for a tool of this machine."""
+        return None if self.remote is None else self.remote.server
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Tool names that rules may use: rules for `bash` hold for every tool that runs a command."""
+        is_shell = self.kind is CallKind.COMMAND and self.tool != "bash"
+        return (self.tool, "bash") if is_shell else (self.tool,)
+
+
+@runtime_checkable
+class SandboxedShell(Protocol):
+    """A shell that knows its sandbox."""
+
+    async def sandbox_state(self) -> SandboxState:
+        """Give the sandbox of the next command."""
+        ...
+
+
+async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObject | ToolResult:
+    """Return a checked copy of the arguments that the card will run with, or an error result.
+
+    The arguments of a remote tool are checked by its server.
+    """
+    if is_foreign(card):
+        return await prepare_call(card.name, arguments)
+    inner = [*iter_layers(card)][-1]
+    if isinstance(inner, PreparingTool):
+        return await inner.prepare_call(arguments)
+    return await prepare_call(card.name, arguments, ArgumentChecker(card.parameters))
+
+
+async def gather_facts(
+    card: Capability,
+    arguments: JsonObject,
+    ctx: ToolContext,
+    *,
+    workspace: str | None = None,
+    find_shell_folder: Callable[[], str | None] = lambda: None,
+) -> CallFacts:
+    """Gather the facts about a call.
+
+    Args:
+        card: The called card.
+        arguments: Its arguments, prepared.
+        ctx: The context in which it will run.
+        workspace: The resolved working directory, if it is known already.
+        find_shell_folder: Gives the directory of the shell, if it is not the workspace.
+    """
+    if workspace is None:
+        workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
+    facts = identify_card(card, workspace, arguments, ctx.cwd)
+    kind, name = facts.kind, facts.tool
+    if kind is CallKind.REMOTE:
+        return facts
+    if kind is CallKind.FILE:
+        fact = await _resolve_path(ctx, path_given(arguments), writing=_PATH_TOOLS[name])
+        return replace(facts, paths=(replace(fact, tree=name in _TREE_TOOLS),))
+    if kind is CallKind.COMMAND:
+        return await _add_command(facts, ctx, find_shell_folder())
+    for layer in iter_layers(card):
+        if isinstance(layer, TargetedCard):
+            return await _add_target(facts, layer)
+    url = arguments.get("url")
+    return replace(facts, url=url if isinstance(url, str) else None)
+
+
+def identify_card(
+    card: Capability, workspace: str, arguments: JsonObject | None = None, cwd: str | None = None
+) -> CallFacts:
+    """Gather what is known about a call without its paths, commands and requests: the tool, its server, the caller."""
+    client = current_client.get()
+    facts = CallFacts(
+        tool=card.name,
+        kind=_find_kind(card, arguments or {}),
+        arguments=arguments or {},
+        workspace=workspace,
+        cwd=cwd or workspace,
+        principal="" if client is None else client.principal,
+    )
+    if facts.kind is CallKind.REMOTE:
+        for layer in iter_layers(card):
+            ref = getattr(layer, "ref", None)
+            if isinstance(ref, RemoteToolRef):
+                shares_name = bool(getattr(layer, "shares_name", False))
+                return replace(facts, remote=ref, shares_name=shares_name, pin=getattr(layer, "pin", None))
+    return facts
+
+
+def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str) -> CallFacts:
+    """Gather what is known about a tool of a list, of which there is no card: its name and its server."""
+    is_shell = name == "bash" or name in _JOB_TOOLS
+    kind = CallKind.REMOTE if remote is not None else CallKind.COMMAND if is_shell else CallKind.CHANGE
+    return CallFacts(tool=name, kind=kind, arguments={}, workspace=workspace, cwd=workspace, remote=remote)
+
+
+async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:
+    """Add the request of an action; one whose method changes nothing is egress alone."""
+    target = await card.find_target(facts.arguments)
+    if target is None:  # documents of connectors are on this machine: finding actions sends nothing
+        return replace(facts, kind=CallKind.LOOK) if facts.is_discovery else facts
+    kind = CallKind.EGRESS if target.method in _READING_METHODS else facts.kind
+    slug = facts.arguments.get("slug")
+    return replace(
+        facts,
+        kind=kind,
+        url=target.url,
+        method=target.method,
+        slug=slug if isinstance(slug, str) else None,
+        pin=target.pin,
+    )
+
+
+def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
+    if is_foreign(card):
+        return CallKind.REMOTE
+    name, action = card.name, arguments.get("action")
+    if name in _PATH_TOOLS:
+        return CallKind.FILE
+    if name in _JOB_TOOLS and action in {"list", "poll", "stop"}:
+        return CallKind.OWN
+    if name == "bash" or name in _JOB_TOOLS:
+        return CallKind.COMMAND
+    if name in {"webfetch", "websearch"} or (name == ACTION_TOOL and action == "discover"):
+        return CallKind.EGRESS
+    if name == "task":
+        return CallKind.DELEGATE
+    if name == RUN_CODE:
+        return CallKind.SCRIPT
+    if name in _TODO_TOOLS:
+        return CallKind.OWN
+    looks = card.read_only or (name == "memory" and action == "read")
+    return CallKind.LOOK if looks else CallKind.CHANGE
+
+
+async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | None) -> CallFacts:
+    """Add the parsed command, the files of its redirections, and the sandbox."""
+    is_input = facts.arguments.get("action") == "write"
+    text = facts.arguments.get("input" if is_input else "command")
+    script = await to_thread.run_sync(parse_command, text if isinstance(text, str) else "")
+    if is_input:
+        script = replace(script, flaws=("it is typed into a process that runs", *script.flaws))
+    cwd = facts.arguments.get("cwd")
+    folders = [facts.workspace] if shell_folder is None else [facts.workspace, shell_folder]
+    paths: list[PathFact] = []
+    if isinstance(cwd, str):
+        folder = cwd if facts.tool in _JOB_TOOLS else path_given(facts.arguments, "cwd")
+        paths.append(await _resolve_path(ctx, folder, writing=False))
+        folders = [paths[0].resolved]
+    for redirect in script.redirects:
+        target = redirect.target.text
+        if target is None or target in _STREAMS:
+            continue
+        for folder in dict.fromkeys(folders):
+            full = _join_path(folder, target)
+            paths.append(await _resolve_path(ctx, full, writing=redirect.writes))
+    shell = ctx.shell
+    state = await shell.sandbox_state() if isinstance(shell, SandboxedShell) else None
+    return replace(facts, script=script, paths=tuple(dict.fromkeys(paths)), sandbox=state)
+
+
+async def _resolve_path(ctx: ToolContext, given: str, *, writing: bool) -> PathFact:
+    """Resolve a path, and find out whether the path policy refuses it."""
+    spelled = _join_path(ctx.cwd, given)
+    fact = PathFact(given=given, spelled=spelled, resolved=spelled, writing=writing)
+    try:
+        return replace(fact, resolved=await ctx.fs.resolve(given, writing=writing))
+    except PathRefused as exc:
+        refusal = exc.refusal
+        if refusal == "outside" and writing:
+            # The policy reports its first reason; of the two, `protected` is the stricter one.
+            reason = await to_thread.run_sync(default_protected_paths().find_reason, exc.resolved, os.sep)
+            refusal = cast("Refusal", "protected") if reason else refusal
+        return replace(fact, resolved=exc.resolved, refusal=refusal)
+    except OSError as exc:
+        return replace(fact, problem=str(exc.strerror or exc))
+
+
+def _join_path(folder: str, path: str) -> str:
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))

@@ -1,0 +1,374 @@
+"""Permission checks: every call of a card passes here before it runs.
+
+A check gathers the facts about the call, applies the policy to them and to all rules, asks a person if it must, and
+runs the card with exactly what was checked: the same arguments, and a file system limited to the same paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.context import PerContext
+from indusagi.core.faults import Note
+from indusagi.core.records import record
+from indusagi.core.text import escape_invisible
+from indusagi.runtime.calls import waiting_for_user
+from indusagi.runtime.contract import ToolResult, project_content
+from induscode.addons.chain import InterceptedCard
+from induscode.deck.contract import CardWrapper, iter_layers
+from induscode.permissions.call_facts import gather_facts, identify_card, prepare_arguments
+from induscode.permissions.confirm import (
+    ApprovalScope,
+    PermissionAnswer,
+    build_request,
+    build_rules,
+    build_server_rule,
+    suggest_remedy,
+)
+from induscode.permissions.path_grants import PathGrant, restrict_context
+from induscode.permissions.policy import (
+    ApprovalMode,
+    PolicyContext,
+    decide_call,
+    find_denying_rule,
+    find_total_denial,
+    is_sandboxed,
+)
+from induscode.permissions.rules import Effect, Rule, RuleOrigin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.deck.contract import Capability
+    from induscode.permissions.call_facts import CallFacts
+    from induscode.permissions.confirm import Approver
+    from induscode.permissions.policy import Decision
+    from induscode.permissions.store import RuleStore
+
+_ATTEMPTS = 3
+"""Number of questions about one call whose paths change while the person answers."""
+_UNDECIDED_REMEDY = "Write the command plainly, so that it can be compared with the rule, or start without that rule."
+
+
+@record(kw_only=True)
+class CheckResult:
+    """Result of a permission check."""
+
+    allowed: bool
+    by: str = ""
+    """What allowed the call: the rules, the user, or a flag."""
+    reason: str = ""
+    """Why the call was denied and what would help, for a model and a person."""
+    code: str = "denied"
+    facts: CallFacts | None = None
+    """The facts that were checked, with the arguments to run with."""
+
+
+class PlanState(Protocol):
+    """State of plan mode."""
+
+    @property
+    def active(self) -> bool:
+        """Whether plan mode is on."""
+        ...
+
+
+class _ShellFolder:
+    """The directory of the shell of one context."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+
+
+class Permissions:
+    """Permissions of one session: its rules, its approval mode, and a way to ask a person.
+
+    Args:
+        rules: From the command line, the user's store and the project.
+        approver: Asks a person; without one, a call that needs a question is denied.
+        approval: What happens to calls about which a person would be asked.
+        plan: State of plan mode; None if the session has none.
+        plans_dir: Directory to which plan mode may write.
+        store: Where an answer for always is stored; without one it holds for the session.
+        limits: For permissions beside others that only take away: the sentence in a denial that says what limits the
+            calls. The sandbox is the concern of the others.
+        entry: The function of a program that takes `allow` and `approval`; without one, remedies name flags.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[Rule] = (),
+        *,
+        approver: Approver | None = None,
+        approval: ApprovalMode = ApprovalMode.ASK,
+        plan: PlanState | None = None,
+        plans_dir: str | None = None,
+        store: RuleStore | None = None,
+        limits: str | None = None,
+        entry: str = "",
+    ) -> None:
+        self._entry = entry
+        self._rules = [*rules]
+        self._limits = limits
+        self._approver = approver
+        self._approval = approval
+        self._plan = plan
+        self._plans_dir = plans_dir
+        self._store = store
+        self._asking = anyio.Lock()
+        self._workspaces: dict[str, str] = {}
+        """Resolved working directories, by the directory of a context; they do not change in a session."""
+        self._session_rules: list[Rule] = []
+        self._shell_folders: PerContext[_ShellFolder] = PerContext(_ShellFolder)
+        self.notes: list[Note] = []
+        """Problems with the store."""
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules that hold, with those made in this session."""
+        return tuple(self._rules)
+
+    @property
+    def session_rules(self) -> Sequence[Rule]:
+        """The rules that a person has given for this session only."""
+        return tuple(self._session_rules)
+
+    def restore_rules(self, rules: Iterable[Rule]) -> None:
+        """Add rules that a person has given in an earlier part of this session."""
+        added = [rule for rule in rules if rule not in self._session_rules]
+        self._session_rules += added
+        self._rules += added
+
+    @property
+    def approval(self) -> ApprovalMode:
+        """What happens to a call about which a person would be asked."""
+        return self._approval
+
+    async def store_rule(self, rule: Rule) -> None:
+        """Add a rule that a person has given for always, and store it.
+
+        Raises:
+            OSError: It cannot be stored, and was not added.
+        """
+        if self._store is None:
+            raise OSError("there is no store for rules")
+        stored = replace(rule, origin=RuleOrigin.USER, file=self._store.path)
+        await to_thread.run_sync(self._store.add, [stored])
+        if stored not in self._rules:
+            self._rules.append(stored)
+
+    async def remove_rule(self, rule: Rule) -> bool:
+        """Remove a rule that a person has given for this session or for always; return whether it was one.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        if rule not in self._rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
+            return False
+        if rule.origin is RuleOrigin.USER:
+            # The rule that stands for unreadable ones is in no row, and stays.
+            if self._store is None or not await to_thread.run_sync(self._store.remove, rule):
+                return False
+        self._rules = [other for other in self._rules if other != rule]
+        self._session_rules = [other for other in self._session_rules if other != rule]
+        return True
+
+    def change_approval(self, approval: ApprovalMode) -> None:
+        """Change what happens to calls about which a person would be asked; a person has chosen it."""
+        self._approval = approval
+
+    def accept_edits(self) -> None:
+        """Write files of the workspace without asking from now on, as with `--approval auto-edit`."""
+        if self._approval is ApprovalMode.ASK:
+            self._approval = ApprovalMode.AUTO_EDIT
+
+    async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
+        """Check a call; a person may be asked."""
+        prepared = await prepare_arguments(card, arguments)
+        if isinstance(prepared, ToolResult):
+            reason = str(project_content(prepared.content))
+            return CheckResult(allowed=False, reason=reason, code=str(prepared.details["code"]))
+        for _ in range(_ATTEMPTS):
+            facts = await self._gather(card, prepared, ctx)
+            decision = await self._decide(facts)
+            if decision.effect is not Effect.ASK:
+                return self._to_result(facts, decision)
+            if self._limits is not None:
+                return _deny(facts, decision, f"{self._limits}. What it would do:")
+            if self._approver is None:
+                remedy = f"To allow it, {suggest_remedy(facts, decision, self._entry)}."
+                if decision.undecided:
+                    remedy = _UNDECIDED_REMEDY
+                return _deny(facts, decision, f"this run cannot ask a person. {remedy} Why it would be asked:")
+            with waiting_for_user():
+                result = await self._ask(self._approver, card, facts, ctx)
+            if result is not None:
+                return result
+        reason = f"{card.name} was not run: where its paths lead changes all the time"
+        return CheckResult(allowed=False, reason=reason)
+
+    async def run(
+        self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Permissions] = ()
+    ) -> ToolResult:
+        """Run a card if these permissions and those in `also` allow the call; a denial is an error result."""
+        for other in also:
+            result = await other.check(card, arguments, ctx)
+            if result.facts is None or not result.allowed:
+                return ToolResult.error(result.reason, code=result.code)
+            arguments = result.facts.arguments
+        result = await self.check(card, arguments, ctx)
+        facts = result.facts
+        if facts is None or not result.allowed:
+            return ToolResult.error(result.reason, code=result.code)
+        if not facts.paths and facts.script is None:
+            return await card.run(facts.arguments, ctx)
+
+        def find_denial(resolved: str) -> str | None:
+            rules = [rule for permissions in (self, *also) for rule in permissions.rules]
+            rule = find_denying_rule(rules, facts, resolved)
+            return None if rule is None else rule.reason
+
+        grant = PathGrant(facts)
+        try:
+            answer = await card.run(facts.arguments, restrict_context(ctx, facts, grant, find_denial))
+        finally:
+            grant.end()
+        folder = answer.details.get("cwd")
+        if facts.tool == "bash" and isinstance(folder, str):
+            # The next command may name its files relative to this directory.
+            self._shell_folders.of(ctx).path = folder
+        return answer
+
+    # -- deciding -------------------------------------------------------------------------------
+
+    async def _gather(self, card: Capability, arguments: JsonObject, ctx: ToolContext) -> CallFacts:
+        known = self._workspaces.get(ctx.cwd)
+        facts = await gather_facts(
+            card, arguments, ctx, workspace=known, find_shell_folder=lambda: self._shell_folders.of(ctx).path
+        )
+        self._workspaces[ctx.cwd] = facts.workspace
+        return facts
+
+    async def _decide(self, facts: CallFacts) -> Decision:
+        context = PolicyContext(
+            approval=self._approval, plan=self._plan is not None and self._plan.active, plans_dir=self._plans_dir
+        )
+        if not facts.paths and facts.script is None:
+            return decide_call(facts, tuple(self._rules), context)
+
+        def decide_in_thread() -> Decision:
+            # Reads files: the store, and symbolic links in the paths of rules.
+            store, needs_store = self._store, facts.script is not None and not is_sandboxed(facts)
+            unsandboxed = needs_store and store is not None and store.allows_unsandboxed(facts.workspace)
+            unsandboxed = unsandboxed or self._limits is not None
+            return decide_call(facts, tuple(self._rules), replace(context, unsandboxed=unsandboxed))
+
+        return await to_thread.run_sync(decide_in_thread)
+
+    def _to_result(self, facts: CallFacts, decision: Decision) -> CheckResult:
+        if decision.effect is Effect.DENY:
+            return _deny(facts, decision, "it is denied")
+        by = f"--approval {self._approval.value}" if decision.reasons else "the rules"
+        return CheckResult(allowed=True, by=by, facts=facts)
+
+    # -- asking ---------------------------------------------------------------------------------
+
+    async def _ask(
+        self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
+    ) -> CheckResult | None:
+        """Ask a person; None if the facts changed before the answer."""
+        # One question at a time; the answer to the last one may have decided this one.
+        async with self._asking:
+            decision = await self._decide(facts)
+            if decision.effect is not Effect.ASK:
+                return self._to_result(facts, decision)
+            request = build_request(facts, decision)
+            try:
+                answer = await approver.ask(request)
+            except Exception as exc:  # noqa: BLE001 — boundary: the approver is the host's code
+                answer = PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
+            scope, comment = answer.scope, answer.comment
+            if scope is not None and scope not in request.scopes:
+                scope, comment = None, f"{scope} was not one of the answers"
+            if scope is None:
+                suffix = f": {escape_invisible(comment)[0]}" if comment else ""
+                return _deny(facts, decision, f"the user said no{suffix}")
+            # The same arguments may lead elsewhere by now: then it is another call.
+            current = await self._gather(card, facts.arguments, ctx)
+            if current != facts:
+                return None
+            await self._remember(facts, decision, scope)
+        return CheckResult(allowed=True, by="the user", facts=current)
+
+    async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
+        """Add the rules of an answer to the session, and to the store if it is for always."""
+        if scope is ApprovalScope.ONCE:
+            return
+        is_server = scope is ApprovalScope.ALWAYS_SERVER
+        rules = (build_server_rule(facts),) if is_server else build_rules(facts, decision)
+        # The same name is another server, path or script in another project.
+        local = [replace(rule, workspace=facts.workspace) for rule in rules]
+        if scope is ApprovalScope.SESSION or self._store is None:
+            self.restore_rules(local)
+            return
+        for rule in local:
+            try:
+                await self.store_rule(rule)
+            except OSError as exc:
+                self.restore_rules([rule])
+                self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
+
+
+def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
+    reasons = "".join(f"\n- {escape_invisible(reason)[0]}" for reason in decision.reasons)
+    return CheckResult(allowed=False, reason=f"{facts.tool} was not run: {cause}{reasons}", facts=facts)
+
+
+# -- cards --------------------------------------------------------------------------------------
+
+
+class CheckedCard(CardWrapper):
+    """A card behind one or several permissions, all of which must allow a call."""
+
+    def __init__(self, inner: Capability, *permissions: Permissions) -> None:
+        super().__init__(inner)
+        self.permissions = permissions
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the inner card if the permissions allow the call."""
+        first, *others = self.permissions
+        return await first.run(self.inner, arguments, ctx, others)
+
+
+def is_denied(card: Capability, workspace: str) -> bool:
+    """Tell whether a rule denies every call of a card to the caller of this task; `workspace` is resolved."""
+    for layer in iter_layers(card):
+        if isinstance(layer, CheckedCard):
+            facts = identify_card(layer.inner, workspace)
+            rules = (rule for permissions in layer.permissions for rule in permissions.rules)
+            return find_total_denial(facts, rules) is not None
+    return False
+
+
+def require_permission(card: Capability, permissions: Permissions) -> CheckedCard | InterceptedCard:
+    """Put permissions in front of a card, in addition to those it has; for `ToolDeck.map_capabilities`."""
+    if isinstance(card, InterceptedCard):  # interceptors stay outside: these permissions see what runs, too
+        return card.with_inner(require_permission(card.inner, permissions))
+    if not isinstance(card, CheckedCard):
+        return CheckedCard(card, permissions)
+    return card if permissions in card.permissions else CheckedCard(card.inner, permissions, *card.permissions)
+
+
+def limit_card(card: Capability, limits: Permissions) -> CheckedCard:
+    """Put permissions that only take away in front of a card; they are checked before a person is asked."""
+    return (
+        CheckedCard(card.inner, *card.permissions, limits)
+        if isinstance(card, CheckedCard)
+        else CheckedCard(card, limits)
+    )

@@ -1,0 +1,216 @@
+"""Permission requests: what a person sees before a call, and the rules that an answer for longer than once creates.
+
+The rule for a command is its name with the words that say what it does: `git commit -m x` becomes
+`bash(git commit *)`, not `bash(git *)`. A command that runs other commands or code never gets a rule; a destructive
+one gets a rule for exactly what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from indusagi.core.json import JsonObject, JsonValue, compact_json
+from indusagi.core.records import record
+from indusagi.core.text import escape_invisible
+from induscode.cli.terminal import escape_unprintable
+from induscode.permissions.call_facts import CallKind
+from induscode.permissions.patterns import parse_host
+from induscode.permissions.policy import ApprovalMode
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
+from induscode.permissions.shell.arguments import count_saved_words, find_problem, is_never_saved
+
+if TYPE_CHECKING:
+    from induscode.permissions.call_facts import CallFacts
+    from induscode.permissions.policy import Decision, Need
+    from induscode.permissions.shell.parse import Command
+
+_SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")
+
+
+class ApprovalScope(StrEnum):
+    """Scope of a person's yes."""
+
+    ONCE = "once"
+    SESSION = "session"
+    ALWAYS_TOOL = "always for this"
+    ALWAYS_SERVER = "always for this server"
+
+
+@record(kw_only=True)
+class PermissionRequest:
+    """Request for a person's permission: what is shown is what runs."""
+
+    tool: str
+    server: str | None
+    title: str
+    """What will happen, in one sentence without control characters."""
+    lines: tuple[str, ...]
+    """Every fact, complete, with control characters escaped."""
+    reasons: tuple[str, ...]
+    """Why the person is asked."""
+    arguments: JsonObject = field(default_factory=dict[str, JsonValue])
+    """The arguments of the call."""
+    saves: tuple[str, ...]
+    """Rules that a yes for longer than once creates; empty if there are none."""
+    scopes: tuple[ApprovalScope, ...]
+    """Possible answers besides no, which is the default."""
+    asked_by_rule: bool = False
+    """Whether a rule asks for the question."""
+
+
+@record
+class PermissionAnswer:
+    """Answer of a person; without a scope it is no."""
+
+    scope: ApprovalScope | None = None
+    comment: str = ""
+    """Text for the model with a no."""
+
+
+class Approver(Protocol):
+    """A way to ask a person."""
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Ask, and wait for the answer."""
+        ...
+
+
+def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
+    """Build the request for a call that needs a person's permission."""
+    rules = () if decision.firm else build_rules(facts, decision)
+    scopes = [ApprovalScope.ONCE]
+    if rules:
+        scopes += [ApprovalScope.SESSION, ApprovalScope.ALWAYS_TOOL]
+    if facts.server is not None and not decision.firm:
+        scopes.append(ApprovalScope.ALWAYS_SERVER)
+    lines = [f"tool: {escape_text(facts.tool)}"]
+    if facts.server is not None:
+        lines.append(f"server: {escape_text(facts.server)}")
+    if facts.script is not None:
+        lines += [f"command: {escape_text(line)}" for line in facts.script.text.split("\n")]
+        lines.append(f"sandbox: {escape_text(str(facts.sandbox))}")
+    if facts.method is not None:
+        lines.append(f"request: {facts.method} {escape_text(facts.url or '')}")
+        lines.append(f"host: {escape_text(parse_host(facts.url or '') or '')}")
+    for path in facts.paths:
+        action = "writes to" if path.writing else "reads"
+        refusal = f" ({path.refusal})" if path.refusal is not None else ""
+        link = "" if path.resolved == path.spelled else f", given as {escape_text(path.given)}"
+        lines.append(f"{action}: {escape_text(path.resolved)}{refusal}{link}")
+    for name, value in facts.arguments.items():
+        if facts.script is None or value != facts.script.text:
+            text = value if isinstance(value, str) else compact_json(value)
+            lines.append(f"argument {escape_text(name)}: {escape_text(text)}")
+    return PermissionRequest(
+        tool=facts.tool,
+        server=facts.server,
+        title=_format_title(facts),
+        lines=tuple(lines),
+        reasons=tuple(escape_invisible(reason)[0] for reason in decision.reasons),
+        arguments=facts.arguments,
+        saves=tuple(map(str, rules)),
+        scopes=tuple(scopes),
+        asked_by_rule=decision.asked_by_rule,
+    )
+
+
+def _format_title(facts: CallFacts) -> str:
+    """Say in one sentence what a call will do."""
+    if facts.remote is not None:
+        title = f"server {facts.remote.server} wants to run {facts.remote.name}"
+    elif facts.script is not None:
+        first, *others = facts.script.text.strip().splitlines() or [""]
+        more = f" … and {len(others)} more lines" if others else ""
+        title = f"{facts.tool} wants to run: {first}{more}"
+    elif facts.paths:
+        path = facts.paths[0]
+        title = f"{facts.tool} wants to {'write to' if path.writing else 'read'} {path.resolved}"
+    elif facts.method is not None:
+        title = f"{facts.slug} wants to send {facts.method} to {parse_host(facts.url or '')}"
+    elif facts.url is not None:
+        title = f"{facts.tool} wants to fetch {facts.url}"
+    else:
+        title = f"{facts.tool} {facts.kind.value}"
+    return escape_unprintable(title)
+
+
+def escape_text(text: str) -> str:
+    """Write a text as an ASCII JSON string, so that every character is visible."""
+    return json.dumps(text, ensure_ascii=True)
+
+
+def suggest_remedy(facts: CallFacts, decision: Decision, entry: str = "") -> str:
+    """Say how such a call runs without asking: by flags, or by arguments of the function `entry`."""
+    rules = () if decision.firm else build_rules(facts, decision)
+    is_edit = [path.writing and path.refusal is None for path in facts.paths]
+    modes = [ApprovalMode.ALL.value]
+    if facts.kind is CallKind.FILE and is_edit and all(is_edit) and not decision.firm:
+        modes.insert(0, ApprovalMode.AUTO_EDIT.value)
+    if entry:
+        given = [f"allow={[str(rule) for rule in rules]!r}"] if rules else []
+        return f"pass {' or '.join([*given, *(f'approval={mode!r}' for mode in modes)])} to {entry}"
+    import shlex  # noqa: PLC0415 — for a denied call only
+
+    flags = [" ".join(f"--allow {shlex.quote(str(rule))}" for rule in rules)] if rules else []
+    return f"start with {' or '.join([*flags, *(f'--approval {mode}' for mode in modes)])}"
+
+
+# -- rules for an answer ------------------------------------------------------------------------
+
+
+def build_rules(facts: CallFacts, decision: Decision) -> tuple[Rule, ...]:
+    """Build the rules that would allow a call; none if rules cannot allow all of it."""
+    rules: list[Rule] = []
+    for need in decision.needs:
+        text = _format_rule(need, facts)
+        rule = None if text is None else parse_rule(text, Effect.ALLOW, RuleOrigin.SESSION)
+        if not isinstance(rule, Rule):
+            return ()
+        rules.append(replace(rule, server=facts.server, pin=facts.pin))
+    return tuple(dict.fromkeys(rules))
+
+
+def build_server_rule(facts: CallFacts) -> Rule:
+    """Build the rule that allows all tools of the server of a call."""
+    return Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, server=facts.server)
+
+
+def _format_rule(need: Need, facts: CallFacts) -> str | None:
+    if need.command is not None:
+        pattern = build_command_pattern(need.command)
+        return None if pattern is None else f"bash({pattern})"
+    if need.path is not None:
+        name = need.path.resolved
+        if any(char in name for char in "*?") or not name.isprintable():
+            return None
+        tool = ("write" if need.path.writing else "read") if facts.kind is CallKind.COMMAND else facts.tool
+        name = name.removeprefix(facts.workspace.rstrip("/") + "/") or name
+        return f"{tool}({name})"
+    if facts.url is not None and facts.tool == "webfetch":
+        host = parse_host(facts.url)
+        return None if host is None else f"webfetch(domain:{host})"
+    if facts.slug is not None:
+        return f"{facts.tool}(slug:{facts.slug})"
+    return facts.tool
+
+
+def build_command_pattern(command: Command) -> str | None:
+    """Build the specifier of the rule for a command; None if it never gets one."""
+    texts = [word.text for word in command.words]
+    problem = find_problem(command.words, fed=command.fed)
+    if texts[0] is None or is_never_saved(command.words) or (problem is not None and problem.acts):
+        return None
+    count = count_saved_words(texts) or len(texts) + 1
+    is_exact = (
+        count > len(texts)
+        or any(text is None or text.startswith("-") for text in texts[:count])
+        or find_problem(command.words, frozenset(range(count)), fed=command.fed) is not None
+    )
+    words = texts if is_exact else texts[:count]
+    if not all(text is not None and _SAFE_WORD.fullmatch(text) for text in words):
+        return None
+    return " ".join([*(text for text in words if text is not None), *([] if is_exact else ["*"])])

@@ -1,0 +1,325 @@
+"""Comparison of rules with calls: commands, paths, hosts, and tools of servers.
+
+Each comparison exists twice. To allow, the value must be exactly what the pattern says. To deny or ask, it is enough
+that the pattern may be meant: other spellings, options in between, everything below a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, qualify_tool_name
+from induscode.permissions.rules import match_glob, parse_action_pattern, split_command_pattern
+from induscode.permissions.shell.arguments import find_problem
+from induscode.permissions.shell.launchers import base_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from induscode.permissions.shell.arguments import Problem
+    from induscode.permissions.shell.parse import Command
+    from induscode.permissions.shell.syntax import Word
+
+
+class PatternMatch(IntEnum):
+    """Whether a pattern applies."""
+
+    NO = 0
+    MAYBE = 1
+    YES = 2
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+
+def match_command(specifier: str, command: Command) -> frozenset[int] | None:
+    """Give the indexes of the words that a pattern names literally; None if it names another command.
+
+    A `*` at the end of a pattern stands for further words, and names none of them.
+    """
+    pattern, more = split_command_pattern(specifier)
+    if len(command.words) < len(pattern) or (not more and len(command.words) > len(pattern)):
+        return None
+    pairs = list(zip(pattern, command.words, strict=False))
+    if not all(word.text is not None and _match_word(part, word.text) for part, word in pairs):
+        return None
+    return frozenset(index for index, (part, word) in enumerate(pairs) if "*" not in part and not word.glob)
+
+
+def find_allow_problem(specifier: str | None, command: Command) -> Problem | None:
+    """Find out why a rule that names a command does not allow it as it is; None if it does.
+
+    A rule about every command (`bash`, `bash(*)`) also allows arguments that are merely unknown.
+    """
+    named = frozenset[int]() if specifier is None else match_command(specifier, command)
+    assert named is not None, "the rule is about another command"
+    problem = find_problem(command.words, named, fed=command.fed)
+    names_all = specifier is None or split_command_pattern(specifier) == ((), True)
+    return None if problem is not None and names_all and not problem.acts else problem
+
+
+def may_be_command(specifier: str, command: Command) -> PatternMatch:
+    """Tell whether a command is or may be what a pattern says, whatever words follow."""
+    pattern, _ = split_command_pattern(specifier)
+    if not pattern:
+        return PatternMatch.YES
+    name, *rest = command.words
+    first = PatternMatch.MAYBE if name.hole or name.glob else PatternMatch.NO
+    if any(_match_program(base_name(pattern[0]), base_name(guess), glob=name.glob) for guess in name.guesses):
+        first = PatternMatch.YES
+    if first is PatternMatch.NO:
+        return PatternMatch.NO
+    if first is PatternMatch.MAYBE and not name.single:
+        return PatternMatch.MAYBE  # it may expand to several words
+    options = [part for part in pattern[1:] if part.startswith("-")]
+    operands = [part for part in pattern[1:] if not part.startswith("-")]
+    return min(first, _match_options(options, rest), _match_operands(operands, rest))
+
+
+def may_be_program(specifier: str, word: Word) -> bool:
+    """Tell whether a word may be the program of a pattern, in any directory."""
+    pattern, _ = split_command_pattern(specifier)
+    program = base_name(pattern[0])
+    names = [part for guess in word.guesses for part in re.split(r"[\s=:]+", guess) if part]
+    return any(_match_program(program, base_name(name), glob=word.glob) for name in names)
+
+
+def _match_program(pattern: str, name: str, *, glob: bool) -> bool:
+    """Compare the name of a program with a pattern; the shell may expand a name with a `glob` to it."""
+    return _match_word(pattern, name, fold=True) or (glob and fnmatchcase(pattern, name))
+
+
+def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
+    """Compare a word with a pattern in which `*` is any characters; without backtracking."""
+    if fold:
+        pattern, text = pattern.casefold(), text.casefold()
+    first, *others = pattern.split("*")
+    if not others:
+        return first == text
+    if not text.startswith(first):
+        return False
+    position = len(first)
+    for part in others[:-1]:
+        index = text.find(part, position)
+        if index < 0:
+            return False
+        position = index + len(part)
+    return len(text) - position >= len(others[-1]) and text.endswith(others[-1])
+
+
+def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatch:
+    """Look for options at any position; short ones may be bundled or separate."""
+    texts = [guess for word in words for guess in word.guesses if guess.startswith("-")]
+    letters = {letter for text in texts if not text.startswith("--") for letter in text[1:]}
+    initials = {text[2:3] for text in texts if text.startswith("--")}
+    has_hole = any(word.text is None or word.glob for word in words)
+    result = PatternMatch.YES
+    for option in options:
+        if option.startswith("--"):
+            # Programs accept unambiguous abbreviations of long options: getopt_long(3).
+            names = [text.partition("=")[0] for text in texts]
+            is_named = any(name == option or (len(name) > 3 and option.startswith(name)) for name in names)
+            is_given = is_named or any(_match_word(option, text) for text in texts)
+            may_be_same = option[2:3].casefold() in {letter.casefold() for letter in letters}
+        else:
+            is_given = option in texts or set(option[1:]) <= letters
+            may_be_same = set(option[1:].casefold()) <= {letter.casefold() for letter in letters | initials}
+        if is_given:
+            continue
+        # `-f` and `--force` are often the same; only the program knows.
+        if not has_hole and not may_be_same:
+            return PatternMatch.NO
+        result = PatternMatch.MAYBE
+    return result
+
+
+def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch:
+    """Look for words in this order, with nothing but options and their values in between."""
+    positions = {0}
+    has_hole = False
+    for part in parts:
+        # The next operand may be behind options, their values, and empty words.
+        reachable: set[int] = set()
+        waiting = list(positions)
+        while waiting:
+            index = waiting.pop()
+            if index >= len(words) or index in reachable:
+                continue
+            reachable.add(index)
+            if any(guess.startswith("-") for guess in words[index].guesses):
+                waiting += [index + 1, index + 2]
+            if "" in words[index].guesses:
+                waiting.append(index + 1)
+        has_hole = has_hole or any(words[index].text is None for index in reachable)
+        positions = {
+            index + 1
+            for index in reachable
+            if any(_match_word(part, guess, fold=True) for guess in words[index].guesses)
+        }
+        if not positions:
+            return PatternMatch.MAYBE if has_hole else PatternMatch.NO
+    return PatternMatch.YES
+
+
+# -- paths --------------------------------------------------------------------------------------
+
+
+def has_wildcards(pattern: str) -> bool:
+    """Tell whether a pattern stands for more than one path."""
+    return any(char in pattern for char in "*?")
+
+
+def is_absolute(pattern: str) -> bool:
+    """Tell whether a pattern is independent of the workspace."""
+    return pattern.startswith(("/", "~"))
+
+
+def is_path(pattern: str, path: str, workspace: str) -> bool:
+    """Tell whether a resolved path is exactly what a pattern says."""
+    return _compile_path(_make_absolute(pattern, workspace)).fullmatch(path) is not None
+
+
+def may_be_path(pattern: str, path: str, workspace: str) -> bool:
+    """Tell whether a path, or a directory above it, is what a pattern says in any spelling.
+
+    A pattern without a slash is a name in any directory. Symbolic links in the pattern are resolved: it reads the disk.
+    """
+    patterns = {_make_absolute(pattern, workspace)}
+    if "/" not in pattern and not pattern.startswith("~"):
+        patterns.add(f"/**/{pattern}")
+    for absolute in [*patterns]:
+        fixed = _get_fixed_part(absolute)
+        patterns.add(os.path.realpath(fixed or "/").rstrip("/") + absolute[len(fixed) :])
+    parents = [path.casefold()]
+    while parents[-1] != os.path.dirname(parents[-1]):
+        parents.append(os.path.dirname(parents[-1]))
+    return any(_compile_path(text.casefold()).fullmatch(parent) for text in patterns for parent in parents)
+
+
+def may_lie_below(pattern: str, folder: str, workspace: str) -> bool:
+    """Tell whether a path of the pattern may be below a directory."""
+    fixed = _get_fixed_part(_make_absolute(pattern, workspace)).rstrip("/").casefold()
+    inside = folder.rstrip("/").casefold() + "/"
+    return "/" not in pattern or fixed.startswith(inside) or inside.startswith(f"{fixed}/")
+
+
+def _make_absolute(pattern: str, workspace: str) -> str:
+    return os.path.normpath(os.path.join(workspace, os.path.expanduser(pattern)))
+
+
+def _get_fixed_part(pattern: str) -> str:
+    """Give the directories before the first wildcard."""
+    parts = pattern.split("/")
+    count = next((index for index, part in enumerate(parts) if has_wildcards(part)), len(parts))
+    return "/".join(parts[:count])
+
+
+_PATH_WILDCARDS = {"/**/": "/(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+@lru_cache(maxsize=256)
+def _compile_path(pattern: str) -> re.Pattern[str]:
+    text = pattern.removesuffix("/**")
+    regex = ""
+    for piece in re.split(r"(/\*\*/|\*\*|\*|\?)", text):
+        regex += _PATH_WILDCARDS[piece] if piece in _PATH_WILDCARDS else re.escape(piece)
+    return re.compile(regex + ("(?:/.*)?" if text != pattern else ""), re.DOTALL)
+
+
+# -- hosts --------------------------------------------------------------------------------------
+
+
+def parse_host(url: str) -> str | None:
+    """Give the host of a URL in lower case; None if there is none, or if it is not ASCII."""
+    try:
+        host = urlsplit(url.strip()).hostname
+    except ValueError:
+        return None
+    return host.rstrip(".").lower() if host and host.isascii() else None
+
+
+def is_host(pattern: str, host: str) -> bool:
+    """Tell whether a host is exactly what a pattern says; `*.` stands for subdomains."""
+    pattern = pattern.lower().rstrip(".")
+    if pattern.startswith("*."):
+        return host.endswith(pattern[1:]) and host != pattern[1:]
+    return pattern in {host, "*"}
+
+
+def may_be_host(pattern: str, host: str | None) -> bool:
+    """Tell whether a host may be meant: the named one, a subdomain of it, or an unknown one."""
+    name = pattern.lower().rstrip(".").removeprefix("*.")
+    return host is None or name in {host, "*"} or host.endswith(f".{name}")
+
+
+# -- tools of servers ---------------------------------------------------------------------------
+#
+# `a__b__*` can be read as tools `b__…` of server `a`, or as every tool of server `a__b`. To allow, one reading holds:
+# that of the existing server with the longest id, and the part before the `__` must be the whole id. A name without a
+# wildcard means the tool that is shown under it. A wildcard in the server's part never stands for a `__`; a pattern
+# without `__` names tools of this machine, except `*` alone, which names everything. To deny or ask, it is enough that
+# one of the readings may be meant, so that adding a server never lets a denied call run.
+
+_WILDCARD = re.compile(r"[*?]")
+
+
+def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) -> bool:
+    """Tell whether a pattern names a tool of a server beyond doubt: enough to allow it.
+
+    Args:
+        pattern: The tool part of a rule.
+        ref: Server and tool.
+        name: The name a model calls the tool by; a pattern without wildcards must be equal to it.
+        shared: Whether the joined name can also be read as a tool of a server with a longer id. Then a pattern with a
+            further `__` does not name this tool.
+    """
+    if pattern == "*" or _WILDCARD.search(pattern) is None:
+        return pattern in {"*", name}
+    fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
+    index = pattern.find(QUALIFIER, 1)
+    while index > 0:
+        server, tool = pattern[:index], pattern[index + len(QUALIFIER) :]
+        is_server = server == ref.server
+        if _WILDCARD.search(server) is not None:
+            if QUALIFIER in server:
+                return False
+            is_server = QUALIFIER not in ref.server and match_glob(server, ref.server)
+        is_unshared = not shared or QUALIFIER not in fixed[len(server) + 1 :]
+        if is_server and is_unshared and tool and match_glob(tool, ref.name):
+            return True
+        index = pattern.find(QUALIFIER, index + 1)
+    return False
+
+
+def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
+    """Tell whether a pattern may be meant to name a tool of a server: enough to deny or ask."""
+    return match_glob(pattern, name) or match_glob(pattern, qualify_tool_name(ref))
+
+
+def is_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
+    """Tell whether an action is exactly what a pattern says: its method and host, or its slug."""
+    pattern = parse_action_pattern(specifier)
+    if pattern is None:
+        return False
+    wanted, domain, name = pattern
+    if name is not None:
+        return match_glob(name, slug)
+    return wanted in {None, method} and host is not None and domain is not None and is_host(domain, host)
+
+
+def may_be_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
+    """Tell whether an action may be meant by a pattern; one of another form is about every action."""
+    pattern = parse_action_pattern(specifier)
+    if pattern is None:
+        return True
+    wanted, domain, name = pattern
+    if name is not None:
+        return match_glob(name.casefold(), slug.casefold())
+    return wanted in {None, method} and domain is not None and may_be_host(domain, host)

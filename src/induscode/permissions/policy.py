@@ -1,0 +1,356 @@
+"""The policy: a function from the facts about a call and all rules to a decision.
+
+Order: deny rules, then plan mode, then ask rules and doubts, then allow rules. Every rule is compared: the decision
+does not depend on their order.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from indusagi.core.paths import is_within
+from indusagi.core.records import record
+from induscode.permissions.call_facts import CallKind
+from induscode.permissions.patterns import (
+    PatternMatch,
+    find_allow_problem,
+    has_wildcards,
+    is_absolute,
+    is_action,
+    is_host,
+    is_path,
+    match_command,
+    may_be_action,
+    may_be_command,
+    may_be_host,
+    may_be_path,
+    may_be_program,
+    may_lie_below,
+    may_name,
+    names_exactly,
+    parse_host,
+)
+from induscode.permissions.rules import Effect, Rule, match_glob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from induscode.permissions.call_facts import CallFacts, PathFact
+    from induscode.permissions.shell.arguments import Problem
+    from induscode.permissions.shell.parse import Command, Script
+
+_DOMAIN = "domain:"
+_HARMLESS = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.DELEGATE, CallKind.SCRIPT})
+_IN_PLAN_MODE = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.EGRESS, CallKind.SCRIPT})
+
+
+class ApprovalMode(StrEnum):
+    """What happens to a call about which a person would be asked."""
+
+    ASK = "ask"
+    """Ask; where no person can be asked, deny."""
+    AUTO_EDIT = "auto-edit"
+    """Write files of the workspace without asking; otherwise as with ASK."""
+    ALL = "all"
+    """Run everything that is not denied."""
+
+
+@record(kw_only=True)
+class PolicyContext:
+    """State of the session that the policy depends on."""
+
+    approval: ApprovalMode = ApprovalMode.ASK
+    plan: bool = False
+    """Whether plan mode is on."""
+    plans_dir: str | None = None
+    """Directory to which plan mode may write; absolute and resolved."""
+    unsandboxed: bool = False
+    """Whether rules may allow commands without a sandbox."""
+
+
+@record
+class Need:
+    """A part of a call that needs permission."""
+
+    reason: str
+    path: PathFact | None = None
+    command: Command | None = None
+    problem: Problem | None = None
+    """Why a rule that names the command does not allow it."""
+
+
+@record(kw_only=True)
+class Decision:
+    """Allow, ask or deny, with the reasons."""
+
+    effect: Effect
+    reasons: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
+    """Parts that no rule allows, and that a rule could allow."""
+    firm: tuple[str, ...] = ()
+    """Reasons that only a person can overrule, not a rule."""
+    asked_by_rule: bool = False
+    """Whether a rule asks for the question."""
+    undecided: tuple[str, ...] = ()
+    """Reasons why a deny rule could apply to a command: asked about in every mode."""
+
+
+def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext) -> Decision:
+    """Decide about a call. With paths in the call, this resolves symbolic links in the paths of rules."""
+    relevant = [rule for rule in rules if _is_relevant(rule, facts)]
+    objections = [(rule, _match_objection(rule, facts)) for rule in relevant if rule.effect is not Effect.ALLOW]
+    denials = [
+        f"rule {rule.reason}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
+    ]
+    denials += [
+        f"{path.resolved} is part of the system itself: no tool is let in there"
+        for path in facts.paths
+        if path.refusal == "special"
+    ]
+    if facts.script is not None and not facts.script.whole:
+        denials += [
+            f"it is too long to be compared with rule {rule.reason}"
+            for rule, _ in objections
+            if rule.effect is Effect.DENY
+        ]
+    if denials:
+        return Decision(effect=Effect.DENY, reasons=tuple(denials))
+    fits_plan_mode = facts.kind in _IN_PLAN_MODE or (
+        facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
+    )
+    if context.plan and not fits_plan_mode:
+        reason = "plan mode: only what looks is allowed until a plan is approved"
+        return Decision(effect=Effect.DENY, reasons=(reason,))
+    firm = [
+        f"rule {rule.reason}" + ("" if match is PatternMatch.YES else " may be meant")
+        for rule, match in objections
+        if match is not PatternMatch.NO
+    ]
+    asked_by_rule = bool(firm)
+    firm += [f"{path.given}: {path.problem}" for path in facts.paths if path.problem]
+    undecided: list[str] = []
+    if facts.script is not None:
+        firm += _list_doubts(facts, facts.script, context)
+        undecided = _list_undecided(facts.script, objections)
+    allowing = [rule for rule in relevant if rule.effect is Effect.ALLOW]
+    needs = _list_needs(facts, allowing, context)
+    reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
+    if not reasons:
+        return Decision(effect=Effect.ALLOW)
+    is_unasked = context.approval is ApprovalMode.ALL and not undecided
+    return Decision(
+        effect=Effect.ALLOW if is_unasked else Effect.ASK,
+        reasons=(*undecided, *(reason for reason in reasons if reason not in undecided)),
+        needs=tuple(needs),
+        firm=tuple(firm),
+        asked_by_rule=asked_by_rule,
+        undecided=tuple(undecided),
+    )
+
+
+def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
+    """Find a rule that denies every call of a tool, whatever its arguments; the facts are those of the tool alone."""
+    for rule in rules:
+        if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
+            return rule
+    return None
+
+
+def is_sandboxed(facts: CallFacts) -> bool:
+    """Tell whether a command would run in a sandbox."""
+    return facts.sandbox is not None and facts.sandbox.kind != "none"
+
+
+def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
+    """Tell whether a rule holds here and names the tool, or a file that a command is connected to."""
+    if rule.workspace not in {None, facts.workspace}:
+        return False
+    if rule.server is not None and rule.server != facts.server:
+        return False
+    if rule.effect is Effect.ALLOW and rule.pin not in {None, facts.pin}:
+        return False
+    if rule.principal is not None and not (facts.principal and match_glob(rule.principal, facts.principal)):
+        return False
+    if _names_tool(rule, facts):
+        return True
+    # The redirections of a command count as reading and writing.
+    if facts.kind is CallKind.COMMAND and any(rule.names(_file_tool(path.writing)) for path in facts.paths):
+        return True
+    return facts.script is not None and any(
+        rule.names(_file_tool(redirect.writes)) for redirect in facts.script.redirects if redirect.target.text is None
+    )
+
+
+def _names_tool(rule: Rule, facts: CallFacts) -> bool:
+    """Tell whether a rule names the tool of a call; a server's tool by its identity."""
+    if facts.remote is None:
+        if any(map(rule.names, facts.names)):
+            return True
+        # A domain that is denied or asked about for `webfetch` is so for the requests of actions too.
+        is_domain = rule.specifier is not None and rule.specifier.startswith(_DOMAIN)
+        is_egress = facts.method is not None and is_domain and rule.effect is not Effect.ALLOW
+        return is_egress and rule.names("webfetch")
+    if rule.effect is Effect.ALLOW:
+        return names_exactly(rule.tool, facts.remote, facts.tool, shared=facts.shares_name)
+    return may_name(rule.tool, facts.remote, facts.tool)
+
+
+def _file_tool(writes: bool) -> str:
+    return "write" if writes else "read"
+
+
+# -- objections: deny and ask rules -------------------------------------------------------------
+
+
+def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
+    """Tell whether a deny or ask rule applies."""
+    if rule.specifier is None:
+        return PatternMatch.YES
+    by_path = _match_paths(rule, rule.specifier, facts)
+    if facts.kind is CallKind.FILE or by_path is PatternMatch.YES or not _names_tool(rule, facts):
+        return by_path
+    if facts.script is not None:
+        return max(by_path, _match_script(rule.specifier, facts.script))
+    if facts.is_discovery:
+        return PatternMatch.NO
+    if facts.method is not None and facts.slug is not None and facts.url is not None:
+        applies = may_be_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
+        return PatternMatch.YES if applies else PatternMatch.NO
+    if facts.url is not None and rule.specifier.startswith(_DOMAIN):
+        host = parse_host(facts.url)
+        applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
+        return max(by_path, PatternMatch.YES if applies else PatternMatch.NO)
+    return PatternMatch.YES  # a specifier without a meaning for this tool applies to every call
+
+
+def _match_paths(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
+    result = PatternMatch.NO
+    for path in facts.paths:
+        if facts.kind is CallKind.COMMAND and not rule.names(_file_tool(path.writing)):
+            continue
+        if any(may_be_path(specifier, name, facts.workspace) for name in (path.resolved, path.spelled)):
+            return PatternMatch.YES
+        if path.tree and may_lie_below(specifier, path.resolved, facts.workspace):
+            result = PatternMatch.MAYBE
+    for redirect in facts.script.redirects if facts.script is not None else ():
+        if redirect.target.text is None and rule.names(_file_tool(redirect.writes)):
+            result = PatternMatch.MAYBE
+    return result
+
+
+def _match_script(specifier: str, script: Script) -> PatternMatch:
+    """Compare a specifier with every command that runs or may run."""
+    commands = (*script.commands, *script.suspects)
+    result = max((may_be_command(specifier, command) for command in commands), default=PatternMatch.NO)
+    if result is not PatternMatch.NO:
+        return result
+    may_hide = (
+        script.opaque
+        or any(may_be_program(specifier, word) for word in script.copied)
+        or any(may_be_command(specifier, command) is not PatternMatch.NO for command in script.possible)
+    )
+    return PatternMatch.MAYBE if may_hide else PatternMatch.NO
+
+
+def find_denying_rule(rules: Iterable[Rule], facts: CallFacts, resolved: str) -> Rule | None:
+    """Find a rule that denies a path which a file tool reaches while it runs."""
+    for rule in rules:
+        if rule.effect is Effect.DENY and rule.specifier is not None and _is_relevant(rule, facts):
+            if may_be_path(rule.specifier, resolved, facts.workspace):
+                return rule
+    return None
+
+
+def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> list[str]:
+    """List what no rule can allow in a command."""
+    doubts = [*script.flaws]
+    if not script.commands:
+        doubts.append("it holds no command that a rule could name")
+    if not is_sandboxed(facts) and not context.unsandboxed:
+        detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
+        doubts.append(f"there is no sandbox for commands here ({detail})")
+    return doubts
+
+
+def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
+    """List the deny rules that could apply to a command, and what hides whether they do."""
+    causes = [*script.opaque]
+    if any(redirect.target.text is None for redirect in script.redirects):
+        causes.append("only the shell knows which file it is connected to")
+    suffix = f": {'; '.join(causes)}" if causes else ""
+    return [
+        f"rule {rule.reason} could apply{suffix}"
+        for rule, match in objections
+        if rule.effect is Effect.DENY and match is PatternMatch.MAYBE
+    ]
+
+
+# -- needs: allow rules -------------------------------------------------------------------------
+
+
+def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> list[Need]:
+    """List the parts of a call that no rule allows."""
+    if facts.kind in _HARMLESS:
+        return []
+    naming = [rule for rule in allowing if _names_tool(rule, facts)]
+    if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
+        if any(_allows_whole_call(rule, facts) for rule in naming):
+            return []
+        if facts.method is not None:
+            return [Need(f"{facts.slug} sends {facts.method} to {parse_host(facts.url or '')}")]
+        owner = f" of server {facts.server!r}" if facts.server is not None else ""
+        return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
+    needs: list[Need] = []
+    for path in facts.paths:
+        is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
+        is_plan = context.plan and _is_plan_path(path, context)
+        needs_rule = (path.writing or path.refusal is not None) and not is_edit and not is_plan
+        if needs_rule and not any(_allows_path(rule, path, facts) for rule in allowing):
+            where = f", which is {path.refusal}" if path.refusal else ""
+            action = "writes to" if path.writing else "reads"
+            needs.append(Need(f"{action} {path.resolved}{where}", path=path))
+    for command in dict.fromkeys(facts.script.commands if facts.script is not None else ()):
+        problems = [
+            (rule, find_allow_problem(rule.specifier, command))
+            for rule in naming
+            if rule.specifier is None or match_command(rule.specifier, command) is not None
+        ]
+        if any(problem is None for _, problem in problems):
+            continue
+        reason, (rule, problem) = f"runs: {command.shown}", problems[0] if problems else (None, None)
+        if problem is not None:
+            reason += f" (rule {rule} does not cover it: {problem.reason})"
+        needs.append(Need(reason, command=command, problem=problem))
+    return needs
+
+
+def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
+    """Tell whether a rule that names the tool allows a call without paths and commands."""
+    if rule.specifier is None:
+        return True
+    host = None if facts.url is None else parse_host(facts.url)
+    if facts.method is not None and facts.slug is not None:
+        return is_action(rule.specifier, facts.method, host, facts.slug)
+    domain = rule.specifier.removeprefix(_DOMAIN)
+    return host is not None and domain != rule.specifier and is_host(domain, host)
+
+
+def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
+    """Tell whether a rule allows a path; outside the workspace its specifier must be more explicit."""
+    tool = _file_tool(path.writing) if facts.kind is CallKind.COMMAND else facts.tool
+    if not rule.names(tool):
+        return False
+    if rule.specifier is None:
+        return path.refusal is None
+    if path.refusal == "protected" and has_wildcards(rule.specifier):
+        return False
+    if path.refusal == "outside" and not is_absolute(rule.specifier):
+        return False
+    return is_path(rule.specifier, path.resolved, facts.workspace)
+
+
+def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:
+    folder = context.plans_dir
+    return folder is not None and is_within(path.resolved, os.path.normpath(folder))

@@ -1,0 +1,199 @@
+"""Rules that hold before a session begins: those the user stored for always, and those of the project.
+
+The user's rules are in one private file outside of every project. Writers lock its directory, a reader sees the old
+file or the new one, and a damaged file is set aside before a change; until then everything is asked about.
+
+A project denies, or asks about, calls in `.indusvx/permissions.json`:
+`{"deny": ["bash(git push *)"], "ask": ["write(migrations/**)"]}`. It allows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
+from indusagi.core.faults import Note
+from indusagi.core.json import is_json_object
+from indusagi.core.time import iso_utc, now_ms
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, ask_about_everything, parse_rule, parse_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+_FILE_NAME = "permissions.json"
+_VERSION = 1
+_LARGEST_BYTES = 4 * 1024 * 1024
+_LARGEST_PROJECT_FILE = 1024 * 1024
+
+
+def rules_path() -> str:
+    """Give the path of the user's rules.
+
+    Raises:
+        OSError: There is no home directory.
+    """
+    return os.path.join(state_dir(), _FILE_NAME)
+
+
+def project_rules_path(cwd: str) -> str:
+    """Give the path of a project's rules."""
+    return os.path.join(cwd, ".indusvx", _FILE_NAME)
+
+
+def has_rules(cwd: str) -> bool:
+    """Tell whether one of the two files exists, in whatever state."""
+    if os.path.lexists(project_rules_path(cwd)):
+        return True
+    try:
+        return os.path.lexists(rules_path())
+    except OSError:
+        return False
+
+
+def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequence[Note]]:
+    """Load the rules of the user and of the project; an unreadable file asks about everything."""
+    rules, notes = store.load()
+    path = project_rules_path(cwd)
+    try:
+        settings: JsonValue = json.loads(read_small_file(path, _LARGEST_PROJECT_FILE, follow=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return rules, notes
+    except (OSError, ValueError, RecursionError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is no JSON"
+        note = Note(path, f"its rules cannot be read: {reason}", "everything is asked about meanwhile")
+        return (*rules, ask_about_everything(RuleOrigin.PROJECT, path)), (*notes, note)
+    project_rules, problems = parse_settings(settings, path, RuleOrigin.PROJECT)
+    return (*rules, *project_rules), (*notes, *problems)
+
+
+@dataclass(slots=True)
+class _Content:
+    rows: list[JsonObject] = field(default_factory=list["JsonObject"])
+    unsandboxed: list[str] = field(default_factory=list[str])
+
+
+class RuleStore:
+    """The rules that the user stored for always. The methods block: call them in a thread."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        """Path of the file.
+
+        Raises:
+            OSError: There is no home directory.
+        """
+        return self._path or rules_path()
+
+    def _file(self) -> PrivateJsonFile[_Content]:
+        return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_content, _dump_content)
+
+    def load(self) -> tuple[Sequence[Rule], Sequence[Note]]:
+        """Load the rules; an unreadable row or file asks about everything."""
+        try:
+            path = self.path
+        except OSError:
+            return (), ()
+        content, damaged = self._file().read()
+        rules: list[Rule] = []
+        notes: list[Note] = []
+        if damaged:
+            notes.append(Note(path, "it cannot be read", "it is set aside at the next change"))
+            rules.append(ask_about_everything(RuleOrigin.USER, path))
+        for row in content.rows:
+            rule = parse_rule_row(row, path)
+            if isinstance(rule, Note):
+                notes.append(rule)
+                rule = ask_about_everything(RuleOrigin.USER, path)
+            rules.append(rule)
+        return tuple(rules), tuple(notes)
+
+    def add(self, rules: Iterable[Rule]) -> None:
+        """Store rules; duplicates are stored once.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with self._file().change() as content:
+            for rule in rules:
+                row: JsonObject = {**dump_rule(rule), "at": iso_utc(now_ms())}
+                if {**row, "at": None} not in [{**old, "at": None} for old in content.rows]:
+                    content.rows.append(row)
+
+    def remove(self, rule: Rule) -> int:
+        """Remove the rows with the effect, the text and the scope of a rule, and give their number.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        facts = dump_rule(rule)
+        with self._file().change() as content:
+            rows = [row for row in content.rows if any(row.get(key) != value for key, value in facts.items())]
+            count = len(content.rows) - len(rows)
+            content.rows[:] = rows
+        return count
+
+    def allows_unsandboxed(self, workspace: str) -> bool:
+        """Tell whether rules may allow commands in a workspace although there is no sandbox."""
+        try:
+            return workspace in self._file().read()[0].unsandboxed
+        except OSError:
+            return False
+
+    def allow_unsandboxed(self, workspace: str) -> None:
+        """Let rules allow commands in a workspace although there is no sandbox.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with self._file().change() as content:
+            if workspace not in content.unsandboxed:
+                content.unsandboxed.append(workspace)
+
+
+def dump_rule(rule: Rule) -> JsonObject:
+    """Give a rule as a row for `parse_rule_row`."""
+    return {
+        "effect": rule.effect.value,
+        "rule": str(rule),
+        "workspace": rule.workspace,
+        "server": rule.server,
+        "pin": rule.pin,
+    }
+
+
+def parse_rule_row(row: JsonObject, path: str) -> Rule | Note:
+    """Parse a stored rule; a note says what is wrong with the row of the file `path`."""
+    text, effect = row.get("rule"), row.get("effect")
+    if not isinstance(text, str) or effect not in set(Effect):
+        return Note(path, f"a row of it is no rule: {json.dumps(row)[:200]}", "remove the row")
+    rule = parse_rule(text, Effect(str(effect)), RuleOrigin.USER, path)
+    if isinstance(rule, Note):
+        return rule
+    scope: dict[str, str | None] = {}
+    for name in ("workspace", "server", "pin"):
+        value = row.get(name)
+        if value is not None and not isinstance(value, str):
+            return Note(path, f"rule {text!r} does not say where it holds", "remove the row")
+        scope[name] = value
+    return replace(rule, **scope)
+
+
+def _parse_content(document: JsonValue) -> tuple[_Content, bool]:
+    rows = document.get("rules") if is_json_object(document) else None
+    workspaces = document.get("unsandboxed", []) if is_json_object(document) else None
+    if not isinstance(rows, list) or not isinstance(workspaces, list):
+        return _Content(), True
+    objects = [row for row in rows if is_json_object(row)]
+    return _Content(objects, [name for name in workspaces if isinstance(name, str)]), len(objects) != len(rows)
+
+
+def _dump_content(content: _Content) -> JsonValue:
+    return {"version": _VERSION, "rules": [*content.rows], "unsandboxed": [*content.unsandboxed]}

@@ -1,0 +1,327 @@
+"""Dialects: one function for each program whose configuration files can be read.
+
+Every function takes a document and yields rows of plain fields, under the names that `rows` parses. It opens no file
+and expands no variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
+from induscode.servers.config.expansion import Expansion
+
+
+class RawRow(NamedTuple):
+    """One server as a file has it; its fields are unchecked."""
+
+    name: str
+    fields: JsonValue
+    project: str | None = None
+    """Its directory, where one file has servers for several directories."""
+    written: JsonValue = None
+    """The fields before the dialect converts them: consent covers these too."""
+
+
+@record
+class Dialect:
+    """The configuration format of one program."""
+
+    name: str
+    expansion: Expansion
+    read_rows: Callable[[JsonObject], Iterator[RawRow]]
+    matches: Callable[[JsonObject], bool]
+    """Whether a document of unknown origin is written in it."""
+    holds: Callable[[JsonObject], bool] | None = None
+    """Whether a document of this program has servers; None: the same as `matches`."""
+
+    def has_servers(self, document: JsonObject) -> bool:
+        """Tell whether a document that is known to belong to this program has servers."""
+        return (self.holds or self.matches)(document)
+
+
+def _under(document: JsonObject, *keys: str) -> JsonObject | None:
+    value: JsonValue = document
+    for key in keys:
+        value = value.get(key) if is_json_object(value) else None
+    return value if is_json_object(value) else None
+
+
+def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
+    """Yield the servers of an object by name, each with a copy of its fields."""
+    for name, fields in (servers or {}).items():
+        yield RawRow(name, dict(fields) if is_json_object(fields) else fields, written=fields)
+
+
+# -- ours -------------------------------------------------------------------------------------
+
+
+def indus(document: JsonObject) -> Iterator[RawRow]:
+    """Read `servers`: a list of rows with names, or an object of rows by name."""
+    servers = document.get("servers")
+    if isinstance(servers, list):
+        for row in servers:
+            name = row.get("name") if is_json_object(row) else None
+            yield RawRow(name if isinstance(name, str) else "", row, written=row)
+    elif is_json_object(servers):
+        yield from _rows(servers)
+
+
+# -- others -----------------------------------------------------------------------------------
+
+
+def claude_desktop(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`: commands only."""
+    yield from _rows(_under(document, "mcpServers"))
+
+
+def claude_code(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers` of the user and of every directory in `projects` (the scope `local`)."""
+    yield from _rows(_under(document, "mcpServers"))
+    for folder, project in (_under(document, "projects") or {}).items():
+        if is_json_object(project):
+            for row in _rows(_under(project, "mcpServers")):
+                yield row._replace(project=folder)
+
+
+def _has_claude_servers(document: JsonObject) -> bool:
+    projects = (_under(document, "projects") or {}).values()
+    return any(_under(scope, "mcpServers") for scope in (document, *projects) if is_json_object(scope))
+
+
+def vscode(document: JsonObject) -> Iterator[RawRow]:
+    """Read `servers` beside `inputs`."""
+    yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
+
+
+def cursor(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`."""
+    yield from _rows(_under(document, "mcpServers"))
+
+
+def codex(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcp_servers`; secrets are passed by the names of variables."""
+    yield from _convert_rows(_under(document, "mcp_servers"), _codex_row)
+
+
+def _convert_rows(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[RawRow]:
+    for row in _rows(servers):
+        yield row._replace(fields=convert(row.fields)) if is_json_object(row.fields) else row
+
+
+def _codex_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    headers = dict(_under(row, "http_headers") or {})
+    token = fields.pop("bearer_token_env_var", None)
+    if isinstance(token, str):
+        headers["Authorization"] = f"Bearer ${{{token}}}"
+    for header, variable in (_under(row, "env_http_headers") or {}).items():
+        if isinstance(variable, str):
+            headers[header] = f"${{{variable}}}"
+    fields.pop("env_http_headers", None)
+    if headers:
+        fields["http_headers"] = headers
+    milliseconds = fields.pop("startup_timeout_ms", None)
+    if isinstance(milliseconds, (int, float)):
+        fields.setdefault("startup_timeout_sec", milliseconds / 1000)
+    names = fields.get("env_vars")
+    if isinstance(names, list):
+        fields["env_vars"] = [name.get("name") if is_json_object(name) else name for name in names]
+    return fields
+
+
+def gemini(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`, where `url` is SSE and `httpUrl` Streamable HTTP."""
+    allowed = _names(document, "allowed")
+    excluded = _names(document, "excluded") or ()
+    for row in _rows(_under(document, "mcpServers")):
+        name, fields = row.name, row.fields
+        if not is_json_object(fields):
+            yield row
+            continue
+        newer = fields.pop("httpUrl", None)
+        if newer is not None:
+            fields.update(url=newer, type="http")
+        elif "url" in fields and "type" not in fields:
+            fields["type"] = "sse"
+        if name in excluded or (allowed is not None and name not in allowed):
+            fields["enabled"] = False
+        yield row
+
+
+def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
+    names = (_under(document, "mcp") or {}).get(key)
+    return names if isinstance(names, list) else None
+
+
+def opencode(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcp` (version 1), where a command is a list."""
+    yield from _convert_rows(_under(document, "mcp"), _opencode_row)
+
+
+def opencode_v2(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcp.servers` (version 2)."""
+    yield from _convert_rows(_under(document, "mcp", "servers"), _opencode_row)
+
+
+def _opencode_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    command = fields.get("command")
+    if isinstance(command, list) and command:
+        fields.update(command=command[0], args=command[1:])
+    return fields
+
+
+def _is_opencode_v2(document: JsonObject) -> bool:
+    """Tell whether `mcp.servers` holds servers, and is not itself a server named `servers`."""
+    servers = _under(document, "mcp", "servers")
+    return servers is not None and not {"command", "url"} & servers.keys()
+
+
+def windsurf(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
+    for row in _rows(_under(document, "mcpServers")):
+        if is_json_object(row.fields):
+            address = row.fields.pop("serverUrl", None)
+            if address is not None:
+                row.fields.setdefault("url", address)
+        yield row
+
+
+def zed(document: JsonObject) -> Iterator[RawRow]:
+    """Read `context_servers`; older files have an object with a path as command."""
+    yield from _convert_rows(_under(document, "context_servers"), _zed_row)
+
+
+def _zed_row(row: JsonObject) -> JsonObject:
+    fields = {key: value for key, value in row.items() if key != "source"}
+    command = fields.get("command")
+    if is_json_object(command):
+        older = {key: command[key] for key in ("args", "env") if command.get(key) is not None}
+        fields.update({"command": command.get("path"), **older})
+    return fields
+
+
+def amp(document: JsonObject) -> Iterator[RawRow]:
+    """Read `amp.mcpServers`, one key with a dot."""
+    yield from _rows(_under(document, "amp.mcpServers"))
+
+
+def copilot(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`, where `tools` is a list of tools, or `*` for all."""
+    for row in _rows(_under(document, "mcpServers")):
+        if is_json_object(row.fields):
+            tools = row.fields.pop("tools", None)
+            if isinstance(tools, list) and "*" not in tools:
+                row.fields["includeTools"] = tools
+        yield row
+
+
+def cline(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
+    for row in _rows(_under(document, "mcpServers")):
+        if is_json_object(row.fields):
+            transport = row.fields.get("transport")
+            if is_json_object(transport):
+                del row.fields["transport"]
+                row.fields.update(transport)
+            seconds = row.fields.pop("timeout", None)
+            if seconds is not None:
+                row.fields["tool_timeout_sec"] = seconds
+        yield row
+
+
+# -- detection --------------------------------------------------------------------------
+
+
+def _has(*keys: str) -> Callable[[JsonObject], bool]:
+    return lambda document: _under(document, *keys) is not None
+
+
+def _is_gemini(document: JsonObject) -> bool:
+    servers = _under(document, "mcpServers")
+    if servers is None:
+        return False
+    marks = {"httpUrl", "trust", "includeTools", "excludeTools", "authProviderType"}
+    rows = (row for row in servers.values() if is_json_object(row))
+    return "mcp" in document or any(marks & row.keys() for row in rows)
+
+
+_HAS_MCP_SERVERS = _has("mcpServers")
+
+
+def _matches_nothing(document: JsonObject) -> bool:
+    """Match nothing: a file in such a dialect is recognized by its name only."""
+    return False
+
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect("codex", "shell", codex, _has("mcp_servers")),
+        Dialect("opencode-v2", "braces", opencode_v2, _is_opencode_v2),
+        Dialect("zed", "none", zed, _has("context_servers")),
+        Dialect("amp", "shell", amp, _has("amp.mcpServers")),
+        Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
+        Dialect("qwen", "dollar", gemini, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", windsurf, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", copilot, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("cline", "none", cline, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect(
+            "claude-code",
+            "shell",
+            claude_code,
+            lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
+        ),
+        Dialect("claude-desktop", "none", claude_desktop, _HAS_MCP_SERVERS),
+        Dialect("cursor", "editor", cursor, _HAS_MCP_SERVERS),
+        Dialect("opencode", "braces", opencode, _has("mcp")),
+        Dialect(
+            "vscode",
+            "editor",
+            vscode,
+            lambda document: "inputs" in document,
+            lambda document: "servers" in document or _has("mcp", "servers")(document),
+        ),
+        Dialect("indus", "shell", indus, lambda document: "servers" in document),
+    )
+}
+_BY_FILE = (
+    ("claude_desktop_config.json", "claude-desktop"),
+    (".claude.json", "claude-code"),
+    (".mcp.json", "claude-code"),
+    (".vscode/mcp.json", "vscode"),
+    (".cursor/mcp.json", "cursor"),
+    (".codex/config.toml", "codex"),
+    (".gemini/settings.json", "gemini"),
+    ("opencode.json", "opencode"),
+    ("opencode.jsonc", "opencode"),
+    (".qwen/settings.json", "qwen"),
+    (".codeium/windsurf/mcp_config.json", "windsurf"),
+    ("zed/settings.json", "zed"),
+    (".zed/settings.json", "zed"),
+    ("amp/settings.json", "amp"),
+    (".amp/settings.json", "amp"),
+    (".copilot/mcp-config.json", "copilot"),
+    ("cline_mcp_settings.json", "cline"),
+)
+
+
+def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
+    """Detect the dialect of a document by the name of its file, or else by its keys."""
+    name = path.replace("\\", "/")
+    for ending, program in _BY_FILE:
+        if name.endswith(f"/{ending}") or name == ending:
+            dialect = find_dialect(program, document)
+            if dialect is not None:
+                return dialect
+    return next((dialect for dialect in DIALECTS.values() if dialect.matches(document)), None)
+
+
+def find_dialect(program: str, document: JsonObject) -> Dialect | None:
+    """Return the dialect of a file that is known to belong to a program; None if it has no servers."""
+    if program == "opencode" and DIALECTS["opencode-v2"].matches(document):
+        return DIALECTS["opencode-v2"]
+    return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

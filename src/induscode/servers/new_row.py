@@ -1,0 +1,175 @@
+"""Server rows from the words of a command line, for `indus mcp add` and `indus call --stdio/--url`."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from induscode.cli.terminal import print_status
+from induscode.servers.config.rows import InvalidRowError, Origin, parse_row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonObject
+    from induscode.servers.config.rows import Scope, ServerRow
+    from induscode.servers.plan import ServerPlan
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A field name: RFC 9110 §5.1."""
+_DIGEST_LETTERS = 6
+
+
+def is_server_name(name: str) -> bool:
+    """Return whether a server in our own files may have this name, with which the names of its tools begin."""
+    return _NAME.fullmatch(name) is not None
+
+
+def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
+    """Parse the fields of a row as they will be read from `path`, and print its remarks.
+
+    Raises:
+        click.UsageError: The name or a field is invalid.
+    """
+    context = click.get_current_context(silent=True)
+    if not is_server_name(name):
+        message = f"{name!r} is not a valid name of a server: use letters, digits, '.', '_' and '-', at most 64"
+        raise click.UsageError(message, context)
+    try:
+        row = parse_row(name, fields, Origin(path, scope, "indus"), expansion="shell")
+    except InvalidRowError as exc:
+        raise click.UsageError(f"Server {name!r}: {exc}", context) from exc
+    for remark in row.remarks:
+        print_status(f"server {name!r}: {remark}")
+    return row
+
+
+def build_fields(
+    target: Sequence[str], transport: str | None = None, headers: Sequence[str] = (), env: Sequence[str] = ()
+) -> JsonObject:
+    """Build the fields of a row from `target`: a URL, or a command with its arguments.
+
+    Raises:
+        click.UsageError: The target is neither, or the options do not fit it.
+    """
+    if not target or not target[0]:
+        raise _build_usage_error("Say where the server is: a URL, or -- and the command that starts it")
+    is_url = target[0].lower().startswith(("http://", "https://"))
+    if transport == "stdio" and is_url:
+        raise _build_usage_error("A URL is reached by http or sse, not by stdio")
+    if is_url:
+        return _build_remote_fields(target, transport, headers, env)
+    if "://" in target[0]:
+        raise _build_usage_error(f"{target[0]!r} is not an address of a server: it starts with http:// or https://")
+    if transport in {"http", "sse"}:
+        raise _build_usage_error(f"With -t {transport} the server is a URL, not {target[0]!r}")
+    if headers:
+        raise _build_usage_error("-H is for a URL; a command takes variables: -e NAME=VALUE")
+    fields: JsonObject = {"command": target[0]}
+    if target[1:]:
+        fields["args"] = [*target[1:]]
+    variables: JsonObject = {}
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+            # The text is not repeated in the message: it may be the secret itself.
+            raise _build_usage_error("-e takes NAME=VALUE, and a name has letters, digits and '_'")
+        variables[name] = value
+    return {**fields, "env": variables} if variables else fields
+
+
+def _build_remote_fields(
+    target: Sequence[str], transport: str | None, headers: Sequence[str], env: Sequence[str]
+) -> JsonObject:
+    url = target[0]
+    if len(target) > 1:
+        raise _build_usage_error(f"A URL stands alone: what is {target[1]!r} for?")
+    if env:
+        raise _build_usage_error("-e is for a command; a URL takes headers: -H 'NAME: VALUE'")
+    try:
+        is_valid = bool(urlsplit(url).hostname) and url.isprintable() and " " not in url
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise _build_usage_error(f"{url!r} is not a valid address of a server")
+    pairs: JsonObject = {}
+    for text in headers:
+        name, colon, value = text.partition(":")
+        if not colon or not _HEADER.fullmatch(name) or not value.strip().isprintable():
+            raise _build_usage_error("-H takes 'NAME: VALUE' in one line")
+        pairs[name] = value.strip()
+    fields: JsonObject = {"type": transport or "http", "url": url}
+    return {**fields, "headers": pairs} if pairs else fields
+
+
+def _build_usage_error(message: str) -> click.UsageError:
+    return click.UsageError(message, click.get_current_context(silent=True))
+
+
+# -- a server on the command line -------------------------------------------------------------
+
+
+def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None, headers: Sequence[str]) -> ServerPlan:
+    """Plan one server that is in no configuration: the command of `--stdio`, or the address of `--url`.
+
+    Typing it is consent to it. Its id holds a digest of the command or address, by which the ledger knows it again.
+
+    Raises:
+        click.UsageError: Both or neither are given, or it is invalid.
+    """
+    import hashlib  # noqa: PLC0415 — for a server on the command line
+    import shlex  # noqa: PLC0415 — for `--stdio`
+
+    from induscode.servers.config import resolve_rows  # noqa: PLC0415 — for a server that is started
+    from induscode.servers.plan import ServerPlan  # noqa: PLC0415 — imports the bridge
+
+    if (line is None) == (url is None):
+        raise click.UsageError("Give either --stdio COMMAND or --url URL; -H goes with --url", context)
+    if context.params.get("mcp"):
+        raise click.UsageError("--stdio and --url name the server: --mcp has no effect", context)
+    try:
+        target = shlex.split(line) if line is not None else [url or ""]
+    except ValueError as exc:
+        raise click.UsageError(f"--stdio: {exc}", context) from exc
+    if not target:
+        raise click.UsageError("--stdio takes the command that starts the server", context)
+    fields = build_fields(target, headers=headers)
+    # The id is the host, or the last word that looks like a name, and a digest of all words.
+    if target[0].lower().startswith(("http://", "https://")):
+        base = urlsplit(target[0]).hostname or "server"
+    else:
+        base = next((word for word in reversed(target) if re.search("[A-Za-z]{3}", word)), "")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/"))).strip("-")[:24]
+    digest = hashlib.sha256("\0".join(target).encode("utf-8", "replace")).hexdigest()
+    server = f"{name or 'server'}-{digest[:_DIGEST_LETTERS]}"
+    row = parse_server_row(server, fields, os.path.abspath("."), "user")
+    configs, notes = resolve_rows([row], os.environ)
+    return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
+
+
+def hide_ad_hoc_id(text: str, row: ServerRow) -> str:
+    """Replace the id of a server on the command line in a message of ours: no command and no file knows it.
+
+    The server is named by its address, its tools by their own names; the sign-in becomes a header.
+    """
+    from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig  # noqa: PLC0415 — imports the bridge
+    from induscode.servers.config.references import show_url  # noqa: PLC0415 — for servers with an address
+
+    config = row.config
+    shown = "the server"
+    if not isinstance(config, StdioServerConfig):
+        shown += f" at {show_url(config.url, row.expansion)}"
+    hidden = {
+        f"indus mcp login {row.id}": "give its token with -H 'Authorization: Bearer TOKEN'",
+        f"server {row.id!r}": shown,
+        f"{row.id}{QUALIFIER}": "",
+    }
+    for made_up, typed in hidden.items():
+        text = text.replace(made_up, typed)
+    return text

@@ -1,0 +1,128 @@
+"""Output formats of a run, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import anyio
+import pytest
+
+from induscode.cli.signals import signal_code
+from induscode.conversations.contract import (
+    ExitCode,
+    ModelFault,
+    RunResult,
+    TextDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+    Usage,
+)
+from induscode.conversations.output import RunStart, RunSummary, StdoutWriter, create_reporter, event_to_json
+
+# -- exit codes -------------------------------------------------------------------------------
+
+
+def test_exit_code_of_a_signal_is_128_plus_its_number() -> None:
+    assert [signal_code(name) for name in ("SIGINT", "SIGTERM", "SIGHUP")] == [130, 143, 129]
+    assert (ExitCode.INTERRUPTED, ExitCode.READER_LEFT) == (130, 128 + signal.SIGPIPE)
+    assert signal_code("no signal") == ExitCode.FAILED
+
+
+# -- output formats -----------------------------------------------------------------------------
+
+
+def test_total_cost_is_known_if_all_costs_are() -> None:
+    one = Usage(1, 10, 5, 2, 1, 0.5)
+    assert one.add(one) == Usage(2, 20, 10, 4, 2, 1.0)
+    assert one.add(Usage(1, 1, 1)).cost_usd is None
+
+
+def closing(ended: RunResult) -> RunSummary:
+    return RunSummary(session="S", result=ended, usage=Usage(1, 2, 3), exit_code=0)
+
+
+OPENING = RunStart(session="S", model="m", cwd="/w", tools=["read"], servers=[], notes=["left out"])
+
+
+async def written(shape: str, *events: object, ended: RunResult, verbose: bool = False) -> str:
+    reading, writing = os.pipe()
+    reporter = create_reporter(shape, StdoutWriter(writing), verbose=verbose)  # type: ignore[arg-type]
+    try:
+        await reporter.report_start(OPENING)
+        for event in events:
+            await reporter.report_event(event)  # type: ignore[arg-type]
+        await reporter.report_end(closing(ended))
+    finally:
+        os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as file:
+        return file.read()
+
+
+@pytest.mark.anyio
+async def test_text_output_has_no_control_characters(capfd: pytest.CaptureFixture[str]) -> None:
+    out = await written(
+        "text",
+        TextDelta("Let me look.", starts=True),
+        ToolCalled("1", "bash", {}),
+        ToolAdvanced("1", "bash", 1, 2, "half"),
+        ToolAdvanced("1", "bash", 1, None, "some"),
+        ToolAnswered("1", "bash", "bash was not run: no", is_error=True, code="denied"),
+        TextDelta("A\x1b]0;own", starts=True),
+        TextDelta("ed\x07\tB\r\n"),
+        TextDelta("", starts=True),
+        TextDelta("C", starts=True),
+        ended=RunResult(reason="limit", message="the limit"),
+        verbose=True,
+    )
+    assert out == "Let me look.\n\nA]0;owned\tB\n\nC\n"
+    told = capfd.readouterr().err
+    for line in ("left out", "calling bash", "bash: 1/2 half", "bash: 1 some", "not run", "limit"):
+        assert line in told
+
+
+@pytest.mark.anyio
+async def test_json_output_is_one_object_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    fault = ModelFault("auth", "m (401): no", "check the key")
+    ended = RunResult(reason="error", text="so far \ud800", message=str(fault), fault=fault)
+    out = await written("json", TextDelta("so far", starts=True), ended=ended)
+    (line,) = out.splitlines()
+    value = json.loads(line)
+    assert value["result"] == "so far \ud800"
+    assert value["fault"] == {"kind": "auth", "message": "m (401): no"}
+    assert (value["is_error"], value["turns"], value["session_id"]) == (True, 1, "S")
+    assert "left out" in capfd.readouterr().err
+
+
+@pytest.mark.anyio
+async def test_stream_json_output_is_one_line_per_event() -> None:
+    events = [
+        TextDelta("a\nb", starts=True),
+        ToolCalled("1", "t", {"x": 1}),
+        ToolAdvanced("1", "t", 1, None, ""),
+        ToolAnswered("1", "t", "ok", is_error=False, attachments=("image/png",)),
+        Usage(1, 2, 3, cost_usd=0.1),
+    ]
+    out = await written("stream-json", *events, ended=RunResult(reason="done", text="a\nb"))
+    kinds = [json.loads(line)["type"] for line in out.splitlines()]
+    assert kinds == [
+        "init", "text", "tool_call", "tool_progress", "tool_result", "usage", "result",
+    ]  # fmt: skip
+    assert event_to_json(events[3])["attachments"] == ["image/png"]
+
+
+@pytest.mark.anyio
+async def test_blocked_reader_does_not_block_the_event_loop() -> None:
+    reading, writing = os.pipe()
+    page = StdoutWriter(writing)
+    with anyio.move_on_after(0.05) as scope:
+        await page.write("x" * 1_000_000)
+    assert scope.cancelled_caught
+    assert page.stuck
+    os.close(reading)  # which ends the thread that hangs in the write
+    await anyio.sleep(0.01)
+    with pytest.raises(BrokenPipeError):
+        await page.write("more")
+    os.close(writing)

@@ -1,0 +1,145 @@
+"""Phases of servers, and rows of the configuration that are held back."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, RemoteToolRef, SlowStart
+from indusagi.interop.protocol_bridge.fleet import FleetEvent
+from induscode.boot.config_watch import ConsentedRows
+from induscode.boot.plans import plan_servers
+from induscode.boot.runners import StartAnnouncer
+from induscode.cli.terminal import print_status, redirected_status_lines
+from induscode.conversations.servers import LateServers, ServerPhases
+from induscode.launch.invocation import Invocation
+from induscode.servers.config.trust import TrustStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
+    from induscode.deck.mcp.boot import BootedBridge
+
+
+def event(kind: EndpointEvent, phase: EndpointPhase, slow: SlowStart | None = None) -> FleetEvent:
+    return FleetEvent("github", kind, EndpointStatus("github", phase, 0, slow_start=slow))
+
+
+def test_a_start_is_described_after_a_second_with_its_cause_until_it_ends() -> None:
+    now = [100.0]
+    heard: list[FleetEvent] = []
+    phases = ServerPhases(heard.append, clock=lambda: now[0])
+    assert phases.get_age("github") is None
+    phases(event("phase", EndpointPhase.CONNECTING))
+    assert phases.describe_starts() == []
+    now[0] += 3
+    assert phases.describe_starts() == ["starting github 3 s"]
+    phases(event("slow_start", EndpointPhase.CONNECTING, SlowStart(True, "npx")))
+    assert phases.describe_starts() == ["starting github 3 s: npx may be downloading it"]
+    phases(event("phase", EndpointPhase.READY))
+    now[0] += 5
+    assert (phases.describe_starts(), phases.get_age("github")) == ([], 5)
+    phases.forget(["github"])
+    assert phases.get_age("github") is None
+    assert len(heard) == 3
+
+
+class _Bridge:
+    """Servers of which one comes up when it's told to."""
+
+    def __init__(self) -> None:
+        self.woken: list[list[str]] = []
+        self.tools: list[tuple[str, str]] = []
+
+    @property
+    def capabilities(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name, ref=RemoteToolRef(server, name)) for server, name in self.tools]
+
+    def unknown_servers(self) -> list[str]:
+        return ["quick", "slow", "down"]
+
+    def awaited_servers(self) -> list[str]:
+        return ["quick", "slow"]
+
+    async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> list[str]:
+        self.woken.append([*servers])
+        return [server for server in self.woken[-1] if server == "slow" and limit_s == 3.0]
+
+    async def wait_for_required(self) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_finding_u1_model_hears_once_of_a_server_that_came_up_late() -> None:
+    bridge = _Bridge()
+    late = LateServers(cast("BootedBridge", bridge))
+    assert await late.wait() == ["server 'slow' is still starting: the model gets its tools once it's up"]
+    assert await late.wait() == []
+    assert bridge.woken == [["quick", "slow"], []]
+    bridge.tools = [("quick", "quick__a")]
+    assert late.take_notices() == []
+    bridge.tools += [("slow", "slow__b"), ("slow", "slow__c")]
+    assert late.take_notices() == ["server 'slow' is up now, with the tools slow__b, slow__c"]
+    assert late.take_notices() == []
+    bridge.tools += [("down", "down__d")]  # it was not waited for: it had not come up the last time
+    assert late.take_notices() == ["server 'down' is up now, with the tools down__d"]
+    assert late.take_notices() == ()
+
+
+def test_slow_starts_are_announced_to_the_given_output(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    announce = StartAnnouncer(lines.append)
+    announce(event("phase", EndpointPhase.CONNECTING))
+    announce(event("slow_start", EndpointPhase.CONNECTING, SlowStart(False, "uvx")))
+    announce(event("phase", EndpointPhase.READY))
+    assert lines == ["start of 'github': waiting for uvx", "server 'github' is ready after 0 s"]
+    assert capfd.readouterr().err == ""
+
+
+def test_status_lines_go_to_the_screen_while_it_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    with redirected_status_lines(lines.append):
+        print_status("one\nline")
+    print_status("after it")
+    assert lines == ["one line"]
+    assert capfd.readouterr().err == "indus: after it\n"
+
+
+def test_a_file_of_the_user_inside_the_workspace_is_held_back_in_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "config/indusvx/mcp.json"
+    path.parent.mkdir(parents=True)
+    invocation = Invocation(cwd=str(tmp_path))
+
+    def write(command: str) -> None:
+        path.write_text(json.dumps({"mcpServers": {"a": {"command": command}}}))
+
+    write("one")
+    plan = plan_servers(invocation)
+    session = ConsentedRows(str(tmp_path), plan, lambda row: f"see {row.id}", scopes={"given", "user"})
+    gateway = ConsentedRows(str(tmp_path), plan, lambda row: f"see {row.id}")
+    write("two")
+    changed = plan_servers(invocation)
+    held = session.hold_back(changed)
+    assert ([*held.configs], held.consent["a"]) == ([], "changed")
+    assert "(see a)" in str(held.notes[-1])
+    assert [*gateway.hold_back(changed).configs] == ["a"]
+    store = TrustStore()
+    store.approve(changed.rows[0], store.question(changed.rows[0]).digest)
+    changed = plan_servers(invocation)
+    assert session.hold_back(changed) is changed
+
+
+def test_a_switched_off_row_is_read_for_a_run_that_switches_it_on(tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps({"mcpServers": {"a": {"command": "x", "enabled": False}, "b": {"command": "y"}}}))
+    invocation = Invocation(cwd=str(tmp_path), mcp=(str(file),))
+    assert [*plan_servers(invocation).configs] == ["b"]
+    assert [*plan_servers(invocation, None, ["a"]).configs] == ["a", "b"]

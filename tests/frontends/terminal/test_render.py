@@ -1,0 +1,282 @@
+"""Events of a turn as finished text and as rows of the live region."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from tests.support.scripts import unmeasured
+from tests.support.strategies import examples
+
+from induscode.conversations.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
+from induscode.frontends.terminal.blocks import MAX_LINES, MAX_TEXT_CHARS
+from induscode.frontends.terminal.render import EventRenderer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonValue
+    from induscode.conversations.contract import RunEvent
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+WIDTHS = [100, 40, 20]
+PIECES = st.sampled_from(
+    [
+        *("word ", "two words", "\n", "\n\n", "\n- item ", "\n  - nested", "\n1. one", "\n> quote ", "\n```python\n"),
+        *("\n```\n", "`code`", "**bold**", "*it* ", "[link](http://x.y/z) ", "<b>tag</b>", "# head\n", "\n---\n"),
+        *(
+            "\na | b\n--|--\nc | d\n",
+            "&amp;",
+            "日本語",
+            "😀",
+            "\x1b[2J",
+            "\u202e",
+            "\t",
+            "![alt](pic.png)",
+            "\\*",
+            "~~no~~",
+        ),
+        *("[ref]: /target 'title'\n", "> " * 6, "- " * 6, "\x00", "\ud800", "averyveryverylongwordthatdoesnotfit "),
+    ]
+)
+
+
+class Turn:
+    """A renderer with a clock that the test moves."""
+
+    def __init__(self, width: int = 80, *, color: bool = False, encoding: str = "utf-8") -> None:
+        self.now = 0.0
+        self.renderer = EventRenderer(width=lambda: width, color=color, clock=lambda: self.now, encoding=encoding)
+        self.text = ""
+
+    def feed(self, *events: RunEvent) -> str:
+        new = "".join(self.renderer.feed(event) for event in events)
+        self.text += new
+        return new
+
+    def call(self, name: str, arguments: JsonValue = None, seconds: float = 0.3, **answer: object) -> str:
+        self.feed(ToolCalled("1", name, arguments))
+        self.now += seconds
+        return self.feed(ToolAnswered(**{"id": "1", "name": name, "text": "", "is_error": False, **answer}))  # type: ignore[arg-type] — fields by name
+
+
+def render(text: str, cuts: Sequence[int] = (), *, width: int = 80, color: bool = False) -> str:
+    turn = Turn(width, color=color)
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    for start, end in pairwise(places):
+        turn.feed(TextDelta(text[start:end], starts=start == 0))
+        assert all(cell_len(SGR.sub("", row)) <= width for row in turn.renderer.live_rows(5))
+    return turn.text + turn.renderer.finish()
+
+
+# -- text ---------------------------------------------------------------------------------------
+
+
+def test_a_paragraph_is_printed_when_it_has_ended() -> None:
+    turn = Turn()
+    assert turn.feed(TextDelta("Hello **wor", starts=True)) == ""
+    assert turn.renderer.live_rows(5) == ["Hello **wor"]
+    assert turn.feed(TextDelta("ld**\n\nNext")) == "Hello world\n"
+    assert turn.feed(TextDelta("Passage", starts=True)) == "\nNext\n"
+    assert turn.renderer.finish() == "\nPassage\n"
+    assert turn.renderer.finish() == ""
+
+
+def test_markdown_keeps_links_html_and_line_breaks() -> None:
+    text = "## Head\n[a](http://x.y 'title') ![alt](p.png) <b>x</b> `c`\nnext <http://u.v> &lt;\n\n[r]: http://w"
+    assert render(text, width=100) == (
+        '## Head\n\na (http://x.y "title") alt (p.png) <b>x</b> `c`\nnext http://u.v &lt;\n\n[r]: http://w\n'
+    )
+
+
+def test_code_is_coloured_and_its_lines_are_left_whole() -> None:
+    long = "x = 1  # " + "long " * 20
+    shown = render(f"```python\n{long}\n```", width=40, color=True)
+    assert long.strip() in SGR.sub("", shown)
+    assert len(SGR.findall(shown)) > 6
+
+
+def test_a_table_fits_or_becomes_records() -> None:
+    text = "| name | what |\n|---|---|\n| alpha | some words that are long |\n"
+    assert render(text, width=20).splitlines() == [
+        *("name   what", "─" * 20, "alpha  some words", "       that are long")
+    ]
+    assert render(text, width=11) == "name: alpha\nwhat: some\nwords that\nare long\n"
+
+
+def test_a_list_in_parts_reads_as_one_list() -> None:
+    text = "".join(f"{number}. item\n" for number in range(1, 31))
+    assert [line.strip() for line in render(text).splitlines()] == text.splitlines()
+
+
+def test_a_long_fence_is_printed_while_it_grows() -> None:
+    turn = Turn()
+    code = [f"line{number}" for number in range(MAX_LINES + 50)]
+    printed = turn.feed(TextDelta("```\n" + "\n".join(code), starts=True))
+    assert printed.count("line") == MAX_LINES
+    assert len(turn.renderer.live_rows(8)) == 8
+    assert [line for line in (printed + turn.renderer.finish()).splitlines() if line.startswith("line")] == code
+
+
+def test_a_long_paragraph_is_printed_while_it_grows() -> None:
+    turn = Turn()
+    words = [f"w{number}" for number in range(MAX_TEXT_CHARS)]
+    assert len(turn.feed(TextDelta(" ".join(words), starts=True))) > MAX_TEXT_CHARS
+    assert sum(map(len, turn.renderer._splitter.pending_lines())) < MAX_TEXT_CHARS
+    assert (turn.text + turn.renderer.finish()).split() == words
+
+
+@examples(2)
+@given(st.lists(PIECES, max_size=14), st.lists(st.integers(0, 300), max_size=6), st.sampled_from(WIDTHS), st.booleans())
+def test_every_word_is_printed_however_the_text_arrives(
+    pieces: list[str], cuts: list[int], width: int, color: bool
+) -> None:
+    text = "".join(pieces)
+    shown = render(text, cuts, width=width, color=color)
+    assert shown == render(text, width=width, color=color)
+    plain = SGR.sub("", shown)
+    assert "\x1b" not in (plain if color else shown)
+    assert all(c.isprintable() or c == "\n" for c in plain)
+    for word in ("word", "item", "nested", "quote", "code", "bold", "head", "日本語", "alt", "pic", "target", "title"):
+        assert plain.replace("\n", "").replace(" ", "").replace("▌", "").count(word) >= text.count(word)
+    assert shown == "" or shown.endswith("\n")
+
+
+@given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), max_size=60), st.sampled_from(WIDTHS))
+def test_words_keep_their_order(words: list[str], width: int) -> None:
+    assert "".join(render(" ".join(words), width=width).split()) == "".join(words)
+
+
+# -- calls --------------------------------------------------------------------------------------
+
+
+def test_a_call_is_one_line_when_it_ends() -> None:
+    turn = Turn()
+    assert (
+        turn.call("read", {"path": "a.py", "limit": 3}, text="1\n2\n3") == "✓ read path=a.py limit=3  0.3s  3 lines\n"
+    )
+    assert turn.call("srv__tool", {"q": [1]}, seconds=75, text="one") == "✓ srv__tool q=[1]  1m 15s  one\n"
+    assert turn.call("bash", {"command": "git  status\n"}, seconds=12) == "✓ bash command=git status  12s  no output\n"
+    failed = turn.call("bash", {"command": "x"}, text="not found\nmore", is_error=True, details={"exitCode": 127})
+    assert failed == "✗ bash command=x  0.3s  exit 127: not found\n"
+    denied = turn.call("bash", text="bash was not run: the rule says no\n- why", is_error=True, code="denied")
+    assert denied == "⊘ bash  0.3s  the rule says no\n"
+    assert turn.feed(ToolAnswered("9", "nope", "unknown", is_error=True)) == "✗ nope  unknown\n"
+    assert turn.feed(Usage(1)) == ""
+
+
+def test_finding_u2_call_line_leaves_out_the_time_of_the_user() -> None:
+    turn = Turn()
+    assert turn.call("bash", {"command": "x"}, seconds=62.5, waited_s=60.0) == "✓ bash command=x  2.5s  no output\n"
+    said = {"text": "bash was not run: the user said no", "is_error": True, "code": "denied", "waited_s": 60.0}
+    assert turn.call("bash", {"command": "x"}, seconds=60, **said) == "⊘ bash command=x  0.0s  the user said no\n"
+
+
+def test_a_long_reason_gets_rows_of_its_own() -> None:
+    turn = Turn(30)
+    shown = turn.call("bash", {"command": "x"}, text="reason " * 30, is_error=True).splitlines()
+    assert shown[0] == "✗ bash command=x  0.3s"
+    assert len(shown) == 4
+    assert shown[3].endswith("…")
+
+
+def test_text_and_calls_keep_their_order() -> None:
+    turn = Turn()
+    turn.feed(TextDelta("Before", starts=True))
+    turn.call("a")
+    turn.call("b")
+    turn.feed(TextDelta("After", starts=True))
+    assert turn.text + turn.renderer.finish() == "Before\n\n✓ a  0.3s  no output\n✓ b  0.3s  no output\n\nAfter\n"
+
+
+def test_an_edit_shows_its_diff() -> None:
+    lines = "".join(f"+new {number}\n" for number in range(40))
+    diff = f"--- a/x\n+++ b/x\n@@ -1 +1,40 @@\n-old\t\x1b[2J\n{lines}"
+    details = {"diff": diff, "added": 40, "removed": 1, "changed": True}
+    shown = Turn().call("edit", {"path": "x"}, text="updated x", details=details).splitlines()
+    assert shown[:4] == ["✓ edit path=x  0.3s  +40 −1", "  @@ -1 +1,40 @@", "  -old \\x1b[2J", "  +new 0"]  # noqa: RUF001 — a minus
+    assert shown[-1] == "  … 12 more lines"
+    assert len(shown) == 32
+    assert "\x1b[32m+new 0\x1b[0m" in Turn(color=True).call("edit", None, details=details)
+    unchanged = {"diff": "", "added": 0, "removed": 0, "changed": False}
+    assert Turn().call("write", None, details=unchanged) == "✓ write  0.3s  unchanged\n"
+
+
+def test_pictures_are_shown_by_type_and_size() -> None:
+    details = {"bytes": 12345, "width": 10, "height": 20}
+    one = Turn().call("read", None, text="[pic]", attachments=("image/png",), details=details)
+    assert one == "✓ read  0.3s  image/png, 10 by 20 pixels, 12,345 bytes\n"
+    two = Turn().call("shot", None, attachments=("image/png", "image/png", "application/pdf"))
+    assert two == "✓ shot  0.3s  2 × image/png, application/pdf\n"  # noqa: RUF001 — a multiplication sign
+
+
+def test_running_calls_are_rows_of_the_live_region() -> None:
+    turn = Turn(60)
+    turn.feed(
+        *(ToolCalled(str(n), f"tool{n}", {"n": n}) for n in range(4)), ToolAdvanced("0", "tool0", 3, 10, "page\n3")
+    )
+    turn.feed(ToolAdvanced("1", "tool1", 7, None, ""), ToolAdvanced("2", "tool2", float("nan"), 1, ""))
+    turn.feed(ToolAdvanced("unknown", "x", 1, 2, ""))
+    turn.now = 2.0
+    rows = turn.renderer.live_rows(8)
+    assert rows[0][1:] == " tool0 n=0  2.0s  30% page 3"
+    assert rows[1][1:] == " tool1 n=1  2.0s  7"
+    assert rows[2][1:] == " tool2 n=2  2.0s"
+    assert [row[2:] for row in turn.renderer.live_rows(2)] == ["tool0 n=0  2.0s  30% page 3", "3 more"]
+    assert turn.renderer.live_rows(0) == []
+    assert turn.renderer.finish().splitlines() == [f"⊘ tool{n} n={n}  2.0s  interrupted" for n in range(4)]
+    assert turn.renderer.live_rows(8) == []
+
+
+@pytest.mark.parametrize("color", [False, True])
+@pytest.mark.parametrize("width", [*WIDTHS, 3])
+def test_foreign_text_of_calls_is_escaped_and_fits(width: int, color: bool) -> None:
+    turn = Turn(width, color=color)
+    evil = "\x1b[2J\x1b]0;t\x07日本語\u202e\n\r"
+    turn.feed(ToolCalled("1", evil * 3, {evil: evil, "deep": [{evil: 1}]}), ToolAdvanced("1", evil, 1, 2, evil * 9))
+    rows = turn.renderer.live_rows(3)
+    details: dict[str, JsonValue] = {"diff": f"@@\n+{evil * 9}\n", "added": 1, "removed": 1}
+    turn.feed(ToolAnswered("1", evil * 3, evil * 9, is_error=False, attachments=(evil,), details=details))
+    turn.feed(ToolAnswered("1", evil * 3, evil * 9, is_error=True, code="denied"))
+    for row in [*rows, *turn.text.splitlines()]:
+        plain = SGR.sub("", row)
+        assert plain.isprintable()
+        assert cell_len(plain) <= max(width, 8)
+        assert color or plain == row
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    turn = Turn(30, encoding="ascii")
+    turn.feed(
+        TextDelta("- item…\n\n日本\n\n```\nx\n```\n", starts=True), ToolCalled("1", "bash", {"command": "é" * 40})
+    )
+    rows = turn.renderer.live_rows(4)
+    turn.feed(ToolAnswered("1", "bash", "é", is_error=True))
+    assert (turn.text + "".join(rows)).isascii()
+    assert turn.text.startswith(" * item~\n\n\\u65e5\\u672c\n")
+    assert "\nx bash" in turn.text
+
+
+@pytest.mark.process
+def test_rich_is_loaded_for_the_first_block_only() -> None:
+    script = """
+import sys
+from induscode.frontends.terminal.render import EventRenderer
+from induscode.conversations.contract import TextDelta, ToolAnswered, ToolCalled
+renderer = EventRenderer(width=lambda: 80, color=True, encoding="utf-8")
+renderer.feed(ToolCalled("1", "bash", {"command": "ls"}))
+renderer.feed(ToolAnswered("1", "bash", "a", False))
+renderer.feed(TextDelta("Hello", True))
+assert renderer.live_rows(8) == ["Hello"]
+assert not {name for name in sys.modules if name.split(".")[0] in {"rich", "prompt_toolkit", "pygments"}}
+assert renderer.finish() == "\\nHello\\n"
+assert "rich" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=unmeasured())

@@ -1,0 +1,276 @@
+"""The screen in memory: keys become messages, answers and signals, and each row fits its terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output.vt100 import Vt100_Output
+from tests.support.waiting import until
+
+from induscode.cli.dialog import Choice, Question, Reply
+from induscode.frontends.terminal import screen as module
+from induscode.frontends.terminal.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Sequence
+
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.input import PipeInput
+
+pytestmark = pytest.mark.anyio
+ENTER, CTRL_C, CTRL_D, SHIFT_TAB, UP, DOWN = "\r", "\x03", "\x04", "\x1b[Z", "\x1b[A", "\x1b[B"
+ESCAPE = "\x1b"
+CHOICES = (Choice(key="y", label="Yes"), Choice(key="n", label="No", takes_text=True), Choice(key="a", label="Always"))
+YES_NO = Question(title="Run it?", lines=("it writes",), choices=CHOICES, default="n")
+
+
+@dataclass
+class Person:
+    """Keeps what the person did."""
+
+    did: list[str] = field(default_factory=list[str])
+
+    def submit(self, text: str) -> None:
+        self.did.append(f"submit {text!r}")
+
+    def interrupt(self) -> None:
+        self.did.append("interrupt")
+
+    def steer(self) -> None:
+        self.did.append("steer")
+
+    def leave(self) -> None:
+        self.did.append("leave")
+
+    def switch_mode(self) -> None:
+        self.did.append("switch")
+
+
+class Words(Completer):
+    """Completes `/` with six words."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        if document.text.startswith("/"):
+            for number in range(6):
+                yield Completion(f"/word{number}", -len(document.text), display_meta="about" if number == 1 else "")
+
+
+class Terminal(io.StringIO):
+    """Keeps what is written."""
+
+    encoding = "utf-8"
+
+    def fileno(self) -> int:
+        return 1
+
+
+@dataclass
+class Stage:
+    """A screen over a pipe."""
+
+    screen: Screen
+    person: Person
+    keys: PipeInput
+    out: Terminal
+
+    async def press(self, keys: str, *did: str) -> None:
+        """Press keys, and wait for what they do."""
+        self.person.did.clear()
+        self.keys.send_text(keys)
+        await until(lambda: self.person.did == [*did])
+
+    async def type_text(self, text: str) -> None:
+        self.keys.send_text(text)
+        await until(lambda: self.screen._draft.text.endswith(text.removesuffix("\r").removesuffix("\\")[-1:]))
+
+    async def answer(self, question: Question, *keys: str) -> Reply:
+        """Put a question and press keys, one after the other."""
+        asked = asyncio.create_task(self.screen.ask(question))  # noqa: TID251 — awaited below
+        await until(lambda: self.screen._open is not None)
+        for key in keys:
+            self.keys.send_text(key)
+            await asyncio.sleep(0)
+        return await asyncio.wait_for(asked, 20)
+
+    def printed(self) -> list[str]:
+        self.screen.flush()
+        return re.findall("→ [^\r]*", self.out.getvalue())
+
+
+@asynccontextmanager
+async def shown(columns: int = 40, rows: int = 24, completer: Completer | None = None) -> AsyncGenerator[Stage]:
+    out, person = Terminal(), Person()
+    with create_pipe_input() as keys:
+        output = Vt100_Output(out, lambda: Size(rows=rows, columns=columns), enable_cpr=False)
+        screen = Screen(person, color=False, completer=completer, input=keys, output=output)
+        running = asyncio.create_task(screen.run())  # noqa: TID251 — awaited below
+        await screen.shown.wait()
+        try:
+            yield Stage(screen, person, keys, out)
+        finally:
+            screen.close()
+            await running
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have questions take the keyboard at once."""
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+
+
+async def test_a_message_is_entered_continued_and_kept_in_the_history() -> None:
+    async with shown() as stage:
+        await stage.press(f"  hello {ENTER}", "submit 'hello'")
+        await stage.press(f"one\\{ENTER}two{ENTER}", "submit 'one\\ntwo'")
+        await stage.press(f"three\x0afour{ENTER}", "submit 'three\\nfour'")
+        await stage.press(f"   {ENTER}x{ENTER}", "submit 'x'")
+        assert [*stage.screen._draft.history.get_strings()] == ["  hello ", "one\ntwo", "three\nfour", "x"]
+
+
+async def test_keys_without_a_question_interrupt_steer_switch_and_leave() -> None:
+    async with shown() as stage:
+        await stage.press(CTRL_C, "interrupt")
+        await stage.press(SHIFT_TAB, "switch")
+        await stage.press(ESCAPE, "steer")
+        # Ctrl-C empties the line first, and Ctrl-D deletes there.
+        await stage.type_text("draft")
+        await stage.press(f"{CTRL_D}{CTRL_C}{SHIFT_TAB}", "switch")
+        assert stage.screen._draft.text == ""
+        await stage.press(CTRL_D, "leave")
+
+
+@pytest.mark.parametrize(
+    ("keys", "reply", "said"),
+    [
+        (["y"], Reply("y"), "→ Yes"),
+        (["A"], Reply("a"), "→ Always"),
+        ([ENTER, f"because{ENTER}"], Reply("n", "because"), "→ No: because"),
+        (["n", ENTER], Reply("n"), "→ No"),
+        ([UP, ENTER], Reply("y"), "→ Yes"),
+        ([DOWN, ENTER], Reply("a"), "→ Always"),
+        ([DOWN, DOWN, ENTER], Reply("y"), "→ Yes"),
+        ([UP, UP, ENTER], Reply("a"), "→ Always"),
+        (["x", "y"], Reply("y"), "→ Yes"),
+        ([CTRL_D], Reply(cancelled=True), "→ cancelled"),
+        ([CTRL_C], Reply(cancelled=True), "→ cancelled"),
+        ([ESCAPE], Reply(cancelled=True), "→ cancelled"),
+    ],
+)
+async def test_a_choice_is_made_by_its_letter_by_arrows_or_declined(keys: list[str], reply: Reply, said: str) -> None:
+    async with shown() as stage:
+        assert await stage.answer(YES_NO, *keys) == reply
+        assert stage.printed() == [said]
+        assert stage.person.did == (["interrupt"] if keys == [CTRL_C] else [])
+
+
+async def test_a_text_is_checked_and_a_secret_one_is_not_shown() -> None:
+    def check(text: str) -> str | None:
+        return None if text == "good" else "it is not good"
+
+    async with shown() as stage:
+        found = await stage.answer(Question(title="Name?", check=check), f"bad{ENTER}", "\x08\x08\x08", f"good{ENTER}")
+        assert found == Reply(text="good")
+        assert stage.printed() == ["→ good"]
+        assert stage.out.getvalue().count("  it is not good") == 1
+        assert await stage.answer(Question(title="Key?", secret=True), f"hidden{ENTER}") == Reply(text="hidden")
+        assert stage.printed()[1:] == ["→ …"]
+        assert "hidden" not in stage.out.getvalue()
+
+
+async def test_text_waits_until_the_open_question_is_answered() -> None:
+    async with shown() as stage:
+        asked = asyncio.create_task(stage.screen.ask(YES_NO))  # noqa: TID251 — awaited below
+        await until(lambda: stage.screen._open is not None)
+        stage.screen.print("finished meanwhile")
+        stage.screen.flush()
+        assert "finished meanwhile" not in stage.out.getvalue()
+        assert stage.screen._list_choice_rows() == ["  [y] Yes", "▸ [n] No", "  [a] Always"]
+        stage.keys.send_text("y")
+        assert await asked == Reply("y")
+        stage.screen.flush()
+        assert stage.out.getvalue().index("→ Yes") < stage.out.getvalue().index("finished meanwhile\r\n")
+        assert stage.screen._list_choice_rows() == []
+
+
+async def test_the_end_of_the_terminal_is_a_leave() -> None:
+    async with shown() as stage:
+        stage.keys.close()
+        await until(lambda: stage.person.did == ["leave"])
+
+
+async def test_the_rows_above_the_input_line_fit_the_region() -> None:
+    def give(limit: int) -> Sequence[str]:
+        return [f"row {number} of {limit}" for number in range(9)]
+
+    async with shown() as stage:
+        state = stage.screen.state
+        assert stage.screen._list_live_rows() == []
+        state.rows = give
+        assert stage.screen._list_live_rows() == [f"row {number} of 4" for number in range(4)]
+        state.queued = ["next"]
+        assert stage.screen._list_live_rows() == [*(f"row {number} of 3" for number in range(3)), "  queued: next"]
+        state.queued = ["next", "later", "last"]
+        assert stage.screen._list_live_rows()[-1] == "  queued: next (+2 more)"
+        state.status = lambda width: f"of {width}"
+        assert stage.screen._list_status_rows() == ["of 40"]
+    for rows, count in ((8, 1), (9, 4)):
+        async with shown(rows=rows) as stage:
+            stage.screen.state.rows = give
+            assert len(stage.screen._list_live_rows()) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("a" * 9, "a" * 9),
+        ("a" * 10, "a" * 8 + "…"),
+        ("日本語日本", "日本語日…"),
+        ("日本語日a", "日本語日a"),
+        ("a\tb", r"a\tb"),
+    ],
+)
+async def test_a_row_is_cut_to_the_width_of_its_terminal(text: str, row: str) -> None:
+    async with shown(columns=10) as stage:
+        assert stage.screen._fit(text) == row
+
+
+async def test_completions_are_a_menu_of_four_around_the_chosen_one() -> None:
+    async with shown(completer=Words()) as stage:
+        screen = stage.screen
+        assert screen._list_menu_rows() == []
+        await stage.type_text("/")
+        await until(lambda: screen._draft.complete_state is not None)
+        assert screen._list_live_rows() == []
+        assert screen._list_menu_rows() == ["  /word0", "  /word1  about", "  /word2", "  /word3"]
+        for number, rows in (
+            (0, ["▸ /word0", "  /word1  about", "  /word2", "  /word3"]),
+            (3, ["  /word0", "  /word1  about", "  /word2", "▸ /word3"]),
+            (4, ["  /word1  about", "  /word2", "  /word3", "▸ /word4"]),
+            (5, ["  /word2", "  /word3", "  /word4", "▸ /word5"]),
+        ):
+            screen._draft.go_to_completion(number)
+            assert screen._list_menu_rows() == rows
+        await stage.press(f"{ESCAPE}{ESCAPE}", "steer")
+        assert screen._list_menu_rows() == []
+
+
+async def test_text_after_the_end_is_written_as_it_is() -> None:
+    async with shown() as stage:
+        screen, out = stage.screen, stage.out
+    out.truncate(0)
+    out.seek(0)
+    screen.print("")
+    screen.print("one")
+    screen.show("two\x1b")
+    screen.flush()
+    assert out.getvalue() == "one\r\ntwo\\x1b\r\n"
+    assert screen.width == 40

@@ -1,0 +1,207 @@
+"""Turns on a terminal: questions, queued messages, and Ctrl-C at every stage."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.forked import CONSTANTS
+from tests.support.model_server import Reply, calls, says
+from tests.support.servers import fault, honest
+from tests.support.terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Terminal, TerminalSetup, open_setup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+CANCELLED = "the turn was cancelled"
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[TerminalSetup]:
+    with open_setup(tmp_path) as prepared:
+        yield prepared
+
+
+def stall(*pieces: str) -> Reply:
+    """Build a reply that never ends."""
+    return Reply(text=pieces, stalls=True)
+
+
+def count_cancelled(terminal: Terminal) -> int:
+    """Count the turns that were cancelled."""
+    return terminal.text.count(CANCELLED)
+
+
+def wait_for_cancelled(terminal: Terminal, count: int) -> None:
+    """Wait until so many turns are cancelled, and only the program itself runs."""
+    terminal.wait_for(lambda: count_cancelled(terminal) == count)
+    terminal.wait_for(lambda: len(terminal.list_processes()) == 1)
+
+
+# -- questions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_a_call_is_approved_once_refused_with_a_reason_and_allowed_for_good(setup: TerminalSetup, api: Any) -> None:
+    setup.api = api
+    script = [
+        reply for name in "abcd" for reply in (calls("write", path=f"{name}.txt", content=f"{name}\n"), says("Ok."))
+    ]
+    with setup.open(script=tuple(script[:4])) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("one")
+        terminal.wait_for("[y] yes, once")
+        terminal.type("y")
+        terminal.wait_for_answer("Ok.")
+        assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "a\n"
+        terminal.enter("two")
+        terminal.wait_for("[n] no, and tell the model why")
+        terminal.type("n")
+        terminal.wait_for(lambda: ">" in terminal.rows)
+        terminal.enter("keep it as it is")
+        terminal.wait_for_answer("→ no, and tell the model why: keep it as it is")
+        terminal.wait_for_answer("⊘ write")
+        assert not (setup.cwd / "b.txt").exists()
+        terminal.wait_for(lambda: len(setup.server.requests) == 4)
+        assert "keep it as it is" in setup.requested()
+        setup.server.script[:] = [
+            calls("bash", command="touch c.txt"),
+            says("Three."),
+            calls("bash", command="touch c.txt"),
+        ]
+        setup.server.script.append(says("Four."))
+        terminal.wait_for_answer("⊘ write")
+        terminal.enter("three")
+        terminal.wait_for("[a] always")
+        terminal.type("a")
+        terminal.wait_for_answer("Three.")
+        terminal.enter("four")
+        terminal.wait_for_answer("Four.")
+        assert terminal.text.count("→ always in this workspace") == 1
+        assert terminal.leave() == 0
+    stored = [path.read_text(encoding="utf-8") for path in setup.home.rglob("permissions.json")]
+    assert len(stored) == 1
+    assert [row["rule"] for row in json.loads(stored[0])["rules"]] == ["bash(touch *)"]
+
+
+def test_enter_escape_and_ctrl_d_at_a_question_mean_no_and_the_turn_goes_on(setup: TerminalSetup) -> None:
+    write = calls("write", path="a.txt", content="a\n")
+    script = [reply for number in (1, 2, 3) for reply in (write, says(f"Ok {number}."))]
+    with setup.open(script=tuple(script)) as terminal:
+        terminal.wait_for_prompt()
+        for number, key in enumerate((f"{ENTER}{ENTER}", ESCAPE, CTRL_D), 1):
+            terminal.enter(f"write {number}")
+            terminal.wait_for("[y] yes, once")
+            terminal.type(key)
+            terminal.wait_for_answer(f"Ok {number}.")
+        assert terminal.text.count("⊘ write") == 3
+        assert not (setup.cwd / "a.txt").exists()
+        assert terminal.leave() == 0
+
+
+def test_keys_typed_when_a_question_appears_stay_in_the_message(
+    setup: TerminalSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "induscode.frontends.terminal.screen:_PAUSE_S", 0.1)
+    script = (calls("write", path="a.txt", content="a\n"), says("Written."), says("Answered."))
+    with setup.open(script=script) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type(f"write{ENTER}yes, and then")
+        terminal.wait_for("[y] yes, once")
+        assert not (setup.cwd / "a.txt").exists()
+        terminal.type("y")
+        terminal.wait_for_answer("Written.")
+        terminal.wait_for("> yes, and then")
+        terminal.type(ENTER)
+        terminal.wait_for_answer("Answered.")
+        assert setup.server.requests[-1]["messages"][-1]["content"] == "yes, and then"
+        assert terminal.leave() == 0
+
+
+# -- the queue --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_escape_steers_to_the_queued_message_and_the_cancelled_turn_is_kept(setup: TerminalSetup, api: Any) -> None:
+    setup.api = api
+    script = (stall("The long way "), says("The short way."), says("Goodbye."))
+    with setup.open(script=script) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("how do I get there?")
+        terminal.wait_for("The long way")
+        terminal.enter("make it short")
+        terminal.enter("and thanks")
+        terminal.wait_for("queued: make it short (+1 more)")
+        assert len(setup.server.requests) == 1
+        terminal.type(ESCAPE)
+        terminal.wait_for_answer("Goodbye.")
+        order = [terminal.text.index(part) for part in (
+            "The long way", CANCELLED, "> make it short", "The short way.", "> and thanks", "Goodbye.",
+        )]  # fmt: skip
+        assert order == sorted(order)
+        history = setup.requested(1)
+        assert "how do I get there?" in history
+        assert "The long way" in history
+        assert setup.server.left.wait(60)
+        assert terminal.leave() == 0
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_cancels_a_turn_at_every_stage_and_leaves_no_process(setup: TerminalSetup) -> None:
+    script = (
+        stall("Speaking "),
+        calls("bash", command="sleep 600 & sleep 601"),
+        calls("write", path="a.txt", content="x"),
+        says("Still here."),
+    )
+    with setup.open("--allow", "bash(sleep *)", script=script) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("speak")
+        terminal.wait_for("Speaking")
+        terminal.type(CTRL_C)
+        wait_for_cancelled(terminal, 1)
+
+        terminal.enter("sleep")
+        terminal.wait_for(lambda: any("sleep 601" in row for row in terminal.list_processes()))
+        terminal.type(CTRL_C)
+        wait_for_cancelled(terminal, 2)
+        assert "bash" in terminal.text
+
+        terminal.enter("write")
+        terminal.wait_for("[y] yes, once")
+        terminal.type(CTRL_C)
+        wait_for_cancelled(terminal, 3)
+        assert not (setup.cwd / "a.txt").exists()
+
+        terminal.enter("hello?")
+        terminal.wait_for_answer("Still here.")
+        assert terminal.leave() == 0
+
+
+def test_ctrl_c_while_servers_start_cancels_the_turn_and_ctrl_d_ends_them(setup: TerminalSetup) -> None:
+    setup.write_config("mcp.json", fault("mute"), honest())
+    with setup.open("--mcp", "./mcp.json", script=(says("Unreachable."), says("Here."))) as terminal:
+        terminal.wait_for_prompt()
+        terminal.wait_for("starting mute")
+        terminal.enter("hello")
+        terminal.wait_for("working")
+        terminal.type(CTRL_C)
+        terminal.wait_for(CANCELLED)
+        assert setup.server.requests == []
+        assert terminal.leave() == 0
+
+
+def test_a_second_ctrl_c_leaves_a_running_command_behind_no_more_than_the_first(setup: TerminalSetup) -> None:
+    command = "trap '' INT TERM; sleep 600 & while :; do sleep 1; done"
+    with setup.open("--approval", "all", script=(calls("bash", command=command),)) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("go")
+        terminal.wait_for(lambda: any("sleep 600" in row for row in terminal.list_processes()))
+        terminal.type(CTRL_C * 2)
+        assert terminal.wait_for_end() == 0

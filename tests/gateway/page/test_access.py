@@ -1,0 +1,75 @@
+"""Sign-ins of browsers: keys, cookies, their end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from induscode.gateway.page.access import COOKIE, PageAccess
+
+if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(cookie: str) -> HttpRequest:
+    return cast("HttpRequest", SimpleNamespace(headers={"cookie": cookie}))
+
+
+def test_a_cookie_finds_its_user_until_it_is_idle_for_too_long() -> None:
+    clock = Clock()
+    access = PageAccess(clock=clock)
+    cookie = access.open().partition(";")[0]
+    form_key = access.find(request(f"other=1; {cookie}"))
+    assert form_key
+    clock.now = 11 * 3600.0
+    assert access.find(request(cookie)) == form_key
+    clock.now += 13 * 3600.0
+    assert access.find(request(cookie)) is None
+
+
+@pytest.mark.parametrize("cookie", ["", f"{COOKIE}=", f"{COOKIE}=guess", "\x00", "a=b;;;=", f"{COOKIE}"])
+def test_another_cookie_finds_no_user(cookie: str) -> None:
+    access = PageAccess()
+    access.open()
+    assert access.find(request(cookie)) is None
+
+
+def test_signing_out_ends_the_sign_in() -> None:
+    access = PageAccess()
+    cookie = access.open().partition(";")[0]
+    access.close(request(cookie))
+    assert access.find(request(cookie)) is None
+
+
+def test_the_oldest_sign_in_makes_place() -> None:
+    access = PageAccess()
+    first = access.open().partition(";")[0]
+    second = access.open().partition(";")[0]
+    access.find(request(first))
+    for _ in range(63):
+        access.open()
+    assert access.find(request(first)) is not None
+    assert access.find(request(second)) is None
+
+
+def test_an_absent_token_is_not_the_empty_text() -> None:
+    access = PageAccess()
+    assert not access.is_secret("")
+    access.token = "t" * 32
+    assert access.is_secret("t" * 32)
+    assert access.is_secret(access.key)
+    assert not access.is_key("t" * 32)
+
+
+def test_cookies_are_kept_from_scripts_and_other_sites() -> None:
+    cookie = PageAccess().open()
+    assert {"HttpOnly", "SameSite=Strict", "Path=/ui"} <= set(cookie.split("; "))

@@ -1,0 +1,73 @@
+"""Forms of schemas, and the arguments that a filled form gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from induscode.gateway.page.forms import build_fields, read_arguments
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "loud": {"type": "boolean"},
+        "kind": {"enum": ["a", 1, None]},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "extra": {"type": "object"},
+        "anything": {},
+    },
+    "required": ["path"],
+}
+
+
+def test_every_kind_of_field_becomes_its_type() -> None:
+    form = {
+        "arg.path": "a b",
+        "arg.count": "3",
+        "arg.ratio": "0.5",
+        "arg.loud": "true",
+        "arg.kind": "1",
+        "arg.names": "x\r\ny\r\n",
+        "arg.extra": '{"a": [1]}',
+        "arg.anything": "plain words",
+    }
+    assert read_arguments(SCHEMA, form) == {
+        "path": "a b",
+        "count": 3,
+        "ratio": 0.5,
+        "loud": True,
+        "kind": 1,
+        "names": ["x", "y"],
+        "extra": {"a": [1]},
+        "anything": "plain words",
+    }
+
+
+def test_empty_optional_fields_are_left_out_and_an_empty_required_text_is_sent() -> None:
+    assert read_arguments(SCHEMA, {"arg.path": "", "arg.count": ""}) == {"path": ""}
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert read_arguments(SCHEMA, {"arg.path": "x", "arg.__proto__": "1", "form_key": "k"}) == {"path": "x"}
+
+
+def test_invalid_json_names_its_field() -> None:
+    with pytest.raises(ValueError, match=r"^extra is not valid JSON"):
+        read_arguments(SCHEMA, {"arg.extra": "{"})
+
+
+def test_fields_have_labels_and_keep_what_was_sent() -> None:
+    fields = "".join(build_fields(SCHEMA, {"arg.path": "sent", "arg.loud": "false"}))
+    assert fields.count("<label") == len(SCHEMA["properties"])
+    assert 'value="sent"' in fields
+    assert '<option value="false" selected>' in fields
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": None}, {"properties": {"a": True}}, {"required": "a"}])
+def test_odd_schemas_give_a_form(schema: dict[str, Any]) -> None:
+    build_fields(schema, {})
+    read_arguments(schema, {})
